@@ -22,9 +22,9 @@ from bigsgan.training.stopping import StopRequests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 2 for bad input, or 141 where nobody reads what it prints."""
+    """Run one command and return the exit status: 0, 2 for bad input, or 141 if nobody reads its output any more."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may be invalid UTF-8
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0].startswith("--local_rank="):  # `deepspeed --no_python bigsgan train` puts it there
         words = words[1:]
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 status = int(options.run(options))
             except OSError as error:
-                raise _unwritten("\n") or error from None  # what failed is dropped, so it is tried with more
+                raise _unwritten("\n") or error from None  # the failed text is dropped, so another one is tried
         if unwritten := _unwritten():
             raise unwritten
         return status
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unwritten(more: str = "") -> UserError | None:
-    """Have what was printed written, and ``more``; return what to say where it cannot be, as on a full disk."""
+    """Flush standard output, after writing ``more``; return an error for the user if that fails, as on a full disk."""
     try:
         if sys.stdout is not None:  # it may be closed
             sys.stdout.write(more)
@@ -67,7 +67,7 @@ def _unwritten(more: str = "") -> UserError | None:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more, as of ``bigsgan ... | head -1``."""
+    """Whether standard output is a pipe that nobody reads any more, as in ``bigsgan ... | head -1``."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

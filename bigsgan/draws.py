@@ -1,4 +1,4 @@
-"""Random numbers that depend on what is drawn, never on who draws it.
+"""Random numbers that depend on what is drawn, never on which process draws it.
 
 Every draw is a pure function of (seed, stream, counters, global sample index), so that a run gives the same latents,
 labels, noise and data order on one process, on many ranks and after a resume. torch's own generators cannot do
@@ -26,15 +26,15 @@ class Draws:
     seed: int
 
     def words(self, stream: str, counters: tuple[int, ...], first: int, num: int, width: int) -> np.ndarray:
-        """Raw words of samples ``first .. first + num``: uint64 of shape (num, width).
+        """Return raw words of samples ``first .. first + num``: uint64 of shape (num, width).
 
         Args:
             stream: Name of the use, such as ``"latent"``: different names never share numbers.
-            counters: Where in the run the draw happens, such as (update, discriminator step). A stream always has
-                the same number of them: (1,) and (1, 0) are one draw.
+            counters: The draw's place in the run, such as (update, discriminator step). A stream always has the same
+                number of counters: (1,) and (1, 0) are one draw.
             first: Global index of the slice's first sample.
             num: Number of samples in the slice.
-            width: Words for each sample.
+            width: Number of words for each sample.
         """
         blocks = -(-width // _WORDS_PER_BLOCK)
         bits = np.random.Philox(key=self._key(stream, counters))
@@ -42,19 +42,19 @@ class Draws:
         return bits.random_raw(num * blocks * _WORDS_PER_BLOCK).reshape(num, -1)[:, :width]
 
     def uniform(self, stream: str, counters: tuple[int, ...], first: int, num: int, width: int) -> np.ndarray:
-        """Uniform numbers in the open interval (0, 1), with 52 random bits: float64 (num, width)."""
-        # With 53 bits the largest one plus a half would round up to 1.
+        """Return uniform numbers in the open interval (0, 1), with 52 random bits: float64 (num, width)."""
+        # With 53 bits the largest number plus a half would round up to 1.
         return ((self.words(stream, counters, first, num, width) >> np.uint64(12)) + 0.5) * 2.0**-52
 
     def normal(self, stream: str, counters: tuple[int, ...], first: int, num: int, width: int) -> np.ndarray:
-        """Standard normal numbers by the Box-Muller transform: float32 (num, width)."""
+        """Return standard normal numbers by the Box-Muller transform: float32 (num, width)."""
         half = -(-width // 2)
         u = self.uniform(stream, counters, first, num, 2 * half)
         radius, angle = np.sqrt(-2.0 * np.log(u[:, :half])), 2.0 * np.pi * u[:, half:]
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width].astype(np.float32)
 
     def truncated_normal(self, stream: str, first: int, num: int, width: int, threshold: float) -> np.ndarray:
-        """Normal numbers resampled while their magnitude exceeds ``threshold`` (> 0): float32 (num, width).
+        """Return normal numbers, resampled while their magnitude exceeds ``threshold`` (> 0): float32 (num, width).
 
         The truncation trick of Brock et al. 2019 (arXiv 1809.11096), section 3.1.
         """
@@ -66,19 +66,19 @@ class Draws:
         return values
 
     def integers(self, stream: str, counters: tuple[int, ...], first: int, num: int, high: int) -> np.ndarray:
-        """One integer in [0, high) for each sample: int64 (num,). The bias is below high / 2**32."""
+        """Return one integer in [0, high) for each sample: int64 (num,). The bias is below high / 2**32."""
         top = self.words(stream, counters, first, num, 1)[:, 0] >> np.uint64(32)
         return ((top * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
 
     def seeds(self, stream: str, counters: tuple[int, ...], first: int, num: int) -> np.ndarray:
-        """A seed of its own for each sample, to draw more from on the device: int64 (num,), not negative."""
+        """Return a seed for each sample, from which a device draws more: int64 (num,), not negative."""
         return (self.words(stream, counters, first, num, 1)[:, 0] >> np.uint64(1)).astype(np.int64)
 
     def permutation(self, stream: str, counters: tuple[int, ...], num: int) -> np.ndarray:
-        """A random order of 0 .. num - 1: int64 (num,)."""
+        """Return a random order of 0 .. num - 1: int64 (num,)."""
         return np.random.Generator(np.random.Philox(key=self._key(stream, counters))).permutation(num)
 
     def _key(self, stream: str, counters: tuple[int, ...]) -> np.ndarray:
-        # crc32 and not hash(): Python's own hash of a string differs between processes.
+        # Not hash(): Python's own hash of a string differs between processes.
         entropy = [self.seed, zlib.crc32(stream.encode()), *counters]
         return np.random.SeedSequence(entropy).generate_state(2, np.uint64)

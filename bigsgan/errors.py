@@ -28,7 +28,7 @@ class UserError(Exception):
     The command exits with status 2 and prints the text of this exception: one line, no traceback.
 
     Attributes:
-        said: That text without the remedy.
+        said: The text without the remedy.
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str, detail: str = "") -> None:
@@ -38,11 +38,11 @@ class UserError(Exception):
             field: 'run/x' cannot be read: Permission denied (detail); remedy
 
         Args:
-            field: What to fix: a dotted recipe key, a path, or a command-line option.
+            field: The thing to fix: a dotted recipe key, a path, or a command-line option.
             value: The value that was found. ``None`` leaves it out of the text.
             problem: A predicate in the present tense. One that begins with "must" says which values are allowed, and
                 the value follows it; the value is the subject of any other.
-            remedy: What to do about it, as an imperative sentence.
+            remedy: What the user can do, as an imperative sentence.
             detail: The reason, if the problem does not explain itself.
         """
         self.field, self.value, self.problem, self.remedy, self.detail = field, value, problem, remedy, detail
@@ -60,7 +60,7 @@ class UserError(Exception):
 
 def print_error(error: UserError) -> None:
     """Print the message; on several ranks, wait until the launcher has forwarded it: srun drops late output."""
-    with suppress(OSError):  # standard error may be on a full disk; the exit status still tells
+    with suppress(OSError):  # standard error may be on a full disk; the exit status still shows the failure
         print(f"bigsgan: {error}", file=sys.stderr, flush=True)
     if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
         time.sleep(FORWARDING_SECONDS)
@@ -84,7 +84,7 @@ def shown(value: object) -> str:
 
 
 def rank_from_environment() -> int:
-    """Return this process's rank according to its environment, which may not have been checked yet."""
+    """Return this process's rank from its environment, which may not have been checked yet."""
     text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun sets only its own variables at first
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
@@ -100,13 +100,13 @@ def wait_for_termination(status: int = EXIT_BAD_INPUT) -> None:
 
 
 def at_end(function: Callable[[], Any]) -> None:
-    """Call a function at the end of the process, also where ``end_process`` ends it."""
+    """Call a function at the end of the process, even if ``end_process`` ends it."""
     atexit.register(function)
     _at_end.append(function)
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process without taking libraries down: their threads may still run."""
+    """End the process without shutting libraries down, as their threads may still run."""
     for function in reversed(_at_end):
         with suppress(Exception):
             function()
@@ -118,7 +118,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def _line(text: str) -> str:
-    """Return a text as one line that a terminal can show; libraries' own texts have many."""
+    """Return a text as one line that a terminal can show; libraries' texts may have many lines."""
     return "".join(map(_printable, " ".join(line.strip() for line in text.splitlines())))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 
 def aligned(rows: Sequence[Sequence[str]], num_texts: int = 1) -> list[str]:
-    """Lines of a table.
+    """Return the lines of a table.
 
     Args:
-        rows: Of cells, as many in each.
-        num_texts: Columns that hold texts, to the left; those behind them hold numbers, to the right.
+        rows: Rows of cells, equally many in each row.
+        num_texts: Number of first columns, which hold texts, aligned to the left; the others hold numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -25,7 +25,7 @@ def aligned(rows: Sequence[Sequence[str]], num_texts: int = 1) -> list[str]:
 
 
 def finite(value: Any) -> Any:
-    """The same for JSON, which has no infinity and no nan, as of a loss that diverged: null stands for them."""
+    """Return a value for JSON, with None for infinity and nan, which JSON lacks and a diverged loss may have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

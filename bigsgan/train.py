@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
     """Train, and return the process's exit status. Every rank calls this.
 
-    It is 0 where the run is complete, 2 after the message of a UserError, and 1 where a launcher's end stopped it.
+    The status is 0 if the run is complete, 2 after the message of a UserError, 1 if the launcher's end stopped it.
 
     Args:
-        plan: The run's.
-        requests: To stop. They may end the process at once until the ranks have joined.
+        plan: The run's plan.
+        requests: Requests to stop. Until the ranks have joined, they may end the process at once.
         allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
-        stopped_status: What to return where a signal stopped the run before its end.
+        stopped_status: The status if a signal stopped the run before its end.
     """
 
     def work() -> int:
@@ -58,13 +58,13 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
     for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
         try:
             stream.flush()
-        except OSError:  # what it holds would fail again when Python ends, and replace the status by 120
+        except OSError:  # Python would flush again at its end, fail, and replace the status by 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
-    """Train, and return what stopped the run before it was complete, the same on all ranks, or None."""
+    """Train; return None if the run is complete, else what stopped it, the same on all ranks."""
     check_plans(plan)
     roster.know(comm.from_rank_zero(comm.gather_objects(roster.own(plan.held_by(comm.rank())))))
     recipe, out = plan.recipe, Path(plan.recipe.out)
@@ -83,7 +83,7 @@ def _alone_in(out: Path) -> Iterator[None]:
     """Keep other jobs from training in a run directory; a collective.
 
     Raises:
-        UserError: One does already.
+        UserError: Another job trains there.
     """
     remedy = "wait until that job has ended, or end it, or give another `out`"
     release = for_rank_zero(comm, lambda: hold(out / ".lock", "out", str(out), remedy))
@@ -104,7 +104,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
-    if rank == 0:  # not before the recipe has proved to fit the data and the checkpoint
+    if rank == 0:  # only now, as the recipe fits the data and the checkpoint
         write_recipe(recipe, out, plan.engines)
     rank_log.write = run.reporter.message
     board = partial(
@@ -122,7 +122,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
 
 
 def _stopped_by(requests: StopRequests) -> str:
-    """What asked the run to stop, which one rank alone may know; a signal before a launcher's end. A collective."""
+    """Return what stopped the run, which one rank may know; a signal outranks a launcher's end. A collective."""
     reasons = [reason for reason in comm.gather_objects(requests.reason) or [] if reason]
     chosen: str = comm.from_rank_zero(min(reasons, key=lambda reason: reason == LAUNCHER_ENDED, default=None))
     return chosen
@@ -148,7 +148,7 @@ def _closing_lines(out: Path, run: Run) -> str:
 
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
-    """Say where memory ran out, and what to do about it."""
+    """Return texts about where memory ran out, and about the remedy."""
     sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in NETWORKS)
     staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
     keeps = staged and plan.recipe.pipeline.generator_phase == "keep"

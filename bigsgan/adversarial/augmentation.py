@@ -12,15 +12,15 @@ from bigsgan.engines import Outcome, chosen
 
 
 def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -> Tensor:
-    """One adjustment of p (Karras et al. 2020, arXiv 2006.06676, section 3 and appendix D).
+    """Adjust p once (Karras et al. 2020, arXiv 2006.06676, section 3 and appendix D).
 
-    p + step * sign(r - target), at least 0, with the heuristic r = E[sign(D(real))]: D overfits where it is sure of
-    most training images.
+    p + step * sign(r - target), at least 0, with the heuristic r = E[sign(D(real))]: D overfits if it is sure of most
+    training images.
 
     Args:
         p: (1,).
-        signs: (2,): sum of the signs, and how many there were. Where there were none, p stays.
-        target: Of r.
+        signs: (2,): sum of the signs, and their number. If there are none, p stays.
+        target: Target of r.
         step: Images since the last adjustment / images in which p can rise from 0 to 1.
     """
     total, count = signs.unbind()
@@ -31,7 +31,7 @@ def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -
 class AdaptiveProbability(SharedState):
     """Watches the signs of D's logits at real images, and steers p by them; never waits for the device.
 
-    A named entry of a run's state: signs of the updates since the last adjustment are the same on all ranks.
+    A named entry of a run's state: the signs since the last adjustment, summed over all ranks, so equal on all.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class AdaptiveProbability(SharedState):
         """Begin without signs.
 
         Args:
-            section: With a ``target``.
-            batch: Images of an update.
-            device: Of the logits.
+            section: The recipe's section, with a ``target``.
+            batch: Number of images in an update.
+            device: Device of the logits.
             p: The layer's buffer (1,), changed in place; None on a rank without that layer.
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         """
@@ -56,7 +56,7 @@ class AdaptiveProbability(SharedState):
 
     @torch.no_grad()
     def observe(self, real: Tensor, fake: Tensor) -> None:
-        """Add D's logits at real images of this rank; those that are not numbers, of an overflow, do not count."""
+        """Add D's logits at this rank's real images; NaN, from an overflow, does not count."""
         known = ~real.isnan()
         signs = torch.where(known, real, 0).sign()
         self._own += torch.stack([signs.sum(dtype=torch.float32), known.sum(dtype=torch.float32)])
@@ -65,11 +65,11 @@ class AdaptiveProbability(SharedState):
     def finish_update(self, update: int, applied: Outcome) -> None:
         """End update number ``update`` (from 0): the ranks share their signs, and every ``interval`` updates p moves.
 
-        Signs of an update that was skipped do not count.
+        Signs of a skipped update do not count.
 
-        A collective: all ranks call it, those too that saw no logits or do not hold p.
+        A collective: all ranks call it, even those that saw no logits or do not hold p.
         """
-        # In each update, though p moves in every fourth: so nothing that a checkpoint must keep differs by rank.
+        # In each update, though p moves less often, so that a checkpoint's state never differs by rank.
         signs = self._sum_over_ranks(self._own.clone())
         self._own.zero_()
         self._signs += chosen(applied, signs, torch.zeros_like(signs))
@@ -80,5 +80,5 @@ class AdaptiveProbability(SharedState):
         self._signs.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """Signs since the last adjustment, (2,): their sum over all ranks, and how many."""
+        """Return the signs since the last adjustment, (2,): their sum over all ranks, and their number."""
         return {"signs": self._signs}

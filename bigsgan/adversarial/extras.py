@@ -1,4 +1,4 @@
-"""Optional, stateful parts of the training: augmentation and regularization."""
+"""Optional parts of training with state: augmentation, regularization, a teacher, kept images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Extras(NamedTuple):
     Attributes:
         augmented: Whether D augments its images.
         seeded: Whether D reads seeds, for augmentation or noise of its own.
-        images_per_sample: That G makes and D judges.
-        augmentation: Probability of its augmentations, (1,), where this rank has it.
+        images_per_sample: Number of images of a sample that G makes and D judges.
+        augmentation: Probability of D's augmentations, (1,), if this rank holds it.
         adaptive: Steers that probability by D's logits.
-        anchors: Of LeCam's regularization of D.
-        path_length: Regularization of G.
-        teacher: Gives features of real images, where this rank has D's last layer.
+        anchors: Moving averages of D's logits, for LeCam's regularization of D.
+        path_length: Path length regularization of G.
+        teacher: Computes features of real images, if this rank has D's last layer.
         kept: Images for D's next update, where updates overlap.
     """
 
@@ -45,11 +45,11 @@ class Extras(NamedTuple):
 
     @property
     def watchers(self) -> list[LogitWatcher]:
-        """Who is shown D's logits."""
+        """The objects that observe D's logits."""
         return [watcher for watcher in (self.adaptive, self.anchors) if watcher is not None]
 
     def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty | KeptImages]:
-        """What of them belongs to a run's state."""
+        """Return the parts that belong to a run's state, by name."""
         named = {
             "augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length,
             "kept_images": self.kept,
@@ -65,15 +65,15 @@ def build_extras(
     sum_over_ranks: Sum,
     of_generator: Sum | None = None,
 ) -> Extras:
-    """Make what the recipe asks for.
+    """Build the parts that the recipe asks for, but ``kept``.
 
     Args:
-        recipe: Of the run.
+        recipe: The run's recipe.
         discriminator: This rank's layers of D.
-        statistics: Where penalties are added.
-        device: Of this rank.
+        statistics: Collects penalties.
+        device: This rank's device.
         sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
-        of_generator: The same over the ranks that hold G; all of them unless given.
+        of_generator: The same over the ranks that hold G; defaults to all ranks.
 
     Raises:
         UserError: The teacher cannot be read, or does not fit.

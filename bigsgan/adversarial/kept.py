@@ -1,4 +1,4 @@
-"""Images of G that D trains on an update later, where updates overlap.
+"""G's images on which D trains one update later, where updates overlap.
 
 Shapes: n samples of one micro-batch on one replica of D, C channels, R pixels a side.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_kept(plan: RunPlan, rank: int, part: Slice, device: torch.device) -> KeptImages | None:
-    """What keeps G's images for D's next update, of which a rank computes ``part``; None unless updates overlap."""
+    """Build the buffer of G's images for D's next update, for a rank that computes ``part``; None without overlap."""
     recipe, side = plan.recipe, plan.recipe.data.side
     if recipe.objective.schedule == "exact":
         return None
@@ -32,22 +32,22 @@ def build_kept(plan: RunPlan, rank: int, part: Slice, device: torch.device) -> K
 
 
 class KeptImages:
-    """The images of D's steps of one update, on the ranks that read D's inputs. A named entry of a run's state.
+    """G's images for D's steps of one update, on the ranks that read D's inputs. A named entry of a run's state.
 
-    They are saved by D's step and the sample's index in the batch, so that any layout finds its own.
+    They are saved by D's step and the sample's index in the batch, so that a run in any layout can load its part.
 
     Attributes:
-        update: Of which update they are; None where there are none.
+        update: Number of the update whose D trains on the images; None if there are none.
     """
 
     def __init__(self, part: Slice, d_steps: int, shape: tuple[int, int, int], device: torch.device | None) -> None:
         """Begin without images.
 
         Args:
-            part: What D computes on this rank where it trains.
-            d_steps: Of an update.
-            shape: (C, R, R) of a sample.
-            device: Of the images; None on ranks that do not read D's inputs.
+            part: The samples that D computes on this rank where it trains.
+            d_steps: Number of D's steps in an update.
+            shape: (C, R, R), the shape of a sample.
+            device: Device of the images; None on ranks that do not read D's inputs.
         """
         self._part, self._d_steps, self._shape, self._device = part, d_steps, shape, device
         self.update: int | None = None
@@ -55,11 +55,11 @@ class KeptImages:
         self._next: dict[tuple[int, int], Tensor] = {}
 
     def keep(self, d_step: int, micro_batch: int, images: Tensor) -> None:
-        """Keep images (n, C, R, R) for a step of the next update; what passes yield may not last as long."""
+        """Keep a copy of images (n, C, R, R) for a step of the next update; a pass's outputs may not last as long."""
         self._next[d_step, micro_batch] = images.detach().clone(memory_format=torch.contiguous_format)
 
     def get(self, d_step: int, micro_batch: int) -> Tensor:
-        """Those that were kept for a step of this update."""
+        """Return the images that were kept for a step of this update."""
         return self._now[d_step, micro_batch]
 
     def finish_update(self, update: int, applied: Outcome = True) -> None:
@@ -67,18 +67,18 @@ class KeptImages:
         self._now, self._next, self.update = self._next, {}, update + 1
 
     def parts(self) -> list[StateShard]:
-        """This rank's images."""
+        """Return this rank's images."""
         found = []
         for (d_step, micro_batch), images in self._now.items():
             found.append(StateShard(_KIND, str(d_step), self._offset(micro_batch), images.view(-1)))
         return found
 
     def numbers(self) -> dict[str, float]:
-        """Of which update they are, and how many."""
+        """Return the number of their update, the batch and D's steps; empty if there are no images."""
         return {} if self.update is None else {"update": self.update, **self._counts()}
 
     def load(self, saved: SavedValues) -> None:
-        """Restore this rank's images; none where the batch or D's steps are others now, as in a first update."""
+        """Restore this rank's images; begin without images if the batch or the number of D's steps has changed."""
         self._now, self._next, self.update = {}, {}, None
         if "update" not in saved.numbers:
             return

@@ -19,31 +19,31 @@ from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 
 Reals = Callable[[], list[LabelledImages]]
-"""Gives the real micro-batches of a phase."""
+"""Returns the real micro-batches of a phase."""
 
 
 class SampleDraws:
-    """Random numbers of one micro-batch of a replica, on its device."""
+    """Draws random numbers for one micro-batch of a replica, on its device."""
 
     def __init__(self, draws: Draws, device: torch.device) -> None:
         self._draws, self._device = draws, device
 
     def normal(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
-        """Standard normal numbers (n, *shape) float32."""
+        """Draw standard normal numbers (n, *shape) float32."""
         drawn = self._draws.normal(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn).view(-1, *shape)
 
     def uniform(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
-        """Numbers (n, *shape) float32, uniform in (0, 1]."""
+        """Draw numbers (n, *shape) float32, uniform in (0, 1]."""
         drawn = self._draws.uniform(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn.astype(np.float32)).view(-1, *shape)
 
     def labels(self, stream: str, counters: tuple[int, ...], samples: range, num_classes: int) -> Tensor:
-        """Labels (n,) int64, uniform over the classes."""
+        """Draw labels (n,) int64, uniform over the classes."""
         return self._move(self._draws.integers(stream, counters, samples.start, len(samples), num_classes))
 
     def seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
-        """Seeds (n,) int64, from which layers draw on the device."""
+        """Draw seeds (n,) int64, from which layers draw on the device."""
         return self._move(self._draws.seeds(stream, counters, samples.start, len(samples)))
 
     def _move(self, drawn: np.ndarray) -> Tensor:
@@ -54,44 +54,44 @@ class SampleDraws:
 
 
 class Inputs(NamedTuple):
-    """What the networks read in one phase on this rank, beside real images; by number of the micro-batch."""
+    """The networks' inputs in one phase on this rank, except real images; by number of the micro-batch."""
 
     generator: Callable[[int], MicroBatch]  # G's inputs
-    conditions: Callable[[int], MicroBatch]  # what D reads beside G's images
+    conditions: Callable[[int], MicroBatch]  # D's inputs beside G's images
 
 
 class InputSource(Protocol):
-    """Where a phase's inputs come from."""
+    """The source of a phase's inputs."""
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
-        """Give what the networks read.
+        """Return the inputs of the networks.
 
         Args:
-            stream: Name of what is drawn.
-            counters: Where in the run.
-            slices: What each network computes.
-            reals: The phase's micro-batches of the data, on ranks that read D's inputs.
+            stream: Name of the stream of random numbers.
+            counters: The phase's place in the run.
+            slices: The samples that each network computes.
+            reals: Returns the phase's micro-batches of the data, on ranks that read D's inputs.
         """
         ...
 
     def real(self, batch: LabelledImages) -> MicroBatch:
-        """What D reads of a micro-batch of the data: images, and what else it reads beside them."""
+        """Return D's inputs for a micro-batch of the data: images, labels, and input images if there are any."""
         ...
 
     def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
-        """Resume at another position of the data, of which ``skipped`` are passed over."""
+        """Resume at another position of the data, and pass over the stretches ``skipped``."""
         ...
 
     def close(self) -> None:
-        """Release what it reads from."""
+        """Release the source's readers."""
         ...
 
 
 class LatentSource:
-    """Draws the inputs of a generator of images from latents.
+    """Draws the inputs of a generator that makes images from latents.
 
-    Its inputs are latents (n, Z) float32 standard normal, labels (n,) int64 and, for one that draws noise of its own,
-    seeds (n,) int64.
+    The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 and, if the generator draws noise, seeds
+    (n,) int64.
     """
 
     def __init__(self, draws: SampleDraws, latent_size: int, num_classes: int, seeded: bool = False) -> None:
@@ -99,9 +99,9 @@ class LatentSource:
         self._seeded = seeded
 
     def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
-        """The generator's inputs in one phase, by number of the micro-batch."""
+        """Return the generator's inputs in one phase, by number of the micro-batch."""
 
-        @functools.cache  # a forward pass that is repeated reads the same tensors
+        @functools.cache  # a repeated forward pass reads the same tensors
         def inputs(index: int) -> MicroBatch:
             samples = part.positions(index)
             latents = self._draws.normal(f"{stream}/latent", counters, samples, (self._latent_size,))
@@ -113,7 +113,7 @@ class LatentSource:
         return inputs
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
-        """The same with the labels that D reads; see ``InputSource``."""
+        """Return G's inputs and the labels that D reads; see ``InputSource``."""
         judged = slices["discriminator"]
 
         @functools.cache
@@ -123,14 +123,14 @@ class LatentSource:
         return Inputs(self.phase(stream, counters, slices["generator"]), conditions)
 
     def real(self, batch: LabelledImages) -> MicroBatch:
-        """Images and labels."""
+        """Return images and labels."""
         return tuple(batch)
 
     def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
-        """Do nothing: its draws depend on the update alone."""
+        """Do nothing: the draws depend only on the update."""
 
     def close(self) -> None:
-        """Do nothing: it only draws."""
+        """Do nothing: there is no reader."""
 
     def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
         return self._draws.labels(f"{stream}/label", counters, samples, self._num_classes)

@@ -20,7 +20,7 @@ class AdversarialLoss(NamedTuple):
 
     discriminator: LogitLoss  # minimized by D
     generator: LogitLoss  # minimized by G
-    pairs: bool = False  # the generator's side looks at real logits too
+    pairs: bool = False  # whether the generator's side reads real logits too
 
 
 def _hinge_d(real: Tensor, fake: Tensor) -> Tensor:

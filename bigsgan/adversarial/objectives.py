@@ -1,8 +1,8 @@
 """The objective of each network: an adversarial loss on logits, and for D the gradient penalties.
 
-D sees one concatenated batch in equal segments: real, fake, with a finite-difference penalty the perturbed copies, and
-with a gradient penalty what lies between real and fake. Where G makes several images of a sample, which D sees stacked
-along the channels, a real image replaces each, and penalties there are on D's gradient by the one image.
+D sees one concatenated batch in equal segments: real, fake, perturbed copies for a finite-difference penalty, and
+points between real and fake for a gradient penalty. If G makes several images of a sample, D sees them stacked along
+the channels. A real image is repeated instead, and penalties at real images take D's gradient by the one image.
 Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
 """
 
@@ -22,18 +22,18 @@ from bigsgan.engines import MicroBatch
 from bigsgan.models.layers import full
 from bigsgan.monitor import Statistics
 
-# fp16 would flush small gradients at the images to 0. A power of two changes nothing in the other types.
+# fp16 would flush small gradients at the images to 0. In other types a power of two changes nothing.
 _PENALTY_SCALE = 2.0**10
 
 _GRADIENTS = ("r1", "r2")
 _SEGMENTS = {"r1": 0, "r2": 1}
-"""At whose images they take D's gradient."""
+"""Number of the segment at whose images each takes D's gradient."""
 
 GRADIENT_PENALTY = "gradient_penalty"
 
 
 def statistic_names(section: Objective) -> list[str]:
-    """Names of the statistics that the objectives add to, where the logits or the images are."""
+    """Return the names of the objectives' statistics."""
     names = ["loss/generator", "loss/discriminator"]
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
     names += ["teacher/class", "teacher/patch"] if section.teacher else []
@@ -45,13 +45,13 @@ def statistic_names(section: Objective) -> list[str]:
 
 
 class DiscriminatorObjective:
-    """D's loss for one phase.
+    """D's loss for one of its steps.
 
     Attributes:
-        penalised: Whether this phase carries R1 or R2.
-        perturbed: Those of them in finite-difference form.
-        checked: Those of these that are compared with the exact penalty beside this phase.
-        num_segments: Of a concatenated micro-batch.
+        penalised: Whether this step carries R1 or R2.
+        perturbed: Which of R1 and R2 this step carries as finite differences.
+        checked: Which of these are compared with the exact penalty, in a phase before D trains.
+        num_segments: Number of segments of a concatenated micro-batch.
         reads_features: See LossFunction.
     """
 
@@ -61,36 +61,36 @@ class DiscriminatorObjective:
         self,
         section: Objective,
         statistics: Statistics,
-        phase: int,
+        d_step: int,
         penalty_weights: Mapping[str, float] = MappingProxyType({}),
         watchers: Sequence[LogitWatcher] = (),
         anchors: LogitAnchors | None = None,
         images_per_sample: int = 1,
     ) -> None:
-        """Decide what discriminator phase number ``phase`` minimises. R1 and R2 share one interval.
+        """Choose the loss of D's step number ``d_step``. R1 and R2 share one interval.
 
         Args:
-            section: The game.
-            statistics: Where losses and logits are added.
-            phase: Number of the discriminator's update, from 0.
-            penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
-            watchers: Who is shown the logits.
-            anchors: Of LeCam's regularisation.
-            images_per_sample: That G makes and D judges.
+            section: The recipe's objective.
+            statistics: Collects losses and logits.
+            d_step: Number of D's step in the run, from 0.
+            penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the section.
+            watchers: Objects that observe the logits.
+            anchors: The moving averages for LeCam's regularization.
+            images_per_sample: Number of images of a sample that G makes and D judges.
         """
         self._watchers, self._anchors, self._section = watchers, anchors, section
         self._images_per_sample = images_per_sample
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
-        self._penalties = {name: p for name, p in penalties.items() if phase % p.every == 0}
+        self._penalties = {name: p for name, p in penalties.items() if d_step % p.every == 0}
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
         self.penalised = bool(self._penalties)
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
         self.checked = [
             name
             for name in self.perturbed
-            if (often := penalties[name].check_every) and phase // penalties[name].every % often == 0
+            if (often := penalties[name].check_every) and d_step // penalties[name].every % often == 0
         ]
         self._ends, num = dict[str, tuple[int, int]](), 2
         for name in self.perturbed:
@@ -103,7 +103,7 @@ class DiscriminatorObjective:
 
     @property
     def differentiates_inputs(self) -> bool:
-        """Whether the loss of this phase has the gradient of the logits by the images."""
+        """Whether the loss of this step contains the gradient of the logits by the images."""
         return bool(self._exact)
 
     @property
@@ -112,17 +112,17 @@ class DiscriminatorObjective:
         return self._section.gradient_penalty is not None
 
     def perturbs(self, real: Tensor, fake: Tensor) -> list[tuple[str, Tensor]]:
-        """The images that each finite difference perturbs, of given ones."""
+        """Return the images that each finite difference perturbs, by its name."""
         return [(name, (real, fake)[_SEGMENTS[name]]) for name in self.perturbed]
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
 
         Args:
-            real: Images (n, C, H, W) in [-1, 1] and what else D reads, such as labels (n,).
+            real: Images (n, C, H, W) in [-1, 1] and D's other inputs, such as labels (n,).
             fake: The same of the generator, its images (n, images_per_sample * C, H, W).
-            noise: Standard normal noise for each penalty in ``perturbed``, of the shape of what it perturbs; for the
-                gradient penalty the share of each real image, (n, 1, 1, 1) in (0, 1).
+            noise: For each penalty in ``perturbed`` standard normal noise, of the shape of the images; for the gradient
+                penalty the share of each real image, (n, 1, 1, 1) in (0, 1).
         """
         segments = [real, fake]
         for name in self.perturbed:
@@ -140,17 +140,17 @@ class DiscriminatorObjective:
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Loss of the logits of a concatenated micro-batch.
+        """Return the loss of the logits of a concatenated micro-batch.
 
-        With tangents of the logits along ``slopes``, its value lacks the exact penalties; its gradient has theirs.
-        ``features`` are D's predictions of a teacher's, and these, of the real images.
+        With tangents of the logits along ``slopes``, its gradient contains that of the exact penalties; its value does
+        not contain them. ``features`` are D's predictions of a teacher's features of real images, then these features.
         """
         segments = outputs.chunk(self.num_segments)
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
         if self._anchors is not None and self._section.lecam:
-            loss = loss + self._add("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
+            loss = loss + self._recorded("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
         if features:
             loss = loss + self._distance_to_teacher(*features)
         if tangents is not None:
@@ -163,34 +163,34 @@ class DiscriminatorObjective:
         return loss
 
     def slopes(self, grads: Tensor) -> Tensor:
-        """The direction v along which D's tangents are carried, and note of the exact penalties.
+        """Return the direction v along which D's tangents are carried, and record the exact penalties.
 
         The exact penalties P are a function of the gradients g. As dP/dtheta = <dP/dg, dg/dtheta>, the gradient of
-        <v, g> is theirs, where v = dP/dg is held fixed.
+        <v, g> with fixed v = dP/dg is that of P.
 
         Args:
-            grads: Of the sum of the logits at the images, (S * n, C, H, W) float32.
+            grads: Gradients of the sum of the logits at the images, (S * n, C, H, W) float32.
 
         Returns:
-            As large; zero in segments without a penalty.
+            v, of the same shape; zero in segments without a penalty.
         """
         with torch.enable_grad():
             grads = grads.detach().requires_grad_()
             return torch.autograd.grad(self._exact_penalties(grads), grads)[0]
 
     def note_slopes(self, outputs: Tensor) -> None:
-        """Take note of the squared slopes that finite differences give, of the logits of a checked micro-batch."""
+        """Record the squared slopes by finite differences, given the logits of a checked micro-batch."""
         for name in self.checked:
             self._statistics.add(f"slope/{name}", self._squared_slopes(name, outputs.detach().chunk(self.num_segments)))
 
     def note_gradients(self, images: Tensor, grads: Tensor) -> None:
-        """Take note of the exact penalties, and of the squared slopes along the same directions.
+        """Record the exact penalties, and the exact squared slopes along the finite differences' directions.
 
-        Both slopes are along one e, so that they differ by what sigma does, and not by chance.
+        Both slopes are along the same e, so they differ by the effect of sigma, and not by chance.
 
         Args:
-            images: A checked micro-batch's, (S * n, C, H, W).
-            grads: Of the sum of the logits there, as large.
+            images: Images of a checked micro-batch, (S * n, C, H, W).
+            grads: Gradients of the sum of the logits at these images, of the same shape.
         """
         segments, at = images.chunk(self.num_segments), grads.chunk(self.num_segments)
         for name in self.checked:
@@ -208,23 +208,23 @@ class DiscriminatorObjective:
         return self._section.teacher.weight * (of_class + of_patches)
 
     def _exact_penalties(self, grads: Tensor) -> Tensor:
-        """Their sum, of the gradients of the logits at the images."""
+        """Return the sum of the exact penalties, given the gradients of the logits at the images."""
         segments = grads.chunk(self.num_segments)
         return torch.stack([
             self._penalty(name, self._squared_norms(segments[number], number)) for name, number in self._exact.items()
         ]).sum()  # fmt: skip
 
     def _squared_norms(self, grads: Tensor, segment: int) -> Tensor:
-        """Of the gradients (n, images_per_sample * C, H, W) of a segment by its own images: (n,).
+        """Return the squared norms (n,) of a segment's gradients (n, images_per_sample * C, H, W) by its own images.
 
-        A real image replaces several, so that its gradient is the sum of theirs.
+        A real image is repeated, so its gradient is the sum over its copies.
         """
         if segment == _SEGMENTS["r1"]:
             grads = grads.unflatten(1, (self._images_per_sample, -1)).sum(dim=1)
         return grads.square().sum(dim=(1, 2, 3))
 
     def _penalty(self, name: str, square: Tensor) -> Tensor:
-        """A penalty of the squared norms of gradients (n,) as the loss has it; as it is, it is noted."""
+        """Return the loss's term for a penalty of squared norms (n,): its value, which is recorded, times ``every``."""
         every = 1
         if name == GRADIENT_PENALTY:
             assert self._section.gradient_penalty is not None
@@ -233,24 +233,24 @@ class DiscriminatorObjective:
         else:
             every = self._penalties[name].every
             value = self._weights[name] / 2 * square.mean()
-        return every * self._add(name, value)
+        return every * self._recorded(name, value)
 
     def _squared_slopes(self, name: str, segments: Sequence[Tensor]) -> Tensor:
-        """((D(x + sigma e) - D(x)) / sigma)^2, or from x - sigma e; its mean over e is near |grad|^2: (n,)."""
+        """Return ((D(x + sigma e) - D(x)) / sigma)^2, or from x - sigma e, (n,); its mean over e is near |grad|^2."""
         end, start = (full(segments[number]) for number in self._ends[name])
         return ((end - start) / self._distance(name)).view(len(start), -1).sum(dim=1).square()
 
     def _distance(self, name: str) -> float:
-        """Of the images between which a finite difference is taken, in units of e."""
+        """Return the distance of the two images of a finite difference, in units of e."""
         return self._sigma(name) * (1 + self._penalties[name].antithetic)
 
     def _sigma(self, name: str) -> float:
         sigma = self._penalties[name].sigma
-        assert sigma is not None, "a plan's objective has one"
+        assert sigma is not None, "a plan's objective has a sigma"
         return sigma
 
-    def _add(self, name: str, value: Tensor) -> Tensor:
-        """Take note of a penalty."""
+    def _recorded(self, name: str, value: Tensor) -> Tensor:
+        """Record a penalty, and return it."""
         self._statistics.add(f"penalty/{name}", value.detach())
         return value
 
@@ -266,9 +266,9 @@ class DiscriminatorObjective:
 
 
 class InputGradients:
-    """The sum of D's logits, of which only the gradient at the images leaves D, times ``scale``.
+    """The sum of D's logits, times ``scale``; only its gradient at the images leaves D.
 
-    Its scale is its own: G's updates tell nothing of how steep D is, and D's of what D's slope may be multiplied with.
+    The scale is fixed: neither G's nor D's loss scale says how far this gradient may be scaled without overflow.
     """
 
     differentiates_inputs = False
@@ -276,20 +276,20 @@ class InputGradients:
     scale = _PENALTY_SCALE
 
     def __init__(self, num_segments: int, watch: Callable[[Tensor], None] | None = None) -> None:
-        """Sum the logits of so many segments, which ``watch`` is shown."""
+        """Sum the logits of ``num_segments`` segments, after showing them to ``watch``."""
         self.num_segments, self._watch = num_segments, watch
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Of the logits of a concatenated micro-batch."""
+        """Return the scaled sum of the logits of a concatenated micro-batch."""
         if self._watch is not None:
             self._watch(outputs)
         return self.scale * outputs.float().sum()
 
 
 class GeneratorObjective:
-    """G's loss, of which only the gradient at the fake images leaves D."""
+    """G's loss; only its gradient at the fake images leaves D."""
 
     differentiates_inputs = False
 
@@ -302,24 +302,24 @@ class GeneratorObjective:
 
     @property
     def num_segments(self) -> int:
-        """Segments of what D sees; the fakes are the last."""
+        """Number of segments that D sees; the fakes are the last."""
         return 2 if self.pairs else 1
 
     def batch(self, real: MicroBatch | None, fake: MicroBatch) -> MicroBatch:
-        """What D sees: the fakes, after the reals if the loss pairs them."""
+        """Return D's inputs: the fakes, after the reals if the loss pairs them."""
         return fake if real is None else _join([real, fake])
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Loss of the logits of ``batch``."""
+        """Return the loss of the logits of ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
         self._statistics.add("loss/generator", loss.detach())
         return loss + self._feature_matching(features) if self.reads_features else loss
 
     def _feature_matching(self, features: Sequence[Tensor]) -> Tensor:
-        """Mean over D's layers of the mean |real - fake| (Wang et al. 2018, arXiv 1711.11585, equation 4)."""
+        """Average the mean |real - fake| over D's layers (Wang et al. 2018, arXiv 1711.11585, equation 4)."""
         distances = []
         for feature in features:
             real, fake = feature.float().chunk(2)  # float32: a mean over many small differences
@@ -330,20 +330,20 @@ class GeneratorObjective:
 
 
 class Reconstruction:
-    """The part of G's loss that looks at images and not at logits: ``weight`` times the mean of |image - target|."""
+    """The part of G's loss that reads images instead of logits: ``weight`` times the mean of |image - target|."""
 
     def __init__(self, weight: float, statistics: Statistics) -> None:
         self._weight, self._statistics = weight, statistics
 
     def grads(self, images: Tensor, targets: Tensor) -> Tensor:
-        """d(loss)/d(images) of one micro-batch, (n, C, H, W)."""
+        """Return d(loss)/d(images) of one micro-batch, (n, C, H, W)."""
         difference = images.detach() - targets
         self._statistics.add("loss/l1", difference.abs())
         return difference.sign() * (self._weight / difference.numel())
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:
-    """Concatenate each entry over the segments, real images as many times as G makes images of a sample."""
+    """Concatenate each entry over the segments; real images are repeated once for each image of a sample."""
     channels = max(images.shape[1] for images, *_ in segments)
     repeated = [(_repeated(images, channels), *rest) for images, *rest in segments]
     return tuple(torch.cat(entries) for entries in zip(*repeated, strict=True))

@@ -1,4 +1,4 @@
-"""Inputs of generators that depend on the real images that the discriminator sees.
+"""Generator inputs that depend on the real images that the discriminator sees.
 
 Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target of a
 pair, R pixels a side.
@@ -22,9 +22,9 @@ def build_source(recipe: Recipe, draws: SampleDraws, own: RealImages | None = No
     """Make the source that a recipe asks for.
 
     Args:
-        recipe: Of the run.
-        draws: Of latents and seeds.
-        own: Reads the data for G where G and D compute different samples on this rank; the source closes it.
+        recipe: The run's recipe.
+        draws: Draws latents and seeds.
+        own: Reads the data for G if G and D compute different samples on this rank; the source closes it.
     """
     if recipe.data.paired:
         return PairSource(draws, recipe.data.input_channels, own)
@@ -36,33 +36,33 @@ class _DataSource:
     """A source whose inputs depend on the data."""
 
     def __init__(self, own: RealImages | None) -> None:
-        """Begin at the first phase that ``own`` gives: see ``build_source``."""
+        """Begin at the first phase of ``own``; see ``build_source``."""
         self._own = own
 
     def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
-        """Resume at another position of the data, of which ``skipped`` are passed over."""
+        """Resume at another position of the data, and pass over the stretches ``skipped``."""
         if self._own is not None:
             self._own.rewind(position, skipped)
 
     def close(self) -> None:
-        """End the loading processes of a reader of its own."""
+        """End the loading processes of ``own``."""
         if self._own is not None:
             self._own.close()
 
     def _of_generator(self, reals: Reals) -> Reals:
-        """What G's inputs are made of: the micro-batches that D sees on this rank, unless G computes others."""
+        """Return the data for G's inputs: the micro-batches that D sees on this rank, unless G computes others."""
         return reals if self._own is None else functools.cache(self._own.next_phase)
 
 
 class LatentsOfClasses(_DataSource):
-    """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images beside them."""
+    """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images that D sees with them."""
 
     def __init__(self, latents: LatentSource, own: RealImages | None = None) -> None:
         super().__init__(own)
         self._latents = latents
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
-        """Latents, labels and, for a generator that draws noise, seeds; labels for D. See ``InputSource``."""
+        """Return latents, labels and, for a generator that draws noise, seeds; labels for D. See ``InputSource``."""
         drawn, batches = self._latents.phase(stream, counters, slices["generator"]), self._of_generator(reals)
 
         def generator(index: int) -> MicroBatch:
@@ -72,7 +72,7 @@ class LatentsOfClasses(_DataSource):
         return Inputs(generator, lambda index: (reals()[index].labels,))
 
     def real(self, batch: LabelledImages) -> MicroBatch:
-        """Images and labels."""
+        """Return images and labels."""
         return tuple(batch)
 
 
@@ -85,7 +85,7 @@ class PairSource(_DataSource):
         self._draws, self._input_channels = draws, input_channels
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
-        """Input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
+        """Return input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
         part, pairs = slices["generator"], self._of_generator(reals)
 
         def generator(index: int) -> MicroBatch:
@@ -99,7 +99,7 @@ class PairSource(_DataSource):
         return Inputs(generator, conditions)
 
     def real(self, batch: LabelledImages) -> MicroBatch:
-        """Targets, labels, inputs."""
+        """Return targets, labels, inputs."""
         return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
 
     def _input(self, images: Tensor) -> Tensor:

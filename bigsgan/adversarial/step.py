@@ -1,7 +1,7 @@
 """One adversarial update: two engines that meet only at the image.
 
     G makes images      fakes = G(latents)                                 no graph
-    D checks            the slope of D on one micro-batch                  beside a finite difference, now and then
+    D checks            the slope of D on one micro-batch                  to check a finite difference, now and then
     D differentiates    the slope of D at reals and fakes                  for a penalty in forward mode
     D trains            update D on d_loss(D(reals), D(fakes))
     G differentiates    the slope of G at its styles                       for path length in forward mode
@@ -9,11 +9,11 @@
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
-Where the last step of D and G's update share their fakes, G makes images once. Where ``objective.schedule`` has updates
-overlap, D judges first, and then trains on images that it has kept of the update before (adversarial/kept.py).
+If D's last step and G's update share their fakes, G makes images once. If ``objective.schedule`` lets updates overlap,
+D judges first, and then trains on images that it kept in the update before (adversarial/kept.py).
 
-The chain rule cut at one tensor, so it is exact; D's parameters and gradients are untouched by G's update. The lines
-are phases (engines/phases.py): here each gets its inputs and what it minimises. The executor computes them.
+This is the chain rule, cut at one tensor, so it is exact. G's update leaves D's parameters and gradients untouched. The
+lines above are phases (engines/phases.py). This file gives each its inputs and its loss; the executor computes them.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import Phase
 from bigsgan.monitor import Statistics
 
-Inputting = Callable[[int, Tensor | None], MicroBatch]
-"""Gives a phase's inputs by number of the micro-batch and the images that it reads."""
+GetInputs = Callable[[int, Tensor | None], MicroBatch]
+"""Returns the inputs of a phase's micro-batch, given its number and the images that the phase reads."""
 
 
 class Sources(NamedTuple):
-    """Where images and random numbers come from.
+    """The sources of images and random numbers.
 
     Attributes:
         reals: Real images.
         inputs: The generator's inputs.
         draws: Noise for penalties, seeds for augmentations.
-        slices: What each network computes in the update of each: ``slices[update][network]``.
+        slices: The samples that a network computes in the update of either: ``slices[update_of][network]``.
     """
 
     reals: RealImages
@@ -68,10 +68,10 @@ class Scheduled(NamedTuple):
     """The numbers of one update that may change over a run.
 
     Attributes:
-        generator: Of its optimizer.
-        discriminator: Of its optimizer.
-        penalty_weights: Of ``r1`` and ``r2``, where they are not those of the section.
-        augmentation: Probability of D's augmentations, where it follows a schedule.
+        generator: Learning rate and beta2 of G's optimizer.
+        discriminator: Learning rate and beta2 of D's optimizer.
+        penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the recipe.
+        augmentation: Probability of D's augmentations; None unless it follows a schedule.
     """
 
     generator: Rates
@@ -85,7 +85,7 @@ class AdversarialStep:
 
     Attributes:
         executor: Computes the phases.
-        generator, discriminator: Its engines.
+        generator, discriminator: The two engines.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class AdversarialStep:
         """Join two engines.
 
         Args:
-            executor: Of the engines.
-            phases: Those of an update, by which of D's steps carry an exact penalty, whether path length is due,
-                which of D's steps check a finite difference, and whether D has kept images for the update.
-            section: The game.
-            sources: Of its inputs.
-            statistics: Where losses, logits and norms are added.
-            extras: What else the recipe asks for.
+            executor: Runs the engines.
+            phases: Returns the phases of an update, given which of D's steps carry an exact penalty, whether path
+                length is due, which of D's steps check a finite difference, and whether D has kept images for it.
+            section: The recipe's objective.
+            sources: The sources of the inputs.
+            statistics: Collects losses, logits and norms.
+            extras: Augmentation, regularization and the like, as the recipe asks for.
         """
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
@@ -114,8 +114,8 @@ class AdversarialStep:
         self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
         self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        near, levels = section.consistency, extras.images_per_sample
-        self._consistency = Consistency(near, levels, statistics) if near else None
+        consistency, levels = section.consistency, extras.images_per_sample
+        self._consistency = Consistency(consistency, levels, statistics) if consistency else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -136,23 +136,23 @@ class AdversarialStep:
             self._extras.kept.finish_update(update)
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
-        """Each phase with its inputs and what it minimises."""
+        """Yield each phase with its inputs and its loss."""
         section, path_length = self._section, self._extras.path_length
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
         penalised, checked = [o.differentiates_inputs for o in objectives], [bool(o.checked) for o in objectives]
-        # Real images are read where and when D needs them, in the order of its steps.
+        # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
-        # G's update is beside the real images that D read last, or reads first where it judges before it trains.
-        beside = reals[-1] if section.schedule == "exact" else reals[0]
+        # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
+        reals_of_g = reals[-1] if section.schedule == "exact" else reals[0]
 
         @functools.cache
         def inputs_of(d_step: int | None) -> Inputs:
-            """Those of one of D's steps, counted on into the next update, or of G's update."""
+            """Return the inputs of one of D's steps, which count on into the next update, or of G's update."""
             if d_step is None:
-                return self._inputs("generator", (update,), beside)
+                return self._inputs("generator", (update,), reals_of_g)
             later, number = divmod(d_step, section.d_steps)
-            return self._inputs("discriminator", (update + later, number), beside if later else reals[number])
+            return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
         kept = self._extras.kept
         has_kept = kept is not None and kept.update == update
@@ -167,9 +167,9 @@ class AdversarialStep:
                 assert regularizer is not None, "G differentiates for its path length"
                 yield self._differentiate_styles(phase, inputs, regularizer)
             elif phase.does == "judges":
-                yield self._judge(phase, own_inputs, update, beside)
+                yield self._judge(phase, own_inputs, update, reals_of_g)
             elif phase.does == "pulls back":
-                # The graphs of the forward passes, or what it takes to repeat them.
+                # With the graphs of G's forward passes, or the inputs to repeat them.
                 yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
             elif phase.does == "keeps":
                 yield self._keep(phase)
@@ -203,8 +203,8 @@ class AdversarialStep:
 
     def _batch(
         self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals
-    ) -> Inputting:
-        """What gives D's inputs where it trains."""
+    ) -> GetInputs:
+        """Build the function that returns D's inputs where it trains."""
         part = self._sources.slices["discriminator"]["discriminator"]
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
@@ -223,14 +223,11 @@ class AdversarialStep:
         return batch
 
     def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch] | None:
-        """What gives a teacher's features of the real images that D sees."""
+        """Build the function that returns a teacher's features of the real images that D sees."""
         part, teacher = self._sources.slices["discriminator"]["discriminator"], self._extras.teacher
         if teacher is None:
             return None
         return lambda j: teacher(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
-
-    def _num_samples(self, objective: DiscriminatorObjective) -> int:
-        return self._sources.slices["discriminator"]["discriminator"].num_samples * objective.num_segments
 
     def _learn(
         self,
@@ -241,21 +238,21 @@ class AdversarialStep:
         objectives: Sequence[DiscriminatorObjective],
         scheduled: Scheduled,
     ) -> Work:
-        """A phase of one of D's steps."""
+        """Build a phase of one of D's steps."""
         d_step = phase.d_step
         assert d_step is not None, "D learns in steps"
-        objective = objectives[d_step]
+        objective, part = objectives[d_step], self._sources.slices["discriminator"]["discriminator"]
+        phase = phase._replace(num_samples=part.num_samples * objective.num_segments)
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step])
         if phase.images_from is None:
             batch = self._with_kept(batch, d_step)
         if phase.does == "trains":
-            phase = phase._replace(num_samples=self._num_samples(objective))
             targets = self._targets((update, d_step), reals[d_step])
             return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
-        look = self._check if phase.does == "checks" else self._differentiate
-        return look(phase, batch, objective)
+        build = self._check if phase.does == "checks" else self._differentiate
+        return build(phase, batch, objective)
 
-    def _with_kept(self, batch: Inputting, d_step: int) -> Inputting:
+    def _with_kept(self, batch: GetInputs, d_step: int) -> GetInputs:
         kept = self._extras.kept
         assert kept is not None, "images are kept where updates overlap"
         return lambda j, images: batch(j, kept.get(d_step, j))
@@ -273,18 +270,16 @@ class AdversarialStep:
 
         return Work(phase, keep)
 
-    def _check(self, phase: Phase, batch: Inputting, objective: DiscriminatorObjective) -> Work:
-        phase = phase._replace(num_samples=self._num_samples(objective))
+    def _check(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
         loss = InputGradients(objective.num_segments, objective.note_slopes)
 
         def note(j: int, images: Tensor, grads: Tensor) -> Tensor:
             objective.note_gradients(images, grads / loss.scale)
-            return grads  # which nothing reads
+            return grads  # nothing reads them
 
         return Work(phase, batch, loss, gradient=note)
 
-    def _differentiate(self, phase: Phase, batch: Inputting, objective: DiscriminatorObjective) -> Work:
-        phase = phase._replace(num_samples=self._num_samples(objective))
+    def _differentiate(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
         loss = InputGradients(objective.num_segments)
         return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
 
@@ -313,7 +308,7 @@ class AdversarialStep:
         return Work(phase, batch, objective, gradient=gradient)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> MicroBatch:
-        """What D draws augmentations and noise from; nothing where it has none."""
+        """Return the seeds of D's augmentations and noise; empty if D has neither."""
         if not self._extras.seeded:
             return ()
         return (self._sources.draws.seeds(f"augment/{stream}", counters, samples),)
@@ -323,7 +318,7 @@ class AdversarialStep:
         self._record("generator", self.generator)
 
     def _record(self, name: str, engine: Engine) -> None:
-        if engine.outcomes.last is False or engine.grad_norm is None:  # infinite, or known to other ranks
+        if engine.outcomes.last is False or engine.grad_norm is None:  # not finite, or known to other ranks only
             return
         if isinstance(engine.grad_norm, Tensor):
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())

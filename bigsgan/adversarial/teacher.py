@@ -1,10 +1,10 @@
 """A teacher: a frozen network whose features of real images D learns to predict from its own tokens.
 
-It is a program with DINOv2's interface, no part of an engine or of a checkpoint, which knows it by its digest. GAT
-(arXiv 2509.24935) has it; its images are moved as those that D sees beside them.
+The teacher is a program with DINOv2's interface. No engine contains it; a checkpoint only has its digest. GAT (arXiv
+2509.24935) uses one. Its images are moved in the same way as D's.
 
-Shapes: n images of a micro-batch, C channels of R pixels a side, R' a side of what the teacher sees, Z features,
-P = H * H patches of the teacher, T of D.
+Shapes: n images of a micro-batch, C channels of R pixels a side, R' pixels a side for the teacher, Z features,
+P = H * H patches of the teacher, T patches of D.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bigsgan.models.layers import full
 
 PATH = "objective.teacher.path"
 _NAMES = ("x_norm_clstoken", "x_norm_patchtokens")
-"""Of DINOv2's features."""
+"""Names of DINOv2's features: class token and patch tokens."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's colours, in [0, 1]."""
+"""Mean and standard deviation of ImageNet's colours, in [0, 1]."""
 _TRIED = (2, 3)
-"""Numbers of images that it is tried with: it has to take any."""
+"""Numbers of images with which a program is tried: it must accept any number."""
 _REMEDY = "give a program that makes (n, width) class tokens and (n, P, width) patch tokens of images (n, 3, R, R)"
 
 
 class Teacher:
-    """Callable that gives features of real images.
+    """Callable that returns features of real images.
 
     Attributes:
-        device: Of the program.
+        device: The program's device.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Teacher:
         """Take a frozen program.
 
         Args:
-            program: Makes of images (n, 3, R', R') class tokens (n, Z) and patch tokens (n, P, Z).
-            section: What the recipe says of it.
-            device: Of the program.
-            policy: Of D's DiffAugment, as far as it moves images.
-            side: Pixels of an image as D sees it, in which DiffAugment counts.
+            program: Turns images (n, 3, R', R') into class tokens (n, Z) and patch tokens (n, P, Z).
+            section: The recipe's section about the teacher.
+            device: The program's device.
+            policy: The policy of D's DiffAugment; only operations that move images apply.
+            side: Pixels a side of an image as D sees it; DiffAugment counts in these pixels.
         """
         self.device = device
         self._program, self._section, self._policy, self._side = program, section, policy, side
@@ -63,12 +63,12 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: LabelledImages, *seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Class tokens (n, Z) and patch tokens (n, P, Z), float32, of real images with the seeds (n,) of D's."""
+        """Return class tokens (n, Z) and patch tokens (n, P, Z), float32, of real images, moved by D's seeds (n,)."""
         assert isinstance(batch, ShownImages), "data for a teacher has pixels"
         return self.features(self.prepared(batch.pixels, *seeds))
 
     def prepared(self, images: Tensor, *seeds: Tensor) -> Tensor:
-        """What the program reads: images (n, C, R, R) in [-1, 1] -> (n, 3, R', R'), normalised and moved as D's are."""
+        """Normalize images (n, C, R, R) in [-1, 1], and move them as D's are: (n, 3, R', R') for the program."""
         images = ((images.expand(-1, 3, -1, -1) + 1) / 2 - self._mean) / self._std
         size = (self._section.resolution, self._section.resolution)
         if images.shape[2:] != size:
@@ -78,14 +78,14 @@ class Teacher:
         return images.to(self._dtype)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the program on what is prepared.
+        """Run the program on prepared images.
 
         Raises:
-            UserError: It fails, or makes tokens of other shapes.
+            UserError: The program fails, or makes tokens of other shapes.
         """
         section = self._section
         try:
-            # The executor that optimizes by what it has seen would change its arithmetic from one call to another.
+            # The profiling executor would change the arithmetic from one call to the next.
             with torch.jit.optimized_execution(False):
                 found: Any = self._program(images)
         except (MemoryError, torch.OutOfMemoryError):
@@ -112,12 +112,12 @@ class Teacher:
 
 
 def distances(predicted: Tensor, whole: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - cosine at class tokens and at patch tokens, means over samples and patches.
+    """Return 1 - cosine at class tokens and at patch tokens, means over samples and patches.
 
     Args:
-        predicted: (n, 1 + T, Z), the class token first.
-        whole: (n, Z) of the teacher.
-        patches: (n, P, Z); where T is another number, they are resized (bicubic).
+        predicted: D's predictions (n, 1 + T, Z), the class token first.
+        whole: The teacher's class tokens (n, Z).
+        patches: The teacher's patch tokens (n, P, Z), resized (bicubic) unless P is T.
     """
     num = predicted.shape[1] - 1
     if patches.shape[1] != num:
@@ -129,10 +129,10 @@ def distances(predicted: Tensor, whole: Tensor, patches: Tensor) -> tuple[Tensor
 
 
 def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
-    """Load the recipe's teacher, where it has one, and try it with a few images.
+    """Load the recipe's teacher, if there is one, and try it with a few images.
 
     Raises:
-        UserError: It cannot be read, fails, or makes tokens of other shapes.
+        UserError: The program cannot be read, fails, or makes tokens of other shapes.
     """
     section = recipe.objective.teacher
     if section is None:
@@ -151,17 +151,17 @@ def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
 
 
 def teacher_digest(recipe: Recipe) -> str | None:
-    """Digest of the recipe's teacher; None where it has none.
+    """Return the digest of the recipe's teacher; None if there is no teacher.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: The program cannot be read.
     """
     section = recipe.objective.teacher
     return None if section is None else program_digest(Path(section.path), PATH)
 
 
 def _load_export(path: Path, device: torch.device) -> Any:
-    program_digest(path, PATH)  # which tells of a missing file
+    program_digest(path, PATH)  # reports a missing file
     try:
         program = torch.export.load(path)
         if device.type != "cpu":
@@ -169,7 +169,7 @@ def _load_export(path: Path, device: torch.device) -> Any:
         return program.module()
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # zipfile's, json's, torch's own
+    except Exception as error:  # from zipfile, json or torch
         detail = next(iter(str(error).splitlines()), "")
         remedy = "save it with torch.export.save"
         raise UserError(PATH, str(path), "must be a program of torch.export", remedy, detail) from None

@@ -1,4 +1,4 @@
-"""Statistics of D's logits in one update that act on later updates."""
+"""Statistics of D's logits in one update that affect later updates."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Sum = Callable[[Tensor], Tensor]
 
 
 class LogitWatcher(Protocol):
-    """Is shown the logits of each micro-batch of the discriminator's updates, and told when an update ends.
+    """Observes the logits of each micro-batch of D's steps, and the end of each update.
 
     Its tensors are the same on all ranks whenever a checkpoint may be taken.
     """
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
-        """Take note of D's logits at this rank's real and fake images of a micro-batch."""
+        """Observe D's logits at this rank's real and fake images of a micro-batch."""
         ...
 
     def finish_update(self, update: int, applied: Outcome) -> None:
-        """End update number ``update``, applied or skipped. All ranks call this, those too that saw no logits."""
+        """End update number ``update``, applied or skipped. All ranks call this, even those that saw no logits."""
         ...
 
 
 class LogitAnchors(SharedState):
     """Moving averages of D's logits, and the regularization that keeps logits near them.
 
-    R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6, for
-    logits on the sides where they belong), with the averages as they were before the update. A named entry of a
+    R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6,
+    for logits on their correct sides of the averages), with the averages from before the update. A named entry of a
     run's state.
     """
 
@@ -47,25 +47,27 @@ class LogitAnchors(SharedState):
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
         """Add logits, of any shape."""
-        num = real.new_full((), float(real.numel()))  # made on the device: a copy from the host would wait for it
+        num = real.new_full((), float(real.numel()))  # made on the device: a copy from the host would wait
         self._seen += torch.stack([real.sum(), num, fake.sum(), num])
 
     @torch.no_grad()
     def finish_update(self, update: int, applied: Outcome) -> None:
-        """Move the averages by the means over all ranks; those of the first update are taken as they are."""
+        """Move the averages by the means over all ranks; the first update's means become the averages."""
         real, num_real, fake, num_fake = self._sum_over_ranks(self._seen.clone()).unbind()
         self._seen.zero_()
         known = self._anchors[2]
         means = torch.stack([real / num_real, fake / num_fake])
         means = torch.where(known > 0, torch.lerp(means, self._anchors[:2], self._section.decay), means)
         moved = torch.cat([means, torch.ones_like(self._anchors[2:])])
+        # The update may be applied although an earlier one of D's steps was skipped for logits that overflowed.
+        moved = torch.where(moved.isfinite().all(), moved, self._anchors)
         self._anchors.copy_(chosen(applied, moved, self._anchors))
 
     def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
-        """R of the logits of a micro-batch, a scalar; 0 until averages are known."""
+        """Return R of the logits of a micro-batch, a scalar; 0 until averages are known."""
         a_real, a_fake, known = self._anchors.clone().unbind()
         return known * (F.relu(real - a_fake).square().mean() + F.relu(a_real - fake).square().mean())
 
     def state(self) -> dict[str, Tensor]:
-        """Averages (3,): of real logits, of fake ones, and 1 where they are known."""
+        """Return the averages (3,): of real logits, of fake ones, and 1 if they are known."""
         return {"anchors": self._anchors}

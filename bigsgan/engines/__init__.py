@@ -1,4 +1,4 @@
-"""Engines: one network each, laid out over all ranks. `build.py` makes them, and imports deepspeed."""
+"""Engines: one network each, laid out over all ranks or some. `build.py` makes them, and imports deepspeed."""
 
 from bigsgan.engines.base import Engine, LossFunction, MicroBatch, Piece, Rates, Regularizer, Shard, Work
 from bigsgan.engines.outcomes import Outcome, chosen

@@ -1,7 +1,7 @@
-"""The network that a rank holds nothing of, where each network has ranks of its own.
+"""The engine of a network that only other ranks hold, where each network has ranks of its own.
 
-Both sides compute their own phases. What one has to know of the other beside images and gradients is how its updates
-ended, which all ranks tell each other at the end of an adversarial update.
+The ranks of each network compute its phases. Beside images and gradients, they only need to know how the other
+network's updates ended. All ranks share this at the end of an adversarial update.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AbsentEngine:
         self._loss_scale: float | Tensor = 1.0
 
     def learn(self, num_updates: int, news: Tensor) -> None:
-        """Take note of the last updates, by what ``OutcomesOfBoth`` sent of them."""
+        """Count the last updates, given ``news`` from ``OutcomesOfBoth``."""
         num_skipped, applied, scale = news.tolist() if news.device.type == "cpu" else news.unbind()
         self.outcomes.follow(num_updates, num_skipped, applied > 0)
         self._loss_scale = scale
@@ -46,19 +46,19 @@ class AbsentEngine:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on losses, as it was after the last update."""
+        """The factor on losses after the last update."""
         return float(self._loss_scale)
 
     def scalars(self) -> dict[str, float]:
-        """Return nothing: the ranks that hold the network tell."""
+        """Return nothing: the ranks that hold the network save its numbers."""
         return {}
 
     def load_scalars(self, values: dict[str, float]) -> None:
-        """Restore how many updates there were."""
+        """Restore the numbers of updates."""
         self.outcomes.restore(int(values["num_applied"]), int(values["num_skipped"]))
 
     def shards(self) -> list[Shard]:
-        """Return none."""
+        """Return no shards."""
         return []
 
     def expect(self, phase: Phase, task: Task) -> None:
@@ -94,7 +94,7 @@ class AbsentEngine:
         raise AssertionError("the network is on other ranks")
 
     def observe_seam(self, applied: Outcome) -> None:
-        """Do nothing: D's ranks do."""
+        """Do nothing: the ranks that hold D adapt its scale."""
 
     def settle(self) -> None:
         """Do nothing."""
@@ -103,11 +103,11 @@ class AbsentEngine:
         """Do nothing."""
 
     def destroy(self) -> None:
-        """Do nothing: the executor lets the ranks be one world again."""
+        """Do nothing: the executor joins the divided ranks again."""
 
 
 class OutcomesOfBoth:
-    """Tells how the updates of each network ended to the ranks that hold nothing of it."""
+    """Tells the ranks that do not hold a network how its updates ended."""
 
     def __init__(self, plan: RunPlan, engines: Mapping[str, Engine]) -> None:
         self._engines = engines
@@ -129,7 +129,7 @@ class OutcomesOfBoth:
 
 
 def _number(value: float | Tensor) -> Tensor:
-    """On the device, without waiting for it."""
+    """Put a number on the device, without waiting for it."""
     if isinstance(value, Tensor):
         return value.detach().to(comm.device(), torch.float64).reshape(())
     return torch.full((), float(value), dtype=torch.float64, device=comm.device())

@@ -1,7 +1,7 @@
 """The protocol of an engine, the same for every layout of a network.
 
 The two networks meet only at the image: an engine never sees the other's graph. An update is a list of phases
-(engines/phases.py); each with what it computes is a ``Work``, which the engines compute task by task.
+(engines/phases.py). A ``Work`` is a phase with its inputs, loss and results; the engines compute it task by task.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ class LossFunction(Protocol):
     def differentiates_inputs(self) -> bool:
         """Whether the loss contains a gradient with respect to the first input (exact R1 or R2).
 
-        Where the phase carries no tangents, the engine must let the forward pass track it and keep the parameters at
-        hand for a double backward.
+        Unless the phase carries tangents, the engine must then track the first input through the forward pass and keep
+        the parameters gathered for a double backward.
         """
         ...
 
     @property
     def num_segments(self) -> int:
-        """Equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
+        """Number of equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
         ...
 
     @property
     def reads_features(self) -> bool:
-        """Whether the loss looks at what the layers before the last yield; not where the network is in stages."""
+        """Whether the loss reads the outputs of the layers before the last; never if the network is in stages."""
         ...
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Mean loss over this rank's samples of the micro-batch, a float32 scalar.
+        """Return the mean loss over this rank's samples of the micro-batch, a float32 scalar.
 
-        ``tangents`` are those of the outputs, where the phase carries some; ``inputs`` are empty for a D in stages.
-        Where the phase has ``targets``, ``features`` are what D predicts of them, and they themselves.
+        ``tangents`` are those of the outputs, if the phase carries any; ``inputs`` are empty for a D in stages.
+        If the phase has ``targets``, ``features`` are D's predictions of them, followed by the targets.
         """
         ...
 
 
 class Rates(NamedTuple):
-    """What an optimizer takes for one update.
+    """An optimizer's settings for one update.
 
     Attributes:
         lr: Learning rate.
@@ -70,23 +70,23 @@ class Regularizer(Protocol):
     """A loss that looks inside a network."""
 
     def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Outputs, and what the loss looks at inside."""
+        """Return the outputs and the inner tensor that the loss reads."""
         ...
 
     def loss(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
-        """Mean loss over this rank's samples of the micro-batch, which may be differentiated twice."""
+        """Return the mean loss over this rank's samples of the micro-batch; it can be differentiated twice."""
         ...
 
     def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
-        """What has the same gradient, of the outputs' tangents where the phase carries some."""
+        """Return a scalar with the gradient of the loss, given the outputs' tangents, if the phase carries any."""
         ...
 
 
 class Piece(NamedTuple):
-    """Where a part of one parameter lies in one shard.
+    """A part of one parameter, and its place in a shard.
 
     Attributes:
-        name: Of the parameter.
+        name: The parameter's name.
         offset: First element of the part in the flattened parameter.
         numel: Elements of the part.
         start: First element of the part in the shard.
@@ -99,13 +99,13 @@ class Piece(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One flat float32 tensor of parameters that this rank owns, and what lies in it.
+    """One flat float32 tensor of parameters that this rank owns, and its contents.
 
     Attributes:
         master: The values that the optimizer updates.
         optimizer_state: The optimizer's tensors and numbers for it, such as ``exp_avg``; empty before the first update.
-        pieces: The parameters in it; elements outside of every piece are padding.
-        copies: Which copy of this shard it is, and how many replicas have one; (0, 1) where it is the only one.
+        pieces: The parts of parameters in it; elements outside of every piece are padding.
+        copies: Index of this copy of the shard, and the number of copies over all replicas; (0, 1) for an only one.
     """
 
     master: Tensor
@@ -115,28 +115,28 @@ class Shard(NamedTuple):
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Of an engine's passes, by the precision that its DeepSpeed file gives."""
+"""Data type of an engine's passes, by the precision of its DeepSpeed file."""
 
 
 @dataclass(eq=False)
 class Work:
-    """A phase of an update with what it computes on this rank, and what it has computed so far.
+    """A phase of an update, with its inputs and loss on this rank, and its results so far.
 
     Attributes:
-        phase: What it is.
-        inputs: Gives the inputs of a micro-batch by its number and the images that the phase reads, None where it reads
-            none. Called where the network reads its inputs; the same inputs each time.
-        loss: What the network's outputs are turned into; None where nothing is known of it but its gradient at them.
-        regularizer: Adds a loss to the phase's forward passes; where the network is in stages, one of tangents.
-        ahead: Layers ahead of what a phase differentiates by, or what has the tangents that it begins with.
-        rates: Of the optimizer, where the phase steps.
-        gradient: Where D judges or a network differentiates, turns the number of a micro-batch, the tensor that is
-            differentiated by and dL/d(that), float32, into the gradient at G's images, or the direction of tangents.
-        targets: Gives a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a
-            micro-batch by its number, where D's last layer predicts them; empty where the loss does not compare them.
-            Called where the loss is, once a forward pass.
-        outputs: By micro-batch, on the ranks where they arise: images, detached, or gradients at images.
-        graphs: By micro-batch, what its backward pass will need.
+        phase: The phase.
+        inputs: Returns the inputs of a micro-batch, given its number and the images that the phase reads, or None.
+            Called on the ranks where the network reads its inputs; returns the same inputs each time.
+        loss: Turns the network's outputs into a loss; None if only the loss's gradient at the outputs is given.
+        regularizer: Adds a loss to the phase's forward passes; of tangents only, if the network is in stages.
+        ahead: Number of layers before the tensor by which a phase differentiates, or at which its tangents begin.
+        rates: The optimizer's settings, if the phase steps.
+        gradient: Where D judges or a network differentiates: takes the number of a micro-batch, the tensor x that is
+            differentiated by, and dL/dx, float32; returns the gradient at G's images, or the direction of tangents.
+        targets: Returns a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a
+            micro-batch, given its number; None unless the loss compares D's predictions with them.
+            Called on the ranks that compute the loss, once a forward pass.
+        outputs: By micro-batch, on the ranks that compute them: images, detached, or gradients at images.
+        graphs: By micro-batch, the graph that its backward pass will need.
     """
 
     phase: Phase
@@ -152,7 +152,7 @@ class Work:
 
 
 def targets_of(work: Work, index: int) -> MicroBatch:
-    """A teacher's features of a micro-batch; empty where the loss does not compare any."""
+    """Return a teacher's features of a micro-batch; empty if the loss compares none."""
     return () if work.targets is None else work.targets(index)
 
 
@@ -161,12 +161,12 @@ class Engine(Protocol):
 
     Attributes:
         network: The layers that this rank computes.
-        replica: Which of the ranks that compute the same layers this one is.
-        division: Bounds of the stages that the layers are divided into; None where each rank has them all.
-        replays: Whether passes are CUDA graphs: what they yield lasts until the next adversarial update begins.
-        outcomes: Which updates changed the parameters; not those whose gradients were not finite.
-        scales_loss: Whether overflow is taken for granted, as fp16's loss scaling does; such updates are skipped.
-        grad_norm: Norm of the last update's averaged gradient, before clipping; None where other ranks know it.
+        replica: Index of this rank among those that compute the same layers.
+        division: Bounds of the stages into which the layers are divided; None if each rank has all layers.
+        replays: Whether passes replay CUDA graphs; their outputs last until the next adversarial update begins.
+        outcomes: Which updates changed the parameters, and which were skipped for gradients that are not finite.
+        scales_loss: Whether overflow is expected, as with fp16's loss scaling; such updates are skipped.
+        grad_norm: Norm of the last update's averaged gradient, before clipping; None if only other ranks know it.
         is_held: Whether this rank holds a part of the network.
         after_update: Called on every rank after each update, applied or skipped.
     """
@@ -182,17 +182,17 @@ class Engine(Protocol):
     after_update: Callable[[], None]
 
     def expect(self, phase: Phase, task: Task) -> None:
-        """Prepare to receive what a task needs from other ranks of the network, ahead of it."""
+        """Post the receives for what a task needs from other ranks of the network, ahead of the task."""
         ...
 
     def receive(self, phase: Phase, task: Task) -> None:
-        """Wait for what was expected."""
+        """Wait until what ``expect`` announced for a task has arrived."""
         ...
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward with a micro-batch, with the images and the tangents that its phase reads.
 
-        Tangents are those of the first entry of the carry behind the layers ``work.ahead``.
+        The tangents belong to the first entry of the carry after the first ``work.ahead`` layers.
         """
         ...
 
@@ -204,7 +204,7 @@ class Engine(Protocol):
         ...
 
     def step(self, work: Work) -> None:
-        """Update on the mean over the phase's micro-batches; then ``outcomes``, ``grad_norm`` and the shards tell."""
+        """Update on the mean over the phase's micro-batches; set ``outcomes``, ``grad_norm`` and the shards."""
         ...
 
     def settle(self) -> None:
@@ -212,20 +212,20 @@ class Engine(Protocol):
         ...
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Outputs of one micro-batch of this rank's replica, on every rank of it and at once; for sampling."""
+        """Return the outputs of one micro-batch, for sampling. All ranks of this rank's replica call this together."""
         ...
 
     def observe_seam(self, applied: Outcome) -> None:
-        """Learn whether gradients at images could be used: fp16 scales the backward pass of D's judgement by it."""
+        """Note whether the gradients at images were finite: fp16 adjusts the scale of D's judging accordingly."""
         ...
 
     @property
     def loss_scale(self) -> float:
-        """Factor on losses before the backward pass; 1 unless fp16."""
+        """The factor on losses before the backward pass; 1 unless fp16."""
         ...
 
     def shards(self) -> list[Shard]:
-        """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        """Return this rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
         ...
 
     def sum_over_replicas(self, tensor: Tensor) -> Tensor:
@@ -237,17 +237,17 @@ class Engine(Protocol):
         ...
 
     def scalars(self) -> dict[str, float]:
-        """Numbers to save beside the shards: counters and loss scales."""
+        """Return the numbers to save beside the shards: counters and loss scales."""
         ...
 
     def load_scalars(self, values: dict[str, float]) -> None:
-        """Restore what ``scalars`` gave."""
+        """Restore the numbers that ``scalars`` returned."""
         ...
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
+        """Replace the optimizer's state of one shard: tensors laid out as its master, and the number ``step``."""
         ...
 
     def destroy(self) -> None:
-        """Release what the engine holds in this process; it cannot be used afterwards."""
+        """Release everything the engine holds in this process; it cannot be used afterwards."""
         ...

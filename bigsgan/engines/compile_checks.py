@@ -17,20 +17,20 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import RankAverages, SpectralLayer
 
 GRAPHS_SINCE = "2.15"
-"""The version of torch in which lifetimes were read; see replays.py."""
+"""The version of torch whose lifetimes of results were studied; see replays.py."""
 
 _MOVING = (SpectralLayer, BatchStatistics)
 
 
 def check_compiler(plan: RunPlan, network: str) -> None:
-    """Look for what torch.compile needs on this machine, where the recipe asks for it.
+    """Check that torch.compile can work on this machine, if the recipe asks for it.
 
     Args:
-        plan: The run's.
-        network: Which.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
 
     Raises:
-        UserError: It is not there.
+        UserError: A compiler or Triton is missing, or the network cannot be compiled with recomputation.
     """
     field, unit = f"engines.{network}.compile", plan.engines[network].section.compile
     if unit == "none":
@@ -43,7 +43,7 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
     if plan.engines[network].section.activation_checkpointing:
-        # A pass that moves state that it uses, and its recomputation, which does not, are compiled apart, and keep
+        # A pass moves state that it uses, and its recomputation does not. They are compiled separately, and would keep
         # different tensors.
         moving = _first_of(plan, network, _MOVING)
         if moving is not None:
@@ -54,14 +54,14 @@ def check_compiler(plan: RunPlan, network: str) -> None:
 
 
 def check_cuda_graphs(plan: RunPlan, network: str) -> None:
-    """Look for what CUDA graphs need, where the recipe asks for them.
+    """Check that CUDA graphs can be used, if the recipe asks for them.
 
     Args:
-        plan: The run's.
-        network: Which.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
 
     Raises:
-        UserError: It is not there.
+        UserError: The device, torch's version, the gradient reduction or a layer does not allow them.
     """
     if not plan.engines[network].section.cuda_graphs:
         return
@@ -86,7 +86,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
 
 
 def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
-    """Name of the first kind of layer in a network that is one of these; None where it has none."""
+    """Return the class name of the first layer of a network that is one of these kinds; None if there is none."""
     with torch.device("meta"):
         modules = build_network(plan.recipe, network).modules()
     return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)

@@ -1,4 +1,4 @@
-"""State common to engines on DeepSpeed: shards, counters, loss scales, and the buffers before an update."""
+"""State shared by all engines on DeepSpeed: shards, counters, loss scales, and the buffers before an update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEAM_SCALE_WINDOW = 500
 
 
 class DeepSpeedBacked:
-    """The part of the Engine protocol that does not depend on how phases are computed.
+    """The part of the Engine protocol that does not depend on the layout.
 
     Attributes:
         network, replica, replays, outcomes, scales_loss, grad_norm, after_update, is_held: See Engine.
@@ -46,22 +46,22 @@ class DeepSpeedBacked:
         """Wrap an engine.
 
         Args:
-            engine: DeepSpeed's.
+            engine: The DeepSpeed engine.
             network: The layers that this rank computes.
-            replica: Which of those that compute the same layers it is.
-            num_replicas: Number of them.
-            replicas: They; None for all ranks there are.
+            replica: Index of this rank among those that compute the same layers.
+            num_replicas: Number of these ranks.
+            replicas: Process group of these ranks; None for all ranks.
         """
         self._replicas = replicas
         self.network = network
         self.replica = replica
         self.outcomes = Outcomes()
         self.grad_norm: Tensor | float | None = 0.0
-        self.after_update: Callable[[], None] = _nothing
+        self.after_update: Callable[[], None] = lambda: None
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()
         self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
-        # Orthogonal regularization adds to gradients in the backward pass; they share the scale that these have.
+        # Orthogonal regularization adds to gradients in the backward pass, so it must be scaled as they are.
         self._penalty_scale, shared = 1.0, torch.ones((), device=comm.device())
         for layer in self._penalised:
             layer.gradient_scale = shared
@@ -79,10 +79,10 @@ class DeepSpeedBacked:
         self._seam_good = 0
 
     def observe_seam(self, applied: Outcome) -> None:
-        """Adapt the scale of the backward pass where D judges to whether its gradients could be used.
+        """Adapt the scale of D's judging to whether its gradients were finite.
 
         The same rule as dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740): halve on overflow, double
-        after a number of good updates. Only in fp16, which waits for the device to know.
+        after a number of good updates. Only in fp16, where the host waits for the device's answer.
         """
         if not self.scales_loss:
             return
@@ -93,9 +93,9 @@ class DeepSpeedBacked:
             self._seam_scale = min(SEAM_SCALE_MAX, self._seam_scale * 2)
 
     def _choose_kernels(self, work: Work) -> None:
-        """Let a phase of a penalty compute in a form that can be differentiated twice, and others by faster kernels.
+        """Let phases of a penalty compute in a form that can be differentiated twice, and others use faster kernels.
 
-        Before a backward pass as well, which may compute layers again.
+        Called before backward passes too, as they may recompute layers.
         """
         phase, penalised = work.phase, work.loss is not None and work.loss.differentiates_inputs
         exact = penalised or phase.tangents_from is not None or phase.does in ("checks", "differentiates")
@@ -105,16 +105,16 @@ class DeepSpeedBacked:
                 layer.exact = exact
 
     def _scale_of(self, phase: Phase) -> float:
-        """Factor on the loss of a phase with frozen parameters; one that differentiates brings its own."""
+        """Return the factor on the loss of a phase with frozen parameters; losses that differentiate have their own."""
         return self._seam_scale if phase.does == "judges" else 1.0
 
     @property
     def loss_scale(self) -> float:
-        """Factor on losses before the backward pass; 1 unless fp16."""
+        """The factor on losses before the backward pass; 1 unless fp16."""
         return internals.loss_scale(self._engine) if self.scales_loss else 1.0
 
     def shards(self) -> list[Shard]:
-        """This rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
+        """Return this rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
         masters, states = internals.masters(self._engine), internals.optimizer_states(self._engine)
         return [
             Shard(master.detach().view(-1), state, pieces, self._copies)
@@ -130,17 +130,17 @@ class DeepSpeedBacked:
         internals.publish(self._engine)
 
     def scalars(self) -> dict[str, float]:
-        """Numbers to save beside the shards: counters and loss scales."""
+        """Return the numbers to save beside the shards: counters and loss scales."""
         scaler = internals.loss_scaler_numbers(self._engine) if self.scales_loss else {}
         own = {"num_applied": self.outcomes.num_applied, "num_skipped": self.outcomes.num_skipped}
         seam = {"seam_scale": self._seam_scale, "seam_good": self._seam_good}
         return {**own, **seam, **{f"scaler.{key}": value for key, value in scaler.items()}}
 
     def load_scalars(self, values: dict[str, float]) -> None:
-        """Restore what ``scalars`` gave."""
+        """Restore the numbers that ``scalars`` returned."""
         num_applied, num_skipped = int(values["num_applied"]), int(values["num_skipped"])
         self.outcomes.restore(num_applied, num_skipped)
-        if self.scales_loss and any(key.startswith("scaler.") for key in values):  # not in another precision
+        if self.scales_loss and any(key.startswith("scaler.") for key in values):  # saved in fp16
             self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
         if self.scales_loss:
@@ -148,7 +148,7 @@ class DeepSpeedBacked:
         internals.set_counters(self._engine, num_applied + num_skipped, num_skipped)
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Replace the optimizer's state of one shard: tensors that lie as its master does, and the number ``step``."""
+        """Replace the optimizer's state of one shard: tensors laid out as its master, and the number ``step``."""
         state = fit_state(self._engine.basic_optimizer, state)
         internals.set_optimizer_state(self._engine, shard, state)
 
@@ -163,7 +163,7 @@ class DeepSpeedBacked:
                 group["betas"] = (group["betas"][0], rates.beta2)
 
     def _begin_update(self) -> None:
-        """Before the forward passes of an update: keep the buffers, in case it is skipped, and scale penalties."""
+        """Keep the buffers before an update's forward passes, in case it is skipped, and scale penalties."""
         if self._buffers:  # torch refuses an empty list
             torch._foreach_copy_(self._kept_buffers, self._buffers)
         scale = self.loss_scale / self._accumulation
@@ -172,7 +172,7 @@ class DeepSpeedBacked:
             self._penalised[0].gradient_scale.fill_(scale)  # type: ignore[union-attr]
 
     def _count(self, applied: Outcome) -> None:
-        """Take note of an update. What overflowed a skipped one's gradients may stand in the running statistics too."""
+        """Count an update. Restore the buffers of a skipped one: running statistics may have overflowed too."""
         self.outcomes.add(applied)
         if isinstance(applied, Tensor):
             for buffer, kept in zip(self._buffers, self._kept_buffers, strict=True):
@@ -182,13 +182,13 @@ class DeepSpeedBacked:
         self.after_update()
 
     def _reported_norm(self) -> Tensor | float:
-        """Norm that DeepSpeed took of the last update's gradient."""
+        """Return the norm that DeepSpeed took of the last update's gradient."""
         norm = self._engine.get_global_grad_norm()
         return 0.0 if norm is None else norm  # `or` would ask a tensor, and wait for the device
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
-        """Build graphs inside the block that lead to no parameter."""
+        """Keep parameters out of the graphs that are built inside the block."""
         for parameter in self._parameters:
             parameter.requires_grad_(False)
         try:
@@ -199,10 +199,10 @@ class DeepSpeedBacked:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn DeepSpeed's end of the loss scale's range into a message."""
+        """Turn DeepSpeed's error at the smallest loss scale into a message."""
         try:
             yield
-        except Exception as error:  # DeepSpeed raises no type of its own (fp16/loss_scaler.py)
+        except Exception as error:  # DeepSpeed has no type for it (fp16/loss_scaler.py)
             if "loss scale" not in str(error):
                 raise
             raise UserError(
@@ -211,7 +211,3 @@ class DeepSpeedBacked:
                 "is the smallest loss scale, and gradients still overflow: the run has diverged, or fp16 is too narrow",
                 "resume from an older checkpoint with a lower learning rate, or use a bf16 file",
             ) from error
-
-
-def _nothing() -> None:
-    pass

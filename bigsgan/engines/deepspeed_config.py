@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration of an engine: the file, what follows from the recipe, and what the machine can do."""
+"""DeepSpeed's configuration of an engine, from the DeepSpeed file and the recipe, checked against the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigsgan.engines.deepspeed import nvme
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
 
-# DeepSpeed's own sizes by stage, in elements: they cost 311 bytes a parameter on a GAN of 6.6 million.
+# DeepSpeed's own sizes by ZeRO stage, in elements: they cost 311 bytes a parameter on a GAN of 6.6 million.
 _LARGEST = {
     0: {},
     1: {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000},
@@ -24,21 +24,21 @@ _LARGEST = {
     3: {"reduce_bucket_size": 500_000_000, "stage3_prefetch_bucket_size": 50_000_000, "sub_group_size": 1_000_000_000},
 }
 _SHARE = 0.06
-"""Of what a network holds on a rank, that what is handled at a time may cost in addition."""
+"""Memory for the elements that are handled at a time, as a share of what a network holds on a rank."""
 _LEAST = 2**18
-"""Elements that are worth a message, or a call of an optimizer, of their own."""
+"""Fewest elements for a message, or a call of an optimizer."""
 _LEAST_OF_RANK = 2**15
-"""Elements of a message that are one rank's."""
+"""Fewest elements of a message for each rank."""
 _FLOAT = 4
 PART_MULTIPLE = 8
-"""Elements of a rank's part of a flat group are a multiple of it: 16 bytes of half types, NCCL's widest copies."""
+"""A rank's part of a flat group has a multiple of this many elements: 16 bytes of half types, NCCL's widest copies."""
 
 
 def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
-    """DeepSpeed's configuration, after asking the machine and DeepSpeed itself whether they can do it.
+    """Return DeepSpeed's configuration, checked against the machine and by DeepSpeed itself.
 
     Raises:
-        UserError: They cannot.
+        UserError: The machine does not support it, or DeepSpeed refuses it.
     """
     file = plan.engines[network].file
     _check_machine(network, file)
@@ -48,12 +48,12 @@ def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
 
 
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
-    """The DeepSpeed file completed with what follows from the recipe, and without DeepSpeed's silent defaults."""
+    """Return the DeepSpeed file's content, completed from the recipe, and without DeepSpeed's silent defaults."""
     file = plan.engines[network].file
     content = {key: value for key, value in file.content.items() if value != "auto"}
     return {
         "steps_per_print": None,
-        # It waits for the device in each forward pass and step (0.19.8).
+        # This timer waits for the device in each forward pass and step (0.19.8).
         "timers": {"throughput": {"enabled": plan.engines[network].is_stock}},
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
         **content,
@@ -68,41 +68,41 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
 
 
 def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int) -> None:
-    """Give the sizes that the file leaves open to what is reduced, and updated, at a time.
+    """Choose the sizes that the file leaves open: how many elements are reduced, and updated, at a time.
 
     Args:
-        config: DeepSpeed's, which this changes.
-        plan: The run's.
-        network: Which.
-        numel: Its parameters, of the layers on this rank.
+        config: DeepSpeed's configuration, which this changes.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
+        numel: Number of parameters in the network's layers on this rank.
     """
     file, zero = plan.engines[network].file, config["zero_optimization"]
     sizes = dict(_LARGEST[zero["stage"]])
     weight = _bytes_of_weight(file)
     handled = {
-        "reduce_bucket_size": 2 * weight,  # the bucket and what is sent
+        "reduce_bucket_size": 2 * weight,  # the bucket and its copy that is sent
         "sub_group_size": weight + (_FLOAT if weight < _FLOAT else 0),  # an update copies gradients
-        "stage3_prefetch_bucket_size": 2 * weight,  # what comes, and the parameters that are copied out of it
+        "stage3_prefetch_bucket_size": 2 * weight,  # the bucket, and the parameters that are copied out of it
     }
-    if file.offload_optimizer != "none":  # updates then take the host's memory
+    if file.offload_optimizer != "none":  # updates then use the host's memory
         sizes.pop("sub_group_size", None)
     for key, largest in sizes.items():
         size = min(numel, _at_a_time(plan, network, numel, handled[key])) if key in handled else numel
-        zero.setdefault(key, max(2, min(largest, size + size % 2)))  # an even number is asked for (0.19.8)
-    if "allgather_bucket_size" in zero:  # of which DeepSpeed asks the same (0.19.8)
+        zero.setdefault(key, max(2, min(largest, size + size % 2)))  # DeepSpeed asks for even numbers (0.19.8)
+    if "allgather_bucket_size" in zero:  # DeepSpeed asks for a multiple of its parts' alignment (0.19.8)
         zero["allgather_bucket_size"] += -zero["allgather_bucket_size"] % PART_MULTIPLE
 
 
 def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
-    """How many elements a group of parameters has at most, which ZeRO 1 and 2 reduce and update together.
+    """Return the largest number of elements in a group of parameters, which ZeRO 1 and 2 reduce and update together.
 
     Args:
-        plan: The run's.
-        network: Which.
-        numel: Its parameters, of the layers on this rank.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
+        numel: Number of parameters in the network's layers on this rank.
 
     Returns:
-        None where there is one group.
+        The number of elements; None if there is one group.
     """
     if not plan.engines[network].reduces_by_group:
         return None
@@ -110,32 +110,32 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
 
 
 class AtATime(NamedTuple):
-    """How many elements stage 0 copies at a time; the other stages have sizes in their files."""
+    """How many elements ZeRO 0 copies at a time; the other ZeRO stages have sizes in their files."""
 
     reduced: int  # to reduce their gradients
     updated: int  # to update them: gradients below float32 are converted for it
 
 
 def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:
-    """Choose them by what the network holds.
+    """Choose these numbers by the memory that the network takes.
 
     Args:
-        plan: The run's.
-        network: Which.
-        numel: Its parameters, of the layers on this rank.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
+        numel: Number of parameters in the network's layers on this rank.
     """
     weight = _bytes_of_weight(plan.engines[network].file)
     return AtATime(_at_a_time(plan, network, numel, weight), _at_a_time(plan, network, numel, _FLOAT))
 
 
 def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:
-    """Elements that cost a small share of what the network holds, at so many bytes each."""
+    """Return how many elements, at ``handled`` bytes each, cost a small share of the memory that the network takes."""
     least = max(_LEAST, _LEAST_OF_RANK * plan.placement(network).num_replicas)
     return max(least, int(_SHARE * numel * _bytes_of_parameter(plan, network) / handled))
 
 
 def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
-    """What ZeRO holds of each on a rank's device (Rajbhandari et al. 2020, arXiv 1910.02054, section 5)."""
+    """Return ZeRO's bytes a parameter on a rank's device (Rajbhandari et al. 2020, arXiv 1910.02054, section 5)."""
     file, num = plan.engines[network].file, plan.placement(network).num_replicas
     weight = gradient = _bytes_of_weight(file)
     has_masters = file.stage > 0 or weight < _FLOAT
@@ -153,21 +153,21 @@ def _bytes_of_weight(file: DeepSpeedFile) -> int:
 
 
 def zero_settings(plan: RunPlan, network: str, numel: int) -> DeepSpeedZeroConfig:
-    """The section about ZeRO as an engine with ``numel`` parameters on this rank gets it, with DeepSpeed's defaults."""
+    """Return the ZeRO section for an engine with ``numel`` parameters on this rank, with DeepSpeed's defaults."""
     config = deepspeed_config(plan, network)
     size_buckets(config, plan, network, numel)
     return DeepSpeedZeroConfig(**config["zero_optimization"])
 
 
 def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunPlan) -> None:
-    """Have DeepSpeed read its configuration before any engine is built: it knows what its sections may hold."""
+    """Have DeepSpeed check its configuration before any engine is built."""
     on_all_ranks = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * plan.world_size
     try:
-        DeepSpeedConfig({**config, "train_batch_size": on_all_ranks})  # it knows nothing of pipelines yet
+        DeepSpeedConfig({**config, "train_batch_size": on_all_ranks})  # DeepSpeed counts no pipeline stages here
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"is not valid for DeepSpeed: {first['msg']}"
-        if not first["loc"]:  # by what several keys are together
+        if not first["loc"]:  # the error is about several keys together
             raise UserError(str(file.path), None, problem, "fix it") from None
         key = str(first["loc"][0])
         section = next((name for name, value in config.items() if isinstance(value, dict) and key in value), "")

@@ -22,14 +22,14 @@ def initialize_engine(
     """Make the optimizer and the engine. Every rank calls this.
 
     Args:
-        plan: The run's.
-        network: Which.
-        layers: Those on this rank, with their weights or with shards of them.
-        module: What DeepSpeed shall run, around the layers.
-        config: DeepSpeed's; the sizes that it leaves open are put in.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
+        layers: The network's layers on this rank, with their weights or with shards of them.
+        module: The module around the layers that DeepSpeed runs.
+        config: DeepSpeed's configuration; this function adds the sizes that it leaves open.
 
     Returns:
-        The engine, and what has to be waited for before its gradients are used; None where nothing has.
+        The engine, and its averaged gradients, which must be waited for before they are used; None if no wait is due.
     """
     own = plan.engines[network]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())

@@ -1,4 +1,4 @@
-"""The optimizers that a recipe can name, as torch and DeepSpeed have them."""
+"""The optimizers that a recipe can name, by torch and by DeepSpeed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Parameters: TypeAlias = "list[nn.Parameter] | list[dict[str, list[nn.Parameter]]
 def build_optimizer(
     section: Optimizer, stack: LayerStack, file: DeepSpeedFile, at_a_time: int | None = None
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a network's parameters, or of the part of them that this rank has.
+    """Make the optimizer of a network's parameters, or of this rank's part of them.
 
     Args:
-        section: Of the recipe.
+        section: The recipe's section about the optimizer.
         stack: The network, or its layers on this rank.
         file: The DeepSpeed file.
-        at_a_time: Most elements of a group of parameters; None for one group.
+        at_a_time: Largest number of elements in a group of parameters; None for one group.
     """
     parameters: Parameters = list(stack.parameters())
     if at_a_time is not None:
@@ -40,7 +40,7 @@ def build_optimizer(
 
 
 def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.Parameter]]:
-    """Divide parameters, in their order, into groups of at most so many elements; a larger one has its own."""
+    """Divide parameters, in order, into groups of at most ``at_a_time`` elements; a larger parameter is a group."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for parameter in parameters:
@@ -53,7 +53,7 @@ def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.
 
 
 def build_torch_optimizer(section: Optimizer, parameters: Parameters) -> torch.optim.Optimizer:
-    """Make torch's own."""
+    """Make torch's own optimizer."""
     lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
     if section.kind == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=section.momentum, weight_decay=decay, fused=True)
@@ -69,7 +69,7 @@ def _adam_options(section: Optimizer) -> dict[str, Any]:
 
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
-    """How many numbers the optimizer keeps for each weight."""
+    """Return how many numbers the optimizer keeps for each weight."""
     if section.is_adam:
         return 1 if _has_no_momentum(section, file) else 2
     return (section.kind == "rmsprop") + (section.momentum > 0)
@@ -78,8 +78,8 @@ def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
     """Whether Adam's first moment is the gradient; DeepSpeed's own Adam and its swapping to NVMe keep one anyway.
 
-    Adam's weight decay is added to the gradient, which would stay in buffers of DeepSpeed's that are not always
-    rewritten; AdamW's is not.
+    Not with Adam's weight decay, which is added to the gradient and would stay there: DeepSpeed does not always rewrite
+    its buffers of gradients. AdamW's decay is not added to the gradient.
     """
     is_gradient = section.is_adam and section.betas[0] == 0 and (section.weight_decay == 0 or section.kind == "adamw")
     return is_gradient and not needs_cpu_adam(file) and not file.uses_nvme
@@ -88,8 +88,8 @@ def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
 class AdamWithoutMomentum(torch.optim.Adam):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) with beta1 = 0, whose first moment is the gradient and is not kept.
 
-    A weight then costs 4 bytes less. The gradients stand in for the moment in torch's fused kernel. It leaves them as
-    they were, but adds weight decay that is not decoupled.
+    A weight then costs 4 bytes less. Torch's fused kernel takes the gradients as the first moment. It does not change
+    them, except that it adds weight decay that is not decoupled.
     """
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class AdamWithoutMomentum(torch.optim.Adam):
                 decoupled_weight_decay=group["decoupled_weight_decay"],
                 eps=group["eps"],
                 maximize=False,
-                found_inf=getattr(self, "found_inf", None),  # as torch's own has it from gradient scalers
+                found_inf=getattr(self, "found_inf", None),  # gradient scalers set it, as on torch's own
             )
 
     def _started(self, parameter: Tensor) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class AdamWithoutMomentum(torch.optim.Adam):
 
 
 def fit_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Make the state of another kind of Adam fit: a first moment comes or goes with beta1, and with offload."""
+    """Fit the state of another kind of Adam: the first moment is added or dropped, as beta1 and offload ask."""
     if isinstance(optimizer, AdamWithoutMomentum):
         return {kind: value for kind, value in state.items() if kind != "exp_avg"}
     keeps = "exp_avg_sq" in state and "betas" in optimizer.param_groups[0]

@@ -1,4 +1,4 @@
-"""In which order a rank computes the tasks of an update, which follows from how the networks lie on the ranks."""
+"""The order in which a rank computes the tasks of an update; it follows from the layout of the networks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bigsgan.engines.pipeline.schedule import Cost
 
 
 class Order:
-    """Callable that gives this rank's tasks of an update as programs, one to be computed after the other.
+    """Callable that returns this rank's tasks of an update as programs, to be computed one after the other.
 
     Networks that lie whole on each rank take turns. Two pipelines that meet are planned together, all phases in one
-    program. Elsewhere each phase is a program: images travel between two of them, or the recipe asks for it. A rank of
-    one network alone has that network's phases as one program, and waits for images and gradients as it needs them.
+    program. Otherwise each phase is a program: images travel between phases, or the recipe asks for it. A rank that
+    holds one network has that network's phases as one program, and waits for images and gradients as it needs them.
     """
 
     def __init__(self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]]) -> None:
-        """Choose.
+        """Choose the order.
 
         Args:
-            plan: The run's.
-            stages: By network, which one this rank has; one that does not exist where it holds nothing of the network.
-            costs: By network, of each stage; of those in stages.
+            plan: The run's plan.
+            stages: By network, this rank's stage; a stage out of range if this rank holds nothing of the network.
+            costs: By network, the cost of each stage; only of networks in stages.
         """
         self._stages, self._costs = stages, dict(costs)
         self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
@@ -38,7 +38,7 @@ class Order:
         self._known: dict[tuple[Phase, ...], list[list[Task]]] = {}
 
     def __call__(self, phases: Sequence[Phase]) -> list[list[Task]]:
-        """This rank's tasks; every rank plans for all of them, and comes to the same plan."""
+        """Return this rank's tasks. Every rank plans for all ranks, and comes to the same plan."""
         key = tuple(phases)
         if key not in self._known:
             programs: Iterable[Iterable[Task]]
@@ -62,7 +62,7 @@ class Order:
         return [task._replace(phase=number) for task in self._planned([schedule.alone(phase)])]
 
     def _planned(self, phases: Sequence[Phase]) -> list[Task]:
-        """Tasks of this rank's place in the row of stages."""
+        """Return this rank's tasks of the plan for all stages."""
         network = phases[0].network
         num_stages, stage = self._num_stages[network], self._stages[network]
         device = num_stages - 1 - stage if network == "discriminator" else stage

@@ -1,7 +1,7 @@
 """The phases of an adversarial update, as data. Executors, planner, profiler and logs read this one list.
 
-A phase is a number of micro-batches that go through one network forward, backward or both, and may end in an optimizer
-step. On a device it becomes tasks. No tensors here.
+In a phase, micro-batches go through one network forward, backward or both; it may end in an optimizer step. A rank
+computes a phase as tasks. This file has no tensors.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ class Phase(NamedTuple):
     """One phase of an update.
 
     Attributes:
-        network: Which of the networks goes through.
+        network: The network that computes.
         does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
-            pulls those gradients back to its parameters and steps. Where a penalty is computed in forward mode, a
-            network differentiates its outputs before: D by its images, G by its styles. So D checks a finite
-            difference, on one micro-batch. Where updates overlap, D keeps G's images for its steps of the next one.
-        num: Micro-batches.
-        num_samples: In each of them, on one replica.
-        begins_update: Whether its first micro-batch moves batch statistics and power iterations, for the update of its
-            network.
-        keeps_graphs: Whether the phase that pulls back completes the forward passes of this one.
-        recomputes: Whether pulling back repeats the forward passes.
-        images_from: Number of the phase whose images are read.
-        grads_from: Number of the phase whose gradients at the images are read.
-        graphs_from: Number of the phase whose forward passes are completed.
+            pulls those gradients back to its parameters and steps. For a penalty in forward mode, a network first
+            differentiates its outputs: D by its images, G by its styles. D checks a finite difference in the same way,
+            on one micro-batch. Where updates overlap, D keeps G's images for its steps of the next update.
+        num: Number of micro-batches.
+        num_samples: Samples of a micro-batch on one replica.
+        begins_update: Whether the first micro-batch moves batch statistics and power iterations, for the update of this
+            phase's network.
+        keeps_graphs: Whether the phase that pulls back goes backward through the forward passes of this one.
+        recomputes: Whether this phase, which pulls back, repeats the forward passes.
+        images_from: Number of the phase whose images this one reads.
+        grads_from: Number of the phase whose gradients at the images this one reads.
+        graphs_from: Number of the phase through whose forward passes this one goes backward.
         tangents_from: Number of the phase, of the same network, whose gradients are the direction of the tangents that
             this one's passes carry, forward and backward.
-        d_step: Number of D's step that it is a part of, or whose images it makes or keeps, counted from the update's
-            first one; those of the next update follow. None where it is of G's update alone.
+        d_step: Number of D's step that this phase is a part of, or whose images it makes or keeps. It counts from the
+            update's first step, on into the next update. None if the phase serves G's update alone.
     """
 
     network: str
@@ -69,28 +69,28 @@ class Phase(NamedTuple):
 
     @property
     def frozen(self) -> bool:
-        """Whether the backward pass computes gradients at inputs alone, which costs half."""
+        """Whether the backward pass computes gradients at the inputs only, which halves its cost."""
         return self.does in ("checks", "differentiates", "judges")
 
     @property
     def samples_of_work(self) -> int:
-        """Samples of a micro-batch, by what they cost: tangents are computed beside the values."""
+        """Samples of a micro-batch, weighted by cost: one with tangents counts twice."""
         return self.num_samples * (1 if self.tangents_from is None else 2)
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Numbers of the phases whose images or gradients are read."""
+        """Numbers of the phases whose images or gradients this one reads."""
         numbers = (self.images_from, self.grads_from, self.tangents_from if self.forward else None)
         return tuple(number for number in numbers if number is not None)
 
     @property
     def label(self) -> str:
-        """Name in timelines, profiles and logs."""
+        """The phase's name in timelines, profiles and logs."""
         return f"{self.network[0].upper()} {self.does}"
 
 
 class Task(NamedTuple):
-    """One piece of a device's work: of a phase, what, and for which micro-batch (0 for a step)."""
+    """One piece of a rank's work: the number of a phase, a kind of pass, and a micro-batch (0 for a step)."""
 
     phase: int
     kind: Kind
@@ -104,21 +104,21 @@ def update_phases(
     checked: Sequence[bool] = (),
     has_kept: bool = True,
 ) -> list[Phase]:
-    """The phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
+    """Return the phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
-    With ``objective.schedule=overlapped`` nothing that one network computes of an update waits for what the other one
-    learns in it: D judges first and trains on images that it has kept, and G makes those for D's next update.
+    With ``objective.schedule=overlapped`` no network waits within an update for what the other learns in it: D judges
+    first and trains on images that it has kept, and G makes the images for D's next update.
 
-    Segments that penalties add to D's micro-batches are not in ``num_samples``: not every update has them.
+    ``num_samples`` leaves out the segments that penalties add to D's micro-batches, as not every update has them.
 
     Args:
-        plan: The run's.
-        penalised: Which of D's steps carry an exact penalty; where it is computed in forward mode, D differentiates
+        plan: The run's plan.
+        penalised: Which of D's steps carry an exact penalty. If it is computed in forward mode, D differentiates
             before it trains.
-        regularised: Whether G's update carries path length regularization; where it is computed in forward mode, G
+        regularised: Whether G's update carries path length regularization. If it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
-        checked: In which of them a finite difference is compared with the exact penalty.
-        has_kept: Whether D has kept images of the update before; without, an update that overlaps makes them first.
+        checked: Which of D's steps compare a finite difference with the exact penalty.
+        has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
     update = _Update(plan, penalised, regularised, checked)
     if plan.recipe.objective.schedule == "overlapped":
@@ -129,7 +129,7 @@ def update_phases(
 
 
 class _Update:
-    """The phases of an update, as they are added; see ``update_phases``."""
+    """Collects the phases of an update; see ``update_phases``."""
 
     def __init__(self, plan: RunPlan, penalised: Sequence[bool], regularised: bool, checked: Sequence[bool]) -> None:
         self.phases: list[Phase] = []
@@ -139,7 +139,7 @@ class _Update:
         self._keeps_graphs = plan.keeps_generator_graphs
 
     def take_turns(self) -> None:
-        """Each network learns from the other as it is."""
+        """Let each network learn from the current state of the other."""
         last = self._objective.d_steps - 1
         for d_step in range(self._objective.d_steps):
             shares = self._objective.reuse_fakes and d_step == last
@@ -150,9 +150,9 @@ class _Update:
         self._pull_back(images, self._judge(images))
 
     def overlap(self, has_kept: bool) -> None:
-        """Each network learns from the other as it was before the update; D from images of the G before that.
+        """Let each network learn from the other as it was before the update, and D from images of the G before that.
 
-        What travels is sent in the order in which it is read.
+        Ranks send images and gradients in the order in which they are read.
         """
         num = self._objective.d_steps
         shared = 2 * num - 1 if self._objective.reuse_fakes else None
@@ -182,7 +182,7 @@ class _Update:
         return self._add("generator", "makes images", "discriminator", d_step=d_step)
 
     def _make_images_for_own_update(self, d_step: int | None = None) -> int:
-        """Those of G's update, which may be those of one of D's steps."""
+        """Make the images of G's update, which may also serve one of D's steps."""
         tangents = self._differentiate_styles(d_step) if self._keeps_graphs else None
         more: dict[str, Any] = {"keeps_graphs": self._keeps_graphs, "tangents_from": tangents, "d_step": d_step}
         return self._add("generator", "makes images", "generator", begins_update=True, **more)
@@ -211,9 +211,9 @@ class _Update:
 
 
 def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:
-    """The tasks of a phase without stages: micro-batch by micro-batch.
+    """Yield the tasks of a phase of a network without stages: micro-batch by micro-batch.
 
-    Given all phases, each micro-batch with tangents comes right behind the one that gives their direction.
+    Given all phases, each micro-batch with tangents comes right after the one that gives their direction.
     """
     for index in range(phase.num):
         if phases and phase.tangents_from is not None:
@@ -224,11 +224,11 @@ def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator
 
 
 def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
-    """The tasks of an update of networks without stages that meet on each rank.
+    """Yield the tasks of an update of networks without stages that meet on each rank.
 
-    Phase by phase; but the micro-batches of G's own update go through its phases one by one, so that the graph of one
-    is alive at a time. Where updates overlap, they come first, and D's steps last: before G's step, G makes the images
-    that D trains on or keeps.
+    They go phase by phase; but the micro-batches of G's own update go through its phases one by one, so that one graph
+    is alive at a time. Where updates overlap, G's update comes first and D's steps last; before G's step, G makes the
+    images that D trains on or keeps.
     """
     last = max(number for number, phase in enumerate(phases) if phase.does == "pulls back")
     trained = [number for number, phase in enumerate(phases) if phase.does == "trains"]
@@ -245,7 +245,7 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
 
 
 def _is_of_own_update(phase: Phase) -> bool:
-    """Whether a phase before that in which G pulls back is of G's update; one that makes images also for D counts."""
+    """Whether a phase before G pulls back belongs to G's update, even if its images serve D too."""
     if phase.network == "discriminator":
         return phase.does == "judges"
     return phase.begins_update or phase.does == "differentiates"
@@ -253,12 +253,12 @@ def _is_of_own_update(phase: Phase) -> bool:
 
 def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]:
     for number in numbers:
-        if phases[number].does != "differentiates":  # which goes with the phase that carries its tangents
+        if phases[number].does != "differentiates":  # those go with the phase that carries their tangents
             yield from in_turn(number, phases[number], phases)
 
 
 def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: Iterable[Task] = ()) -> Iterator[Task]:
-    """Phases up to the one in which G pulls back; other tasks come before its last passes, which its step follows."""
+    """Yield the phases up to G's pulling back, then G's step; ``meanwhile`` comes before the last pulling back."""
     for index in range(phases[numbers[-1]].num):
         for number in numbers:
             if number == numbers[-1] and index == phases[number].num - 1:
@@ -268,7 +268,7 @@ def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: 
 
 
 def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase], network: str) -> list[list[Task]]:
-    """The same tasks with each step of a network right before its next task: until then its gradients may travel."""
+    """Move each step of a network to right before its next task, so that its gradients may travel until then."""
     found: list[list[Task]] = []
     held: list[Task] = []
     for program in programs:

@@ -18,9 +18,9 @@ def join_replicas(
 
     Args:
         network: This rank's layers.
-        num_replicas: Ranks that hold them.
-        source: The rank whose buffers all get; DeepSpeed broadcasts parameters and not buffers.
-        group: Of the replicas; None for all ranks.
+        num_replicas: Number of ranks that hold these layers.
+        source: The rank whose buffers all replicas get; DeepSpeed broadcasts parameters and not buffers.
+        group: Process group of the replicas; None for all ranks.
     """
     if num_replicas == 1:
         return

@@ -30,17 +30,17 @@ from bigsgan.runtime import comm, division
 class Root(nn.Module):
     """The one root module of an engine: losses are computed inside its forward pass.
 
-    DeepSpeed hooks an engine's outputs, so that a penalty which differentiates them outside would run the engine's
-    backward bookkeeping (0.19.8, runtime/engine.py:3019). Inside, the only output is the loss.
+    DeepSpeed hooks an engine's outputs. A penalty that differentiates them outside would run the engine's backward
+    bookkeeping (0.19.8, runtime/engine.py:3019). With the penalty inside, the only output is the loss.
     """
 
     def __init__(self, network: LayerStack, compile: str = "none", cuda_graphs: bool = False) -> None:
         """Wrap a network.
 
         Args:
-            network: With its weights, or its shards of them.
-            compile: What of it to compile for training passes: none, layers or whole.
-            cuda_graphs: Whether to replay what is compiled as CUDA graphs.
+            network: The network, with its weights or this rank's shards of them.
+            compile: The part to compile for training passes: none, layers or whole.
+            cuda_graphs: Whether to replay the compiled part as CUDA graphs.
         """
         super().__init__()
         self.network, self.replays = network, cuda_graphs
@@ -65,12 +65,12 @@ class Root(nn.Module):
         ahead: int = 0,
         targets: MicroBatch = (),
     ) -> Any:
-        """Outputs of the network, or their loss, or both outputs and a regularizer's loss.
+        """Return the outputs of the network, or their loss, or both the outputs and a regularizer's loss.
 
-        ``moving`` lets batch statistics and power iterations move. Not compiled is what is differentiated twice or read
-        for its features, and what does not belong to training: samples come in numbers of their own. Tangents begin
-        behind the layers ``ahead``, which are then not compiled either; without tangents, inputs enter there, and
-        without a loss those layers alone are computed. The loss compares ``targets`` with what the network predicts.
+        ``moving`` lets batch statistics and power iterations move. Passes that are differentiated twice or read for
+        their features are not compiled, nor are those outside training, whose numbers of samples differ. Tangents begin
+        after the first ``ahead`` layers, which are not compiled then. Without tangents, inputs enter there; without a
+        loss, only those layers are computed. The loss compares ``targets`` with the network's predictions.
         """
         if tangents is not None:
             return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead, targets)
@@ -94,7 +94,7 @@ class Root(nn.Module):
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
                 outputs = network(*inputs, segments=loss.num_segments)
-        # Outside, as a gradient taken here recomputes checkpointed layers, which must find their state moved once.
+        # Outside ``moving_state``: a gradient taken here recomputes checkpointed layers, whose state must move once.
         if regularizer is not None:
             return outputs, regularizer.loss(outputs, inner, inputs)
         assert loss is not None
@@ -150,14 +150,14 @@ class ZeroEngine(DeepSpeedBacked):
         """Wrap an engine.
 
         Args:
-            engine: DeepSpeed's.
-            root: Its module.
-            rank: This process's among those of the network, which is its replica's.
-            world_size: Number of them.
-            release: Removes what was made for the engine outside of it, such as swap files.
-            averaged: What has to be waited for before gradients are used. While they travel, DeepSpeed's step of a
-                micro-batch is left to the network's next task: the other network may compute meanwhile.
-            device_skip: Steps instead of the host where the device decides whether to update.
+            engine: The DeepSpeed engine.
+            root: The engine's module.
+            rank: This process's rank in the network, which is also the index of its replica.
+            world_size: Number of the network's ranks.
+            release: Removes resources made for the engine outside of it, such as swap files.
+            averaged: Averages gradients, and is waited for before they are used. While they travel, DeepSpeed's step of
+                a micro-batch waits for the network's next task, so that the other network can compute meanwhile.
+            device_skip: Makes the steps where the device, not the host, decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
         super().__init__(engine, root.network, rank, world_size, division.part())
@@ -165,19 +165,19 @@ class ZeroEngine(DeepSpeedBacked):
         self.replays = root.replays
         self._root, self._release, self._averaged, self._device_skip = root, release, averaged, device_skip
         self._is_step_open = False
-        # Stage 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
+        # ZeRO 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
         self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
         if self._checks_gradients:
             internals.clip_with(engine, self._clip)
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
-        # The other network's update needs their room.
+        # Outside of this network's backward passes, the other network needs their memory.
         self._gradient_buffers = [] if stock else internals.gradient_buffers(engine)
         internals.release(self._gradient_buffers)
         self._prefetching = Prefetching(engine, stock)
-        self._kind: Hashable = None  # of the last pass that the engine goes backward through
+        self._kind: Hashable = None  # kind of the last pass through the engine that goes backward
         if engine.zero_optimization_stage() == 3:
             let_tangents_through(engine)
-        self._until_backward = ExitStack()  # what is to hold from a micro-batch's forward to its backward pass
+        self._until_backward = ExitStack()  # contexts that last from a micro-batch's forward to its backward pass
 
     def expect(self, phase: Phase, task: Task) -> None:
         """Do nothing: a task needs nothing from other ranks."""
@@ -232,11 +232,11 @@ class ZeroEngine(DeepSpeedBacked):
         self._step()
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Outputs of one micro-batch without a graph."""
+        """Return the outputs of one micro-batch without a graph."""
         return self._infer(inputs, moving, trains=False)
 
     def destroy(self) -> None:
-        """Release the engine's hooks and buffers, and what else was made for it."""
+        """Release the engine's hooks and buffers, and everything made for it."""
         if self._averaged is not None:
             self._averaged.close()
         super().destroy()
@@ -249,7 +249,7 @@ class ZeroEngine(DeepSpeedBacked):
         return self._root(inputs, moving=moving, trains=trains)
 
     def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool, tangents: Tensor | None) -> None:
-        """Go through the engine, and keep a loss, and outputs whose gradient adds to it."""
+        """Go forward through the engine; keep the loss, and outputs whose gradient will be added to it."""
         loss, regularizer = work.loss, work.regularizer
         looks_inside = regularizer is not None or (loss is not None and loss.differentiates_inputs)
         twice = looks_inside and tangents is None
@@ -273,7 +273,7 @@ class ZeroEngine(DeepSpeedBacked):
             work.outputs[index] = outputs.detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
-        """Use the bare network with frozen parameters: the engine's hooks would count this as a backward pass."""
+        """Use the bare network with frozen parameters, as the engine's hooks would count this as a backward pass."""
         if work.ahead:
             self._prefetching.expect("ahead")
             with torch.no_grad():
@@ -293,7 +293,7 @@ class ZeroEngine(DeepSpeedBacked):
         work.outputs[index] = work.gradient(index, first.detach(), grads.float() / scale)
 
     def _pinned(self) -> AbstractContextManager[None]:
-        """All parameters whole, for a double backward."""
+        """Hold all parameters gathered, for a double backward."""
         self._prefetching.settle()
         return internals.pinned(self._parameters)
 

@@ -21,19 +21,19 @@ from bigsgan.models.layers import Generators
 class AdaptiveAugment(SampleAugmentation):
     """ADA's pipeline (Karras et al. 2020, arXiv 2006.06676, appendix B): each transformation acts with a probability.
 
-    No transformation looks at p, or at an image, from the host; what the pipeline lacks altogether costs nothing.
+    The host never reads p or an image; transformations that are not in the pipeline cost nothing.
     """
 
-    # buffer (1,), float32: the current probability. Whoever moves it does so between two updates, as a recomputation
-    # has to find it unchanged.
+    # buffer (1,), float32: the current probability. It only moves between two updates, as a recomputation must find it
+    # unchanged.
     p: Tensor
     lowpass: Tensor  # buffer (12,), float32: the filter of geometric transformations
     bands: Tensor  # buffer (4, 43), float32: the filters of frequency bands
 
     def __init__(self, multipliers: Mapping[str, float], p: float, keeps_seeds: bool = False) -> None:
-        """Take each transformation's probability as a multiple of p, 0 where left out, and the p to begin with.
+        """Take each transformation's probability as a multiple of p, 0 if left out, and the initial p.
 
-        With ``keeps_seeds`` the seeds travel on.
+        With ``keeps_seeds`` the seeds stay in the carry.
         """
         super().__init__(keeps_seeds)
         self._initial_p = p
@@ -76,9 +76,9 @@ def augmentation_layer(section: Augmentation, channels: int, keeps_seeds: bool) 
     """Build the layer of a section: images (N, L * C, H, W), labels (N,), seeds (N,) -> images, labels.
 
     Args:
-        section: The recipe's.
-        channels: C, of one image of a sample.
-        keeps_seeds: Whether the seeds follow the labels, for a discriminator that draws numbers itself.
+        section: The recipe's section.
+        channels: C, the channels of one image of a sample.
+        keeps_seeds: Whether the layer also returns the seeds, for a discriminator that draws numbers itself.
     """
     if section.kind == "diffaugment":
         return DiffAugment(section.policy, channels, keeps_seeds)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bigsgan.models import noise
 
 _FIRST_STREAM = 0xADA00
-# The position is the number of the stream: new names go to the end, or a run that goes on would draw others.
+# The position is the number of the stream: new names go to the end, or a resumed run would draw other numbers.
 _NAMES = (
     *("flip", "quarter_turns", "shift", "scale", "rotation_before", "stretch", "rotation_after", "translation"),
     *("brightness", "contrast", "luma_flip", "hue", "saturation", "band0", "band1", "band2", "band3"),
@@ -24,13 +24,13 @@ _NAMES = (
 _PLACES = {name: 2 * i for i, name in enumerate(_NAMES)}
 _STREAMS = range(_FIRST_STREAM, _FIRST_STREAM + 2 * len(_NAMES))
 _NUMBERS = 2
-"""Of each stream that are drawn together: hardly a transformation takes more."""
+"""Numbers of each stream that are drawn together; few transformations need more."""
 
 
 class AugmentationDraws:
-    """Draws of one batch of samples in the images' type, functions of the seeds (N,) int64 alone.
+    """Draws for one batch of samples in the images' type; they only depend on the seeds (N,) int64.
 
-    What takes few words of its stream is cut out of one drawing of all streams: each operation on a GPU is a launch.
+    Small draws are cut out of one drawing of all streams, as each operation on a GPU is a launch.
     """
 
     def __init__(self, seeds: Tensor, dtype: torch.dtype) -> None:
@@ -39,22 +39,22 @@ class AugmentationDraws:
         self._kept: dict[str, Tensor] = {}
 
     def uniform(self, name: str, *shape: int) -> Tensor:
-        """Uniform numbers in (0, 1): (N, *shape)."""
+        """Return uniform numbers in (0, 1): (N, *shape)."""
         return self._drawn("uniform", name, shape)
 
     def normal(self, name: str, *shape: int) -> Tensor:
-        """Standard normal numbers: (N, *shape)."""
+        """Return standard normal numbers: (N, *shape)."""
         return self._drawn("normal", name, shape)
 
     def gate(self, name: str) -> Tensor:
-        """Uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
+        """Return uniform numbers in (0, 1) that decide whether a transformation acts: (N,)."""
         return self._of_all_streams("uniform")[:, _PLACES[name] + 1, 0]
 
     def _drawn(self, kind: str, name: str, shape: tuple[int, ...]) -> Tensor:
         num, place = math.prod(shape), _PLACES[name]
-        if num > _NUMBERS:  # of the normal ones those of one word, as its second number is not the second of two words
+        if num > _NUMBERS:
             drawn = noise.draw(self.seeds, _STREAMS[place : place + 1], num, kind)[:, 0]
-        else:
+        else:  # equal to a drawing of its own, as two normal numbers come from one word
             drawn = self._of_all_streams(kind)[:, place, :num]
         return drawn.reshape(-1, *shape).to(self.dtype)
 
@@ -64,10 +64,10 @@ class AugmentationDraws:
         return self._kept[kind]
 
     def chosen(self, name: str, probability: Tensor, value: Tensor, otherwise: float) -> Tensor:
-        """``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""
+        """Return ``value`` (N, ...) for a share ``probability`` (1,) of the samples, and ``otherwise`` for the rest."""
         acts = self.gate(name) < probability
         return torch.where(acts.view(-1, *(1 for _ in value.shape[1:])), value, otherwise)
 
     def factor(self, name: str, probability: Tensor, std: float) -> Tensor:
-        """Powers of 2, their exponents normal with ``std``, for a share of the samples, and 1 for the rest: (N,)."""
+        """Return powers of 2, with normal exponents of ``std``, for a share of the samples, 1 for the rest: (N,)."""
         return self.chosen(name, probability, torch.exp2(std * self.normal(name)), 1)

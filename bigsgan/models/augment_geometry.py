@@ -1,13 +1,13 @@
 """Geometric augmentations of ADA (Karras et al. 2020, arXiv 2006.06676, appendix B.2), executed as one resampling.
 
-All transformations of a sample are one inverse matrix, that takes a pixel of the result to where it comes from. The
-image is enlarged by 2 with the low-pass filter of the sym6 wavelet, sampled bilinearly on a grid twice as fine as the
-result, and reduced with the same filter; as the filter is orthogonal, the identity stays one.
+All transformations of a sample form one inverse matrix, which maps a pixel of the result to its source. The image is
+enlarged by 2 with the low-pass filter of the sym6 wavelet, sampled bilinearly on a grid twice as fine as the result,
+and reduced with the same filter. As the filter is orthogonal, the identity stays the identity.
 
-The published code pads by reflection, by a margin that it computes from the batch and waits for. Here images are
-reflected without end instead: a reflected image repeats after 2 (W - 1) pixels, so that one period of it, enlarged, and
-coordinates modulo the period suffice. That needs no look at the data and lets no sample depend on another. Results are
-equal wherever the published margin holds all that is read; its border, at most W - 1 pixels, is followed by zeros.
+The published code pads by reflection, by a margin that it computes from the batch, which makes the host wait. Here
+images are reflected without end: a reflected image repeats after 2 (W - 1) pixels, so one enlarged period and
+coordinates modulo the period suffice. The host never reads the data, and no sample depends on another. Results are
+equal where the published margin contains all pixels that are read; beyond it, at most W - 1 pixels, there are zeros.
 
 Shapes: N samples, C channels, H x W pixels; matrices act on (x, y, 1) in pixels from the image's centre.
 """
@@ -31,7 +31,7 @@ SYM6 = (
     *(0.4910559419267466, 0.787641141030194, 0.3379294217276218, -0.07263752278646252),
     *(-0.021060292512300564, 0.04472490177066578, 0.0017677118642428036, -0.007800708325034148),
 )
-_CENTER = 5  # the tap of SYM6 that stands at the sample itself
+_CENTER = 5  # number of the tap of SYM6 at the sample itself
 _REACH = 3  # input pixels on either side that an enlarged pixel depends on
 
 # Table of strengths, appendix B.1.
@@ -56,7 +56,7 @@ class Geometry(NamedTuple):
 
 def draw_geometry(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Geometry:
     """Draw the strengths; ``p`` gives each transformation's probability (1,)."""
-    # Either of two rotations acts with probability p.
+    # At least one of the two rotations acts with probability p.
     rotates = 1 - torch.sqrt((1 - p["rotation"]).clamp(0, 1))
 
     def angle(name: str) -> Tensor:
@@ -77,10 +77,10 @@ def draw_geometry(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Geometry
 
 
 def inverse_matrix(geometry: Geometry, height: int, width: int) -> Tensor:
-    """Matrix (N, 3, 3) from a pixel of the result to its source: the product of the inverses, the last one rightmost.
+    """Return the matrix (N, 3, 3) from a pixel of the result to its source: the product of inverses, last rightmost.
 
-    Quarter turns too are rotations about the centre, so that an image that is not square keeps its shape, and shows its
-    reflection where it does not reach.
+    Quarter turns are rotations about the centre too, so an image that is not square keeps its shape, and shows its
+    reflection outside of the turned image.
     """
     shift_x, shift_y = torch.round(geometry.shift[:, 0] * width), torch.round(geometry.shift[:, 1] * height)
     parts = [
@@ -102,7 +102,7 @@ def inverse_matrix(geometry: Geometry, height: int, width: int) -> Tensor:
 def warp(images: Tensor, inverse: Tensor, lowpass: Tensor) -> Tensor:
     """Resample images (N, C, H, W) by inverse matrices (N, 3, 3), with a filter ``lowpass`` (12,) that adds up to 1.
 
-    Any number of times differentiable by the images. H and W are at least 2, and all is float32 or float64.
+    Differentiable any number of times by the images. H and W are at least 2; all tensors are float32 or float64.
     """
     height, width = images.shape[2:]
     x = reflected(images, 2, -_REACH, 2 * (height - 1) + _REACH + 1)
@@ -114,16 +114,16 @@ def warp(images: Tensor, inverse: Tensor, lowpass: Tensor) -> Tensor:
 
 
 def reflected(x: Tensor, dim: int, begin: int, end: int) -> Tensor:
-    """Pixels ``begin`` up to ``end`` along ``dim`` of the image reflected without end, border pixels not repeated."""
+    """Return pixels ``begin`` up to ``end`` along ``dim`` of the endlessly reflected image, borders not repeated."""
     period = 2 * (x.shape[dim] - 1)
     index = torch.arange(begin, end, device=x.device) % period
     return x.index_select(dim, torch.minimum(index, period - index))
 
 
 def _enlarged(x: Tensor, lowpass: Tensor, dim: int) -> Tensor:
-    """Twice as many pixels along ``dim``: pixel i of the input, from ``_REACH`` on, stands at 2 (i - _REACH).
+    """Double the pixels along ``dim``: pixel i of the input, from ``_REACH`` on, goes to 2 (i - _REACH).
 
-    Of the pixels between zeros that textbooks insert every second tap meets zeros alone, so each phase has a filter.
+    Textbooks insert zeros between pixels, and every second tap only meets zeros; here each phase has its own filter.
     """
     backwards = 2 * lowpass.flip(0)  # twice, as half of the taps add up to 1/2
     phases = torch.stack([F.pad(backwards[0::2], (0, 1)), F.pad(backwards[1::2], (1, 0))])
@@ -138,7 +138,7 @@ def _enlarged(x: Tensor, lowpass: Tensor, dim: int) -> Tensor:
 def _filtered(x: Tensor, kernels: Tensor, dim: int, stride: int = 1) -> Tensor:
     """Correlate each channel (N, C, ...) with each of ``kernels`` (K, taps) along ``dim``: (N, C * K, ...).
 
-    Samples stand in the channels, as torch computes depthwise convolutions in full float32; others may go through TF32.
+    Samples become channels, as torch computes depthwise convolutions in full float32, and others maybe in TF32.
     """
     n, c, h, w = x.shape
     k, taps = kernels.shape
@@ -150,7 +150,7 @@ def _filtered(x: Tensor, kernels: Tensor, dim: int, stride: int = 1) -> Tensor:
 
 
 def _grid(inverse: Tensor, height: int, width: int) -> Tensor:
-    """Where the twice finer result is read in the enlarged period, for ``grid_sample``: (N, 2H + 10, 2W + 10, 2)."""
+    """Return the places in the enlarged period that the twice finer result reads: (N, 2H + 10, 2W + 10, 2)."""
     y, x = (_half_pixels(size, inverse) for size in (height, width))
     points = [
         row[:, 0, None, None] * x[None, None, :] + row[:, 1, None, None] * y[None, :, None] + row[:, 2, None, None]
@@ -159,14 +159,14 @@ def _grid(inverse: Tensor, height: int, width: int) -> Tensor:
     scaled = []
     for point, size in zip(points, (width, height), strict=True):
         period = 4 * (size - 1)
-        # An enlarged period has two pixels more, of which one is the right neighbour of the last coordinate.
+        # An enlarged period has two more pixels; one of them is the right neighbour of the last coordinate.
         wrapped = torch.remainder(2 * (point + (size - 1) / 2), period)
         scaled.append(wrapped * (2 / (period + 1)) - 1)
     return torch.stack(scaled, dim=-1)
 
 
 def _half_pixels(size: int, like: Tensor) -> Tensor:
-    """Coordinates, from the centre, of what the reducing filter reads: half-pixel steps, ``_CENTER`` of them before."""
+    """Return the coordinates, from the centre, that the reducing filter reads: half-pixel steps, ``_CENTER`` ahead."""
     steps = torch.arange(2 * size + len(SYM6) - 2, device=like.device, dtype=like.dtype)
     return (steps - _CENTER) / 2 - (size - 1) / 2
 
@@ -174,8 +174,8 @@ def _half_pixels(size: int, like: Tensor) -> Tensor:
 class _Sample(torch.autograd.Function):
     """Bilinear sampling of (N, C, H, W) at a grid that has no gradient.
 
-    It is linear in the images, so its derivative is the adjoint, and the adjoint's is it again. torch's own knows no
-    second derivative.
+    It is linear in the images, so its gradient is the adjoint, whose gradient is the sampling again. torch's own
+    sampling has no second derivative.
     """
 
     @staticmethod
@@ -191,12 +191,12 @@ class _Sample(torch.autograd.Function):
 
 
 class _SampleAdjoint(torch.autograd.Function):
-    """Adjoint of ``_Sample``: adds each gradient to the four pixels that were read, by their weights."""
+    """Adjoint of ``_Sample``: adds each gradient, weighted, to the four pixels that were read."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, grid: Tensor, shape: torch.Size) -> Tensor:
         ctx.save_for_backward(grid)
-        # The images give no more than the shape where the grid's gradient is not asked for.
+        # Without the grid's gradient, only the shape of the images matters.
         bilinear, zeros, align_corners = 0, 0, True
         images_alone = [True, False]
         return torch.ops.aten.grid_sampler_2d_backward(
@@ -210,7 +210,7 @@ class _SampleAdjoint(torch.autograd.Function):
 
 
 def _matrix(rows: list[list[Tensor]]) -> Tensor:
-    """Tensors (N,), row by row -> (N, rows, columns)."""
+    """Stack tensors (N,), given row by row -> (N, rows, columns)."""
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
 
 

@@ -30,7 +30,7 @@ _CUTOUT_SIZE = 0.5
 
 NUM_BANDS = 4
 NUM_TAPS = 43
-_POWER = (10 / 13, 1 / 13, 1 / 13, 1 / 13)  # of the bands in natural images, whose spectrum falls as 1 / frequency
+_POWER = (10 / 13, 1 / 13, 1 / 13, 1 / 13)  # bands' power in natural images, whose spectrum falls as 1 / frequency
 # Decomposition low-pass filter of the wavelet sym2.
 _SYM2 = np.array([-0.12940952255092145, 0.22414386804185735, 0.836516303737469, 0.48296291314469025])
 
@@ -57,15 +57,15 @@ def draw_colour(draws: AugmentationDraws, p: Mapping[str, Tensor]) -> Colour:
 
 
 def colour_matrix(colour: Colour) -> Tensor:
-    """Matrix (N, 4, 4) that takes (red, green, blue, 1) of a pixel to its new colour: the product of all five.
+    """Return the matrix (N, 4, 4) that maps a pixel (red, green, blue, 1) to its new colour: the product of all five.
 
-    With the luma axis v = (1, 1, 1) / sqrt(3): the luma flip is the Householder reflection 1 - 2 v v^T, the hue a
-    rotation about v, the saturation v v^T + s (1 - v v^T).
+    With the luma axis v = (1, 1, 1) / sqrt(3), the luma flip is the Householder reflection 1 - 2 v v^T, the hue a
+    rotation about v, and the saturation v v^T + s (1 - v v^T).
     """
     brightness, contrast, luma_flip, hue, saturation = (strength[:, None, None] for strength in colour)
     one = torch.eye(3, dtype=hue.dtype, device=hue.device)
     luma = torch.full_like(one, 1 / 3)  # v v^T
-    # u -> v x u.
+    # The matrix of u -> v x u.
     cross = (one.roll(1, 0) - one.roll(-1, 0)) / math.sqrt(3)
     flip = one - 2 * luma_flip * luma
     rotation = luma + hue.cos() * (one - luma) + hue.sin() * cross
@@ -79,7 +79,7 @@ def colour_matrix(colour: Colour) -> Tensor:
 def recolour(images: Tensor, matrix: Tensor) -> Tensor:
     """Apply colour matrices (N, 4, 4) to images (N, C, H, W) with 3 channels, or to grey ones with 1.
 
-    A grey pixel is taken for a colour of three equal parts, and the mean of the result's parts is its new value.
+    A grey pixel counts as a colour with three equal parts; the mean of the result's parts is its new value.
     """
     linear, offset = matrix[:, :3, :3], matrix[:, :3, 3:]
     if images.shape[1] == 1:
@@ -88,9 +88,9 @@ def recolour(images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def band_filters() -> np.ndarray:
-    """Filters (B, T), coarse to fine, that split an image into octaves and add up to the identity (appendix B.3).
+    """Return filters (B, T), coarse to fine, that split an image into octaves and sum to the identity (appendix B.3).
 
-    Each level splits what was the finest band: stretched by 2, low-passed, and joined by a new high-pass band.
+    Each level stretches the bank by 2, low-passes it, and adds a new high-pass band as the finest.
     """
     backwards = _SYM2[::-1]
     low = np.convolve(_SYM2, backwards) / 2  # H(z) H(1/z) / 2
@@ -108,16 +108,16 @@ def band_filters() -> np.ndarray:
 
 
 def draw_amplifications(draws: AugmentationDraws, p: Tensor) -> Tensor:
-    """Draw how much each band is amplified: (N, B), each with probability ``p`` (1,)."""
+    """Draw each band's amplification: (N, B), each with probability ``p`` (1,)."""
     return torch.stack([draws.factor(f"band{i}", p, _AMPLIFICATION_STD) for i in range(NUM_BANDS)], dim=1)
 
 
 def gains(amplifications: Tensor) -> Tensor:
-    """Gain (N, B) of each band: one amplification after the other, each followed by restoring the expected power."""
+    """Return the gain (N, B) of each band: each amplification in turn, followed by restoring the expected power."""
     gain = torch.ones_like(amplifications)
     for band, power in enumerate(_POWER):
         amplification = amplifications[:, band : band + 1]
-        # sum over the bands of power * t^2, where t is 1 in all bands but this.
+        # Root of the sum over the bands of power * t^2, where t is 1 in all bands but this one.
         norm = torch.sqrt(1 - power + power * amplification.square())
         mask = torch.arange(NUM_BANDS, device=gain.device) == band
         gain = gain * torch.where(mask, amplification, 1) / norm
@@ -137,7 +137,7 @@ def amplify(images: Tensor, gain: Tensor, bands: Tensor) -> Tensor:
 
 
 def draw_noise(draws: AugmentationDraws, p: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw what is added to each image: noise (N, *shape) of one standard deviation a sample, 0 for most."""
+    """Draw the noise that is added to each image: (N, *shape), with a standard deviation for each sample, often 0."""
     sigma = draws.chosen("noise", p, _NOISE_STD * draws.normal("noise").abs(), 0)
     return sigma.view(-1, *(1 for _ in shape)) * draws.normal("grain", *shape)
 
@@ -150,7 +150,7 @@ class Cutout(NamedTuple):
 
 
 def draw_cutout(draws: AugmentationDraws, p: Tensor) -> Cutout:
-    """Draw the rectangles, of size 0 but for a share ``p`` (1,)."""
+    """Draw the rectangles, of size 0 except for a share ``p`` (1,)."""
     center = draws.uniform("cutout", 2)
     return Cutout(draws.chosen("cutout", p, torch.full_like(center[:, 0], _CUTOUT_SIZE), 0), center)
 

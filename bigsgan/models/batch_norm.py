@@ -1,4 +1,4 @@
-"""Batch norm over all data-parallel ranks (Ioffe and Szegedy 2015, arXiv 1502.03167), by torch's kernels.
+"""Batch norm over all data-parallel ranks (Ioffe and Szegedy 2015, arXiv 1502.03167), with torch's kernels.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -16,7 +16,7 @@ from bigsgan.models.dual import has_tangent, linearly
 from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable, full
 
 _TINY = 1e-30
-"""Added to a variance of 0, whose inverse is asked for."""
+"""Added to variances, as torch returns the inverse, which must be finite for a variance of 0."""
 
 
 class _Moments(torch.autograd.Function):
@@ -48,10 +48,10 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("bigsgan::copied", mutates_args=())
 def _copied(buffer: Tensor) -> Tensor:
-    """A copy of a buffer that a backward pass is to see as it was.
+    """Copy a buffer for a backward pass, which must see the buffer's old values.
 
-    Compiled by torch 2.14, a backward pass takes an ordinary copy anew, from a buffer that has moved meanwhile: the
-    gradient is wrong. It repeats no operation that it does not know.
+    A backward pass compiled by torch 2.14 recomputes an ordinary copy, from a buffer that has moved: the gradient is
+    wrong. It does not recompute operations that it does not know.
     """
     return buffer.clone()
 
@@ -64,17 +64,17 @@ def _(buffer: Tensor) -> Tensor:
 class BatchStatistics(RankAverages, TwiceDifferentiable):
     """Normalizes each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
-    Statistics are float32 and, where ``average_over_ranks`` is given, those of all data-parallel ranks. In training
-    mode the micro-batch is normalized by itself; in evaluation mode by the running statistics (Ioffe and Szegedy
-    2015, arXiv 1502.03167).
+    Statistics are float32. If ``average_over_ranks`` is given, they are those of all data-parallel ranks. In training
+    mode the micro-batch is normalized by its own statistics; in evaluation mode by the running statistics (Ioffe and
+    Szegedy 2015, arXiv 1502.03167).
 
     Attributes:
         running_mean: Buffer (C,), float32.
         running_var: Buffer (C,), float32, unbiased.
         momentum: Weight of a new micro-batch in the running statistics.
-        segments: Equal parts of a batch, such as real and fake images, that are normalized each by itself; the first
-            moves the running statistics.
-        exact: Compute in float32 whatever the input's type is, for second derivatives.
+        segments: Number of equal parts of a batch, such as real and fake images, that are normalized separately; the
+            first moves the running statistics.
+        exact: Whether to compute in float32 whatever the input's type, for second derivatives.
     """
 
     running_mean: Tensor
@@ -95,12 +95,12 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         """Normalize (N, C, H, W) to mean 0 and variance 1 for each channel, in x's type.
 
-        Differentiable twice, in bf16 to its 8 bits only where ``exact`` is set. In training mode x may lack a ``shift``
-        (C,): the mean takes it away, and the running mean has it.
+        Differentiable twice; in bf16 this is only exact to bf16's 8 bits if ``exact`` is set. In training mode x may
+        lack a ``shift`` (C,), which the mean would remove; the running mean includes it.
         """
-        # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add bf16 up in float32, as the running
-        # statistics are. But second derivatives are subtracted from each other in bf16, and so would be what comes back
-        # from the normalization and from statistics of all ranks.
+        # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add up bf16 in float32, the type of
+        # the running statistics. But terms of second derivatives would be subtracted in bf16, and so would gradients
+        # through the normalization and through statistics of all ranks.
         is_alone = self.average_over_ranks is None or not self.training
         inputs = x if x.dtype == torch.bfloat16 and is_alone and not self.exact else full(x)
         if not self.training:
@@ -116,16 +116,16 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
     def _normalize(self, x: Tensor, shift: Tensor | None) -> Tensor:
         """Normalize (n, segments * C, H, W).
 
-        Over several ranks, m and v being mean and variance, and m' and v' their values held constant,
+        Over several ranks, with mean m, variance v, and constants m' and v' of the same values,
 
             (x - m) / sqrt(v) = (x - m') / sqrt(v') * gain + bias,
             gain = sqrt(v') / sqrt(v) = 1, bias = (m' - m) / sqrt(v') * gain = 0,
 
-        which torch's kernel computes as that of running statistics, with the derivatives by gain and bias in float32.
+        which torch's kernel for running statistics computes, with the derivatives by gain and bias in float32.
         """
         channels = len(self.running_mean)
         if self.average_over_ranks is None and not has_tangent(x):
-            # Copies even where nothing may move: a recomputation has to save as many tensors as its forward.
+            # Copies even if nothing may move: a recomputation has to save as many tensors as its forward pass.
             mean, var = (buffer.repeat(self.segments) for buffer in (self.running_mean, self.running_var))
             in_place = self.segments == 1 and shift is None
             if in_place and self.moving:
@@ -143,7 +143,7 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
             self.running_mean.lerp_(moved if shift is None else moved + shift, self.momentum)
             self.running_var.lerp_(var[:channels].detach() * (count / max(count - 1, 1)), self.momentum)
         inverse = torch.rsqrt(var + self.eps)
-        # Compiled, these are joined with others; torch's kernel (2.14) has a tangent whose derivative is wrong.
+        # Compiled code joins these with other operations. The tangent of torch's kernel (2.14) has a wrong derivative.
         if torch.compiler.is_compiling() or has_tangent(x):
             return (x - mean.view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
         gain = inverse / inverse.detach()
@@ -151,14 +151,14 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         return F.batch_norm(x, mean.detach(), var.detach(), gain, bias, eps=self.eps)
 
     def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance over all ranks in one collective.
+        """Return mean and biased variance over all ranks, with one collective.
 
-        The variance is that within the ranks plus that of their means. Means are taken from the running mean, which all
-        ranks share, so that their squares do not cancel the latter away. Rounding must not make it negative; its
-        gradient holds there too, which a clamp alone would drop.
+        The variance is that within the ranks plus that of their means. Means are measured from the running mean, which
+        all ranks share, so that squares of large means do not cancel the variance. Rounding must not make it negative;
+        the gradient stays, which a clamp alone would drop.
         """
         mean, var = _moments(x)
-        # A copy, as it moves in place before the backward pass.
+        # Compiled code needs a copy, as the running mean moves in place before the backward pass.
         center = _copied(self.running_mean) if torch.compiler.is_compiling() else self.running_mean
         center = center.repeat(self.segments)
         offset = mean - center
@@ -176,7 +176,7 @@ class ConditionalBatchNorm(nn.Module):
         self.gain, self.bias = (self._map(condition_size, channels) for _ in range(2))
 
     def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None) -> Tensor:
-        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalized * (1 + gain) + bias; x may lack a shift."""
+        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalized * (1 + gain) + bias; x may lack ``shift``."""
         gain = 1 + self.gain(condition)[:, :, None, None]
         return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x, shift), gain)
 

@@ -1,8 +1,8 @@
 """BigGAN (Brock, Donahue and Simonyan 2019, "Large scale GAN training for high fidelity natural image synthesis").
 
-Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding, K chunk of a hierarchical
-latent. Carry of the generator: (h (N, C, H, W), condition (N, E + blocks * K), or labels (N,) where no embedding is
-shared); of the discriminator: (h, labels (N,)).
+Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding, K in a chunk of a
+hierarchical latent. Carry of the generator: (h (N, C, H, W), condition (N, E + blocks * K), or labels (N,) without a
+shared embedding); of the discriminator: (h, labels (N,)).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GeneratorInput(nn.Module):
     def __init__(self, num_classes: int, embedding_size: int | None, first_chunk: int, channels: int) -> None:
         super().__init__()
         self.first_chunk = first_chunk
-        # Without classes one learned vector stands for "an image", so that the condition has a gradient path.
+        # Without classes, all images share one learned vector, so that the condition has a gradient path.
         self.embedding = None if embedding_size is None else Embedding(max(num_classes, 1), embedding_size)
         self.linear = SpectralLinear(first_chunk, channels * BOTTOM_RESOLUTION**2)
 
@@ -65,7 +65,7 @@ class GeneratorInput(nn.Module):
 class GeneratorBlock(nn.Module):
     """Residual block that doubles the resolution (figure 15b), or keeps it and the channels.
 
-    ``chunk`` are the first and last column of its latent in the condition, equal for none. The last block drops the
+    ``chunk`` holds the bounds of its latent's columns in the condition, equal for none. The last block drops the
     condition from the carry.
     """
 
@@ -102,20 +102,20 @@ class GeneratorBlock(nn.Module):
             x = upsample_nearest(x)
         x = self.conv1(x)
         x = F.relu(self.norm2(x, condition, last(self.conv1).shift))
-        # A 1x1 convolution commutes with nearest-neighbour enlargement: convolving first costs a quarter.
+        # A 1x1 convolution commutes with nearest-neighbour upsampling: convolving first costs a quarter.
         x = self.conv2(x) + h if self.shortcut is None else _beside(self.conv2, x, self.shortcut(h))
         return (x,) if self.is_last else (x, shared)
 
 
 def last(branch: nn.Module) -> SpectralConv2d:
-    """The last convolution of those that stand for one, or it."""
+    """Return the last convolution of a block, which may itself be the convolution."""
     conv = branch[-1] if isinstance(branch, nn.Sequential) else branch
     assert isinstance(conv, SpectralConv2d)
     return conv
 
 
 def _beside(branch: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
-    """Sum of what a branch leaves of x (N, C_in, 2H, 2W) and of a shortcut (N, C_out, H, W), each pixel four times."""
+    """Add a shortcut (N, C_out, H, W), each pixel four times, to the output of a branch for x (N, C_in, 2H, 2W)."""
     before, conv = (branch[:-1], branch[-1]) if isinstance(branch, nn.Sequential) else ((), branch)
     for part in before:
         x = part(x)
@@ -148,7 +148,7 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Residual block (figure 15c), which begins with a ReLU but for images, and downsamples by average pooling."""
+    """Residual block (figure 15c), which begins with a ReLU except on images, and downsamples by average pooling."""
 
     def __init__(
         self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool, form: BlockSection
@@ -234,7 +234,7 @@ def discriminator_layers(
             DiscriminatorBlock(widths[i + 1], widths[i + 1], preactivation=True, downsample=False, form=config)
             for _ in range(config.depth - 1)
         ]
-        # Several blocks may end at one resolution; the first of them carries the attention.
+        # Several blocks may end at one resolution; attention follows the first of them.
         if sizes[i + 1] in config.attention and downsample:
             layers.append(CarriedAttention(widths[i + 1]))
     layers.append(DiscriminatorHead(widths[-1], num_classes))

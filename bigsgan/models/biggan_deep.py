@@ -27,20 +27,20 @@ class GeneratorInput(nn.Module):
 
     def __init__(self, num_classes: int, embedding_size: int, latent_size: int, channels: int) -> None:
         super().__init__()
-        # Without classes one learned vector stands for "an image", so that the condition has a gradient path.
+        # Without classes, all images share one learned vector, so that the condition has a gradient path.
         self.embedding = Embedding(max(num_classes, 1), embedding_size)
         self.linear = SpectralLinear(embedding_size + latent_size, channels * BOTTOM_RESOLUTION**2)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, Z), (N,) int64 -> (N, C, 4, 4), (N, E + Z)."""
         embedding = self.embedding(labels)
-        # Latents arrive in float32: the condition has the network's type, as all that follows.
+        # Latents arrive in float32; the condition has the network's type.
         condition = torch.cat([embedding, latents.to(embedding.dtype)], dim=1)
         return self.linear(condition).view(latents.shape[0], -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION), condition
 
 
 class GeneratorBlock(nn.Module):
-    """Bottleneck block (figure 16b) whose shortcut drops the channels that the output has no place for.
+    """Bottleneck block (figure 16b) whose shortcut drops the channels beyond the output's.
 
     The last block drops the condition, of size E + Z, from the carry.
     """
@@ -88,7 +88,7 @@ class DiscriminatorInput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Bottleneck block (figure 16c) whose shortcut convolves those channels alone that the input lacks."""
+    """Bottleneck block (figure 16c) whose shortcut adds the channels that the input lacks by a convolution."""
 
     def __init__(self, in_channels: int, out_channels: int, downsample: bool) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def discriminator_layers(
         for j in range(config.depth):
             before = widths[i + 1] if j else widths[i]
             layers.append(DiscriminatorBlock(before, widths[i + 1], downsample and j == 0))
-        # Two steps may end at one resolution; the first of them carries the attention.
+        # Two steps may end at one resolution; attention follows the first of them.
         if sizes[i + 1] in config.attention and downsample:
             layers.append(CarriedAttention(widths[i + 1]))
     layers.append(DiscriminatorHead(widths[-1], num_classes))

@@ -16,8 +16,8 @@ from bigsgan.models.network import FromCosines, LastImage, LayerStack
 def build_network(recipe: Recipe, network: str) -> LayerStack:
     """Build one network with uninitialized parameters, on the default device and in the default type.
 
-    A ``generator`` makes images of latents or input images, and labels; a ``discriminator`` makes logits of images and
-    labels.
+    A ``generator`` makes images from latents or input images, and labels; a ``discriminator`` makes logits from images
+    and labels.
     """
     section: Any = getattr(recipe, network)
     data = recipe.data
@@ -40,9 +40,9 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
 
 
 def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
-    """The same generator, with the same layers, behind which the last image of a sample is left.
+    """Return the same generator, with the same layers, that returns only the last image of a sample.
 
-    A codec without weights is undone; of another one, latents are left.
+    A codec without weights is undone; with another codec, the generator returns latents.
     """
     codec, more = recipe.data.codec, list[nn.Module]()
     if recipe.generator.images_per_sample > 1:
@@ -53,5 +53,5 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
 
 
 def initial_seed(recipe: Recipe, network: str) -> int:
-    """Seed of a network's initial parameters."""
+    """Return the seed of a network's initial parameters."""
     return recipe.seed if network == "generator" else recipe.seed + 2**32

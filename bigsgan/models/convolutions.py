@@ -1,4 +1,4 @@
-"""Convolutions in the form in which a GPU's tensor cores take them; elsewhere, and in float32, as torch has them.
+"""Convolutions in the form that a GPU's tensor cores need; on other devices, and in float32, torch's own.
 
 Shapes: N samples, C channels, H x W pixels, K a kernel's side.
 """
@@ -12,22 +12,22 @@ from torch import Tensor
 from bigsgan.models import dual, fused
 
 MULTIPLE = 8
-"""Of channels, in the half types, which kernels for tensor cores read at once: 16 bytes."""
+"""Number of channels, in half types, that kernels for tensor cores read at once: 16 bytes."""
 
 
 def suits_tensor_cores(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels want a pixel's channels side by side, and multiples of 8 of them: a GPU's for half types."""
+    """Whether kernels need a pixel's channels side by side, in multiples of 8: on a GPU, for half types."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def laid_out(x: Tensor, dtype: torch.dtype, everywhere: bool = False) -> Tensor:
-    """Return an input (N, C, H, W) of a convolution in its type, and in the order in which its kernels want it.
+    """Return an input (N, C, H, W) of a convolution in the convolution's type and memory order.
 
-    That is a pixel's channels side by side, on tensor cores or ``everywhere``.
+    The order puts a pixel's channels side by side on tensor cores, or always if ``everywhere``.
     """
     if everywhere or suits_tensor_cores(x.device, dtype):
         return x.to(dtype, memory_format=torch.channels_last)
-    if suits_tensor_cores(x.device, x.dtype):  # copied anyway
+    if suits_tensor_cores(x.device, x.dtype):  # the new type needs a copy anyway
         return x.to(dtype, memory_format=torch.contiguous_format)
     return x.to(dtype)
 
@@ -37,9 +37,9 @@ def convolve(
 ) -> Tensor:
     """Compute torch's conv2d: (N, C_in, H, W), (C_out, C_in / groups, K, K), (C_out,) -> (N, C_out, H', W').
 
-    On tensor cores channels of 0 fill up those that are no multiple of 8. A bias, which torch adds in a pass of its own
-    behind cuDNN's kernel, is part of the product where one can be had: as the weight of a channel of ones among those
-    that fill up, or as that of a matrix product.
+    On tensor cores, channels of 0 pad their number to a multiple of 8. torch adds a bias in a separate pass after
+    cuDNN's kernel. Where possible the bias is part of the product instead: as the weight of a padding channel that
+    holds ones, or as the bias of a matrix product.
     """
     return dual.multiply(lambda x, w, b: _convolved(x, w, b, stride, padding, groups), x, weight, bias)
 
@@ -50,17 +50,17 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
     num, kernel = len(weight), weight.shape[2]
     spare, missing = -x.shape[1] % MULTIPLE, -num % MULTIPLE
     if spare:
-        rides = bias is not None and kernel > 2 * padding  # one tap never meets the padding
-        # As the last dimension, so that channels stay side by side also where there was but one.
-        x = F.pad(x.permute(0, 2, 3, 1), (0, spare), value=float(rides)).permute(0, 3, 1, 2)
+        has_ones = bias is not None and kernel > 2 * padding  # one tap never meets the padding of the image
+        # As the last dimension, so that channels stay side by side even if there was only one.
+        x = F.pad(x.permute(0, 2, 3, 1), (0, spare), value=float(has_ones)).permute(0, 3, 1, 2)
         more = weight.new_zeros(num, spare, kernel, kernel)
-        if bias is not None and rides:
+        if bias is not None and has_ones:
             more, bias = _tap(bias, weight, padding, spare), None
         weight = torch.cat([weight, more], dim=1)
     if missing:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
     if bias is not None and (kernel, stride, padding) == (1, 1, 0):
-        pixels = x.permute(0, 2, 3, 1)  # a matrix as it lies, with its channels side by side
+        pixels = x.permute(0, 2, 3, 1)  # a matrix without a copy, as channels are side by side
         bias = F.pad(bias, (0, missing)) if missing else bias
         y = F.linear(pixels.flatten(0, 2), weight.flatten(1), bias).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
         return _first(y, num)
@@ -71,16 +71,16 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
 
 
 def _tap(bias: Tensor, weight: Tensor, padding: int, num: int) -> Tensor:
-    """Weights (C_out, num, K, K) of channels of ones that add the bias (C_out,): by one tap of the first of them.
+    """Return weights (C_out, num, K, K) for channels of ones that add the bias (C_out,), by one tap of the first.
 
-    The tap of place ``padding`` meets pixel o * stride for output o, inside the image where K > 2 * padding.
+    For output o, the tap at ``padding`` meets pixel o * stride, which is inside the image if K > 2 * padding.
     """
     behind = weight.shape[2] - 1 - padding
     return F.pad(bias.view(-1, 1, 1, 1), (padding, behind, padding, behind, 0, num - 1))
 
 
 def _first(x: Tensor, num: int) -> Tensor:
-    """The first channels of (N, C, H, W); seen as the last dimension, so that their gradient is filled up in order."""
+    """Return the first channels of (N, C, H, W), cut as the last dimension, so that gradients are padded in order."""
     return x.permute(0, 2, 3, 1)[..., :num].permute(0, 3, 1, 2)
 
 
@@ -89,7 +89,7 @@ def convolve_transposed(
 ) -> Tensor:
     """Compute torch's conv_transpose2d: (N, C_in, H, W), (C_in, C_out / groups, K, K), (C_out,) -> (N, C_out, H', W').
 
-    On tensor cores with output channels filled up as ``convolve`` does.
+    On tensor cores, output channels are padded as in ``convolve``.
     """
 
     def transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,7 +105,7 @@ def convolve_transposed(
 
 
 def rectify_biased(x: Tensor, bias: Tensor, slope: float = 0.0) -> Tensor:
-    """Leaky ReLU of x + bias: (N, C, H, W), (C,) -> (N, C, H, W), in one pass where a GPU's kernels work."""
+    """Compute the leaky ReLU of x + bias: (N, C, H, W), (C,) -> (N, C, H, W); in one pass where our kernels work."""
     if not torch.compiler.is_compiling() and fused.used_for(x):
         return fused.rectify(x, bias, slope, None)
     x = x + bias.view(-1, 1, 1)

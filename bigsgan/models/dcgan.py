@@ -76,7 +76,7 @@ class DiscriminatorBlock(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """Feature map and label -> logit; a projection (Miyato and Koyama 2018) stands beside the published head."""
+    """Feature map and label -> logit; adds a projection (Miyato and Koyama 2018) to the published head."""
 
     def __init__(self, channels: int, num_classes: int, spectral: bool) -> None:
         super().__init__()
@@ -127,9 +127,9 @@ def _linear(in_features: int, out_features: int) -> nn.Module:
 
 
 def _he(fan_in: int) -> float:
-    """Standard deviation that keeps the size of activations (He et al. 2015, arXiv 1502.01852, equation 10).
+    """Return the standard deviation that keeps the size of activations (He et al. 2015, arXiv 1502.01852, equation 10).
 
-    The published 0.02 suits sums over thousands of inputs, and would silence those over a channel's few.
+    The published 0.02 suits sums over thousands of inputs; sums over a few inputs would vanish.
     """
     return math.sqrt(2 / fan_in)
 
@@ -154,5 +154,5 @@ def discriminator_layers(
 
 
 def _widths(channels: int, resolution: int) -> list[int]:
-    """Channels of the feature maps, fine to coarse: of half the image's resolution down to 4x4."""
+    """Return the channels of the feature maps, fine to coarse: from half the image's resolution down to 4x4."""
     return [channels * 2**i for i in range((resolution // _BOTTOM).bit_length() - 1)]

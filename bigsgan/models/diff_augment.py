@@ -1,7 +1,7 @@
 """DiffAugment (Zhao et al. 2020, "Differentiable augmentation for data-efficient GAN training", arXiv 2006.10738).
 
-Every sample is augmented, real or fake, by a few transformations with strengths drawn for it. Where a sample has
-several images, stacked along the channels, all are augmented alike.
+Every sample, real or fake, is augmented by a few transformations with strengths drawn for it. If a sample has several
+images, stacked along the channels, all are augmented alike.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from bigsgan.models.augment_draws import AugmentationDraws
 
-_TRANSLATION = 1 / 8  # at most, of the image's size
-_CUTOUT = 1 / 2  # of the image's size
-_RECOLOURED, _FLIPPED = 0.5, 0.4  # of the samples
+_TRANSLATION = 1 / 8  # largest shift, as a share of the image's size
+_CUTOUT = 1 / 2  # share of the image's size
+_RECOLOURED, _FLIPPED = 0.5, 0.4  # shares of the samples
 
 
 class SampleAugmentation(nn.Module):
-    """Augments each sample by numbers that are drawn of its seed; with ``keeps_seeds`` the seeds travel on."""
+    """Augments each sample by numbers drawn from its seed; with ``keeps_seeds`` the seeds stay in the carry."""
 
     def __init__(self, keeps_seeds: bool) -> None:
         super().__init__()
         self._keeps_seeds = keeps_seeds
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, which may leave it, and labels.
+        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, not bounded, and labels.
 
         The type is float32 or, for tests, float64.
         """
@@ -42,13 +42,13 @@ class SampleAugmentation(nn.Module):
 
 
 class DiffAugment(SampleAugmentation):
-    """Groups of transformations one after the other.
+    """Groups of transformations, one after the other.
 
-    ``color``, ``translation`` and ``cutout`` are Zhao's, ``latent_color`` and ``flip`` those of GAT (arXiv 2509.24935).
+    ``color``, ``translation`` and ``cutout`` are Zhao's, ``latent_color`` and ``flip`` GAT's (arXiv 2509.24935).
     """
 
     def __init__(self, policy: Sequence[str], channels: int, keeps_seeds: bool = False) -> None:
-        """Take the groups and the channels of one image; with ``keeps_seeds`` the seeds travel on."""
+        """Take the groups and the channels of one image; with ``keeps_seeds`` the seeds stay in the carry."""
         super().__init__(keeps_seeds)
         self._groups = [_GROUPS[name] for name in policy]
         self._channels = channels
@@ -61,7 +61,7 @@ class DiffAugment(SampleAugmentation):
 
 
 def _color(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
-    """Brightness +- 0.5, then saturation by 0 to 2, then contrast by 0.5 to 1.5; of one image of ``channels``."""
+    """Change brightness by +- 0.5, then saturation by 0 to 2, then contrast by 0.5 to 1.5; of one image a sample."""
     images = images + (_of_samples(draws.uniform("diff_brightness")) - 0.5)
     grey = images.mean(dim=1, keepdim=True)
     images = grey + (images - grey) * (2 * _of_samples(draws.uniform("diff_saturation")))
@@ -70,7 +70,7 @@ def _color(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
 
 
 def _latent_color(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
-    """The same strengths for half of the samples, around means of the sample's last image before any change."""
+    """Use the same strengths for half of the samples, around means of the sample's last image before any change."""
     last = images[:, -channels:]
     grey, mean = last.mean(dim=1, keepdim=True), last.mean(dim=(1, 2, 3), keepdim=True)
     changed = images + (_of_samples(draws.uniform("diff_brightness")) - 0.5)
@@ -87,7 +87,7 @@ def _flip(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
 def _translate(images: Tensor, draws: AugmentationDraws, channels: int, side: int | None = None) -> Tensor:
     """Shift by whole pixels, uniform up to an eighth of the size along each axis; zeros come in.
 
-    With ``side`` the shift is that of images of this size, as a share of theirs.
+    With ``side``, shift by the same share of the size as images of ``side`` pixels.
     """
     drawn = draws.uniform("diff_translation", 2)
     for axis, dim in enumerate((2, 3)):
@@ -101,7 +101,7 @@ def _translate(images: Tensor, draws: AugmentationDraws, channels: int, side: in
 
 
 def moved_alike(images: Tensor, seeds: Tensor, policy: Sequence[str], side: int) -> Tensor:
-    """Shift and mirror larger images of samples as a policy does those of ``side`` pixels: (N, C, H, W) -> the same."""
+    """Shift and mirror larger images (N, C, H, W) of samples as a policy does images of ``side`` pixels."""
     draws = AugmentationDraws(seeds, images.dtype)
     for name in policy:
         if name == "translation":
@@ -112,7 +112,7 @@ def moved_alike(images: Tensor, seeds: Tensor, policy: Sequence[str], side: int)
 
 
 def _read_from(images: Tensor, source: Tensor, dim: int) -> Tensor:
-    """Pixel i along ``dim`` becomes what is at i + source (N,), or 0 outside of the image."""
+    """Move images along ``dim``: pixel i becomes the pixel at i + source (N,), or 0 outside of the image."""
     size = images.shape[dim]
     padded = F.pad(images, (0, 0, 1, 1) if dim == 2 else (1, 1))
     index = torch.arange(size, device=images.device) + source[:, None] + 1
@@ -121,7 +121,7 @@ def _read_from(images: Tensor, source: Tensor, dim: int) -> Tensor:
 
 
 def _cut_out(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
-    """Set a rectangle of half the size to 0; its middle may be any pixel, so that it may reach over the border."""
+    """Set a rectangle of half the size to 0; its middle may be any pixel, so it may reach over the border."""
     drawn = draws.uniform("diff_cutout", 2)
     inside = []
     for axis, dim in enumerate((2, 3)):
@@ -134,7 +134,7 @@ def _cut_out(images: Tensor, draws: AugmentationDraws, channels: int) -> Tensor:
 
 
 def _rounded(size: float) -> int:
-    """Half a pixel goes up, as published."""
+    """Round half a pixel up, as published."""
     return int(size + 0.5)
 
 

@@ -1,13 +1,13 @@
 """Passes that carry the derivative of each number along a direction of the network's input: its tangent.
 
-A penalty on the gradient g of a network's outputs D at its input x is differentiated once in this way, and not twice:
+So a penalty on the gradient g of a network's outputs D at its input x is differentiated once, not twice:
 
     P = E[phi(|g|)],  g = d sum(D(x)) / dx,   dP/dtheta = d/dtheta E[<g, v>],   v = phi'(|g|) g / |g| held fixed,
 
-and <g, v> is the tangent of D's outputs where that of x is v. An ordinary backward pass through both the values and
-the tangents gives the rest (reverse over forward; Pearlmutter 1994, "Fast exact multiplication by the Hessian").
+and <g, v> is the tangent of D's outputs if that of x is v. An ordinary backward pass through both the values and the
+tangents gives the gradient (reverse over forward; Pearlmutter 1994, "Fast exact multiplication by the Hessian").
 
-No layer knows of it but those whose operations torch cannot differentiate so: they ask ``has_tangent``.
+Only layers with operations that torch cannot differentiate forward know of tangents: they ask ``has_tangent``.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Carry = tuple[Tensor, ...]
 
 
 class Dual(NamedTuple):
-    """What travels between layers."""
+    """A carry with its tangents."""
 
     carry: Carry  # as without tangents
-    tangents: Carry  # of each floating-point entry of the carry, of its shape, times 2^exponent
-    exponent: Tensor  # int64 (1,). Tangents are as large as that takes, so that half types can hold them.
+    tangents: Carry  # of each floating-point entry of the carry, in its shape, times 2^exponent
+    exponent: Tensor  # int64 (1,). Scales tangents so that half types can hold them.
 
 
 EXPONENT = torch.int64
-"""The type of an exponent, of which there is one."""
+"""The type of the exponent."""
 
 
 def load_rules() -> None:
-    """Import what torch computes some tangents by: ahead, so that a warning about torch's own code is not printed."""
+    """Import torch's rules for some tangents now, so that a warning about torch's own code is not printed later."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch.jit.script is deprecated
         importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any] | None = None) -> Dual:
-    """The inputs of a network.
+    """Make the inputs of a network with a tangent.
 
     Args:
-        inputs: The first of them has the tangent.
-        tangent: Of its shape, float32 or float64.
-        over_replicas: Replaces a tensor (), in place, by the largest of all replicas: layers take means over them, and
-            so of tangents, which then need one exponent.
+        inputs: The network's inputs; the tangent belongs to the first.
+        tangent: The tangent, of the first input's shape, float32 or float64.
+        over_replicas: Replaces a tensor (), in place, by its largest value over all replicas: layers take means of
+            tangents over replicas, so these need the same exponent.
     """
     largest = tangent.abs().amax()
     if over_replicas is not None:
@@ -62,20 +62,20 @@ def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any]
 
 
 def end(dual: Dual) -> tuple[Tensor, Tensor]:
-    """What the last layer returns, and its tangent, at least in float32."""
+    """Return the last layer's output, and its tangent, at least in float32."""
     (output,), (tangent,), exponent = dual
     exact = tangent.to(torch.promote_types(tangent.dtype, torch.float32))
-    # As a factor, because torch 2.11 takes the derivative of ldexp for 0 where an exponent is negative.
+    # As a factor, because in torch 2.11 the derivative of ldexp is 0 for a negative exponent.
     return output, exact * torch.ldexp(torch.ones_like(exponent, dtype=exact.dtype), -exponent)
 
 
 def flat(dual: Dual) -> list[Tensor]:
-    """Carry, tangents and exponent, one behind the other, as they travel between stages."""
+    """Return carry, tangents and exponent as one list, in which they travel between stages."""
     return [*dual.carry, *dual.tangents, dual.exponent]
 
 
-def of(entries: Sequence[Tensor]) -> Dual:
-    """What ``flat`` made a list of."""
+def from_flat(entries: Sequence[Tensor]) -> Dual:
+    """Invert ``flat``."""
     *others, exponent = entries
     num = len(others)
     while num + sum(entry.is_floating_point() for entry in others[:num]) > len(others):
@@ -84,8 +84,8 @@ def of(entries: Sequence[Tensor]) -> Dual:
 
 
 def differentiate(layer: Callable[..., Carry], *entries: Tensor) -> Dual:
-    """Apply a layer to what ``flat`` made a list of."""
-    dual = of(entries)
+    """Apply a layer to the entries of ``flat``."""
+    dual = from_flat(entries)
     tangents = iter(dual.tangents)
     with forward_mode.dual_level():
         outputs = layer(
@@ -107,7 +107,7 @@ def differentiate(layer: Callable[..., Carry], *entries: Tensor) -> Dual:
 
 
 class DualLayer(nn.Module):
-    """A layer that takes and gives what ``flat`` makes a list of."""
+    """A layer that takes and returns the entries of ``flat``."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -119,10 +119,10 @@ class DualLayer(nn.Module):
 
 
 def linearly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a linear function: to the tangent too, if there is one.
+    """Apply a linear function, to the tangent too if there is one.
 
-    Where torch cannot differentiate it forward, or does more work than that: see ``multiply``. A function's own rule,
-    ``jvp``, would keep torch.compile from passes without tangents as well.
+    For functions that torch cannot differentiate forward, or only with more work; see ``multiply``. A ``jvp`` method
+    instead would keep torch.compile from compiling even passes without tangents.
     """
     value, tangent = forward_mode.unpack_dual(x)
     return function(x) if tangent is None else forward_mode.make_dual(function(value), function(tangent))
@@ -131,10 +131,10 @@ def linearly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def multiply(
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Apply ``product``, linear in x and in a weight that has no tangent, with a bias: to x's tangent without the bias.
+    """Apply ``product``, linear in x and in a weight without tangent, with a bias; to x's tangent without the bias.
 
-    torch's own rules of a convolution and of a matrix product multiply x by the weight's tangent as well, though it is
-    0 (2.14), and go back through that: ten passes of a network without tangents in the place of eight.
+    torch's own rules for convolutions and matrix products also multiply x by the weight's tangent, though it is 0
+    (2.14), and go backward through that: it costs ten passes of a network without tangents instead of eight.
     """
     value, tangent = forward_mode.unpack_dual(x)
     if tangent is None:
@@ -143,12 +143,12 @@ def multiply(
 
 
 def has_tangent(x: Tensor) -> bool:
-    """Whether a layer's input carries one."""
+    """Whether a layer's input has a tangent."""
     return forward_mode.unpack_dual(x).tangent is not None
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Over the last dimension, written out: torch's (2.14) overwrites what the backward pass of its tangent needs."""
+    """Softmax over the last dimension, written out: torch's (2.14) overwrites inputs of its tangent's backward pass."""
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
     return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)

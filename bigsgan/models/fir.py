@@ -1,10 +1,10 @@
 """Resampling of feature maps with a short FIR filter, as StyleGAN2 does (Karras et al. 2020, arXiv 1912.04958).
 
-Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv 1904.11486) gives the reason: what is sampled
-down without a low-pass filter aliases. Everything is made of convolutions with a fixed filter, or of the kernel in
-``fused`` where that works, so that gradients of any order exist.
+Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv 1904.11486) gives the reason: downsampling
+without a low-pass filter aliases. Everything consists of convolutions with a fixed filter, or of the kernel in
+``fused`` where that works, so gradients of any order exist.
 
-Shapes: N samples, C channels, H x W pixels, K x K a filter, K even; outside of a map all is zero.
+Shapes: N samples, C channels, H x W pixels, K x K a filter, K even; pixels outside of a map are 0.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def fill_filter(buffer: Tensor) -> None:
 def upsample(x: Tensor, kernel: Tensor) -> Tensor:
     """Double the resolution: (N, C, H, W), (K, K) -> (N, C, 2H, 2W), in x's type.
 
-    A zero is put after each pixel in both directions and the filter convolved over that, times 4 for the zeros.
+    A zero is inserted after each pixel in both directions, and the result is filtered, times 4 to make up for zeros.
     """
     size, (channels, height, width) = kernel.shape[0], x.shape[1:]
     if fused.used_for(x):
         return fused.resample(x, kernel, fused.Geometry(2, 1, size // 2, 2 * height, 2 * width, gain=4.0))
-    # A transposed convolution is that, without the multiplications by zero.
+    # A transposed convolution computes this, without the multiplications by zero.
     weight, padding = _per_channel(4 * kernel, x), size // 2 - 1
     return linearly(lambda x: F.conv_transpose2d(x, weight, stride=2, padding=padding, groups=channels), x)
 
 
 def downsample(x: Tensor, kernel: Tensor) -> Tensor:
-    """Halve the resolution: (N, C, H, W), (K, K) -> (N, C, H/2, W/2), in x's type; filtered at every second pixel."""
+    """Halve the resolution: (N, C, H, W), (K, K) -> (N, C, H/2, W/2), in x's type, by a filter of stride 2."""
     padding = kernel.shape[0] // 2 - 1
     if fused.used_for(x):
         height, width = x.shape[2] // 2, x.shape[3] // 2
@@ -59,5 +59,5 @@ def blur(x: Tensor, kernel: Tensor, padding: int, gain: float = 1.0) -> Tensor:
 
 
 def _per_channel(kernel: Tensor, x: Tensor) -> Tensor:
-    """(K, K) -> (C, 1, K, K) in x's type, which holds these taps exactly even where it is half."""
+    """(K, K) -> (C, 1, K, K) in x's type; half types hold these taps exactly too."""
     return kernel.to(x.dtype).expand(x.shape[1], 1, *kernel.shape)

@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 def used_for(x: Tensor, subject: str = MAPS) -> bool:
-    """Whether a subject's kernels work for tensors like ``x``; the first question on a GPU compiles them."""
+    """Whether a subject's kernels work for tensors like ``x``; the first call on a GPU compiles them."""
     return not x.is_meta and obstacle(x.device, x.dtype, subject) is None
 
 
 def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> str | None:
-    """Return why torch's own operations are to be used, or None where the kernels work; the log tells it."""
+    """Return why torch's own operations must be used, or None if the kernels work; the choice is logged."""
     return _decide(device, dtype, subject)
 
 
@@ -51,7 +51,7 @@ def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | Non
     else:
         try:
             {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
-        except Exception as error:  # Triton's and the C compiler's have no type in common
+        except Exception as error:  # errors of Triton and of the C compiler have no type in common
             cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             reason = f"the kernels do not work here for {dtype} ({cause})"
     _log_once(subject, "Triton kernels" if reason is None else f"torch's own operations, as {reason}")
@@ -59,10 +59,10 @@ def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | Non
 
 
 class Geometry(NamedTuple):
-    """How a filter reads its input: where it looks for what it leaves at a place o, in both directions.
+    """How a filter reads its input, in both directions.
 
-    y[o] = gain * sum over k of taps[k] * u[o * down + k - before], where u is the input with ``up - 1`` zeros after
-    each pixel, and 0 outside of it.
+    Output o is y[o] = gain * sum over k of taps[k] * u[o * down + k - before], where u is the input with ``up - 1``
+    zeros after each pixel, and 0 outside of it.
     """
 
     up: int  # places in u for each pixel; divides K
@@ -74,7 +74,7 @@ class Geometry(NamedTuple):
     flipped: bool = True  # whether taps are taken in reverse order, which makes it a convolution
 
     def transposed(self, size: int, height: int, width: int) -> Geometry:
-        """Return what takes a gradient by the output to that by the input (height, width); K is ``size``."""
+        """Return the geometry that maps gradients by outputs to those by inputs (height, width); K is ``size``."""
         before = size - 1 - self.before
         return Geometry(self.down, self.up, before, height, width, self.gain, not self.flipped)
 
@@ -85,10 +85,10 @@ def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
 
 
 def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-    """Leaky rectifier of x + bias, within plus or minus ``limit``: (N, C, H, W), (C,) -> (N, C, H, W), in x's type.
+    """Rectify x + bias leakily, within plus or minus ``limit``: (N, C, H, W), (C,) -> (N, C, H, W), in x's type.
 
-    It keeps its output alone for the backward pass. Where that is the limit, the slope is 0, also for what only
-    rounding took there.
+    It only keeps its output for the backward pass. Where the output is the limit the slope is 0, even if the value was
+    only rounded to the limit.
     """
     if limit is not None:
         limit = _rounded(limit, x.dtype)
@@ -96,12 +96,12 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
 
 
 def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
-    """Random numbers of ``kind`` words, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
+    """Return random numbers of ``kind``, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
     return kernels("noise").draw(seeds, streams, num, kind)
 
 
 class _Resample(torch.autograd.Function):
-    """A linear map, whose transpose is one of the same kind."""
+    """A linear map, whose transpose is a map of the same kind."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
@@ -122,7 +122,7 @@ class _Resample(torch.autograd.Function):
 
 
 class _Rectify(torch.autograd.Function):
-    """Of x and a bias that was expanded to its shape, so that torch sums its gradient, and only where it is wanted."""
+    """Rectifier of x and a bias expanded to x's shape, so that torch sums the bias's gradient, and only if needed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
@@ -161,7 +161,7 @@ class _Slopes(torch.autograd.Function):
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return ``x``, copied where it is neither contiguous nor channels_last."""
+    """Return ``x``, copied if it is neither contiguous nor channels_last."""
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 
 
@@ -172,7 +172,7 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
 
 @cache
 def kernels(name: str) -> Any:
-    """The kernels of ``fused``, ``noise`` or ``spectral``, which need Triton to be there."""
+    """Import the kernels of ``fused``, ``noise`` or ``spectral``, which need Triton."""
     return importlib.import_module(f"bigsgan.models.{name}_kernels")
 
 

@@ -25,7 +25,7 @@ _WIDEST_FILTERED = 64
 """Most columns of a filter's tile: rows of a filtered map are often one pixel longer than a power of two."""
 
 
-# A variant for each kind of these numbers would only be compiled more often.
+# Without specialization: variants for kinds of these numbers would only mean more compiling.
 @triton.jit(do_not_specialize=["num_rows", "in_height", "in_width", "out_height", "out_width"])
 def _resample(
     x_ptr,
@@ -54,12 +54,12 @@ def _resample(
         out_x, out_y, plane = row % out_width, row // out_width % out_height, row // (out_width * out_height)
     else:
         out_x, out_y, plane = column, row % out_height, row // out_height
-    # Only every ``up``-th tap meets a pixel and not a zero between two; which is the first, depends on the place.
+    # Only every ``up``-th tap meets a pixel, not a zero between two pixels; the first such tap depends on the place.
     first_y, first_x = 0, 0
     if up > 1:
         first_y = (before % up + (up - 1) * down * out_y) % up
         first_x = (before % up + (up - 1) * down * out_x) % up
-    # The pixels that they meet; these divisions leave no rest.
+    # The pixels that these taps meet; the divisions leave no remainder.
     in_y, in_x = (out_y * down + first_y - before) // up, (out_x * down + first_x - before) // up
     start, step = (plane.to(tl.int64) * in_height + in_y) * in_width + in_x, 1
     if channels_last:
@@ -105,7 +105,7 @@ def _rectify(
         bias = tl.load(bias_ptr + row % num_channels)
     y = tl.load(x_ptr + at, mask=inside, other=0.0).to(total) + bias.to(total)
     y = tl.where(y > 0, y, y * slope)
-    if limit is not None:  # by comparisons, which leave NaN what it is
+    if limit is not None:  # by comparisons, which keep NaN
         y = tl.where(y > limit, limit, tl.where(y < -limit, -limit, y))
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -144,12 +144,12 @@ def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
 
 
 def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-    """Leaky rectifier of x + bias, kept within plus or minus ``limit``: (N, C, H, W), (C,) -> x's shape and layout.
+    """Rectify x + bias leakily, within plus or minus ``limit``: (N, C, H, W), (C,) -> x's shape and layout.
 
     Args:
         x: Contiguous or channels_last.
         bias: Contiguous.
-        slope: Of the rectifier below 0.
+        slope: The rectifier's slope below 0.
         limit: A number that x's type holds exactly, or None.
     """
     n, c, height, width = x.shape
@@ -162,7 +162,7 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
 
 
 def slopes(grad: Tensor, y: Tensor, slope: float, limit: float | None) -> Tensor:
-    """Multiply ``grad`` by the slope of the rectifier that left ``y``, 0 at the limit; all of one shape and layout."""
+    """Multiply ``grad`` by the slope of the rectifier with output ``y``, 0 at the limit; all share shape and layout."""
     out = torch.empty_like(y)
     with torch.cuda.device_of(y):
         _slopes[(triton.cdiv(y.numel(), _TILE),)](grad, y, out, y.numel(), slope, limit, _TILE)
@@ -170,7 +170,7 @@ def slopes(grad: Tensor, y: Tensor, slope: float, limit: float | None) -> Tensor
 
 
 def _tile(columns: int, widest: int) -> tuple[int, int]:
-    """Rows and columns, both powers of two."""
+    """Return a tile's rows and columns, both powers of two."""
     width = min(triton.next_power_of_2(columns), widest)
     return _TILE // width, width
 

@@ -1,8 +1,8 @@
-"""Layers that carry state: spectrally normalized weights, and what layers with batch statistics have in common.
+"""Layers with state: spectrally normalized weights, and the base of layers with batch statistics.
 
 A forward pass may move a layer's state (power-iteration vectors, running statistics) only while ``moving`` is set.
-The engines set it in the first gradient-carrying training forward of an update; sampling, recomputation under
-activation checkpointing, the seam and penalties reuse the state as it is.
+The engines set it in the first training forward with gradients of an update. Sampling, recomputation under activation
+checkpointing, the seam and penalties use the state without moving it.
 
 Shapes: N samples, C channels, H x W pixels, F features; a weight seen as a matrix is (rows, columns) = (output, rest),
 and the weight of a grouped convolution, whose matrix is block diagonal, (groups, rows / groups, columns).
@@ -24,15 +24,15 @@ from bigsgan.models import convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""FlashAttention wants as many features of values as of keys. cuDNN's, which torch (2.14) prefers on a Hopper, ends in
-an error where cuDNN finds no plan."""
+"""FlashAttention needs equally many features in values and in keys. cuDNN's attention, which torch (2.14) prefers on a
+Hopper, raises an error if cuDNN finds no plan."""
 
 Generators = Callable[[str], torch.Generator]
-"""Gives the generator of a parameter or buffer, by its name in its module."""
+"""Returns the random generator of a parameter or buffer, by its name in its module."""
 
 
 def full(x: Tensor) -> Tensor:
-    """Return ``x`` in float32, or in float64 if it was: gradients are checked in that."""
+    """Return ``x`` in float32; float64 stays, as gradients are checked in it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -55,10 +55,10 @@ def moving_state(layers: list[StatefulLayer], moving: bool) -> Iterator[None]:
 
 
 class _OrthogonalGradient(torch.autograd.Function):
-    """Identity on a weight whose backward adds the gradient of the orthogonal regularisation.
+    """Identity on a weight whose backward adds the gradient of the orthogonal regularization.
 
-    R(W) = strength * |W W^T * (1 - I)|_F^2 has the gradient 4 * strength * (W W^T * (1 - I)) W. Adding it where the
-    weight is used needs no second look at the weight, so that it costs no gather at ZeRO stage 3.
+    R(W) = strength * |W W^T * (1 - I)|_F^2 has the gradient 4 * strength * (W W^T * (1 - I)) W. It is added where the
+    weight is used, and so needs no second gather at ZeRO 3.
     """
 
     @staticmethod
@@ -77,9 +77,9 @@ class _OrthogonalGradient(torch.autograd.Function):
 
 
 def _off_diagonal_product(matrix: Tensor) -> Tensor:
-    """(W W^T * (1 - I)) W of (..., rows, columns), by the smaller of W W^T and W^T W.
+    """Return (W W^T * (1 - I)) W of (..., rows, columns), by the smaller of W W^T and W^T W.
 
-    G's first layer has 16 times as many rows as channels: at a billion parameters its W W^T is 16 GB large.
+    G's first layer has 16 times as many rows as channels: at a billion parameters its W W^T takes 16 GB.
     """
     if matrix.shape[-2] > matrix.shape[-1]:
         return matrix @ (matrix.mT @ matrix) - matrix.square().sum(dim=-1, keepdim=True) * matrix
@@ -89,23 +89,23 @@ def _off_diagonal_product(matrix: Tensor) -> Tensor:
 
 
 class SpectralLayer(StatefulLayer):
-    """Owner of a weight that is divided by its largest singular value (Miyato et al. 2018, arXiv 1802.05957).
+    """Layer whose weight is divided by its largest singular value (Miyato et al. 2018, arXiv 1802.05957).
 
-    One step of power iteration, in float32 whatever the weight's type, for each update. With groups it is the norm of
-    the whole block-diagonal matrix, the largest of the groups' norms: that of the weight as it is stored, one block
-    under the other, would be up to sqrt(groups) times as large and silence a depthwise convolution.
+    Each update makes one step of power iteration, in float32 whatever the weight's type. With groups, the norm is that
+    of the whole block-diagonal matrix, the largest of the groups' norms. The norm of the weight as it is stored, one
+    block under the other, would be up to sqrt(groups) times as large and silence a depthwise convolution.
 
     Attributes:
         weight: Parameter of shape (rows, ...).
-        groups: Equal parts of the rows, each with inputs of its own.
+        groups: Number of equal parts of the rows, each with inputs of its own.
         u: Left singular vector, buffer (rows,), float32.
         v: Right singular vector, buffer (groups * columns,), float32.
         orthogonal: Strength of the orthogonal regularization, 0 for none.
-        gradient_scale: What the engine multiplies losses with before the backward pass (loss scale / accumulation);
-            a tensor () of the engine's, as torch.compile would take a number for a constant. It does not change between
-            a forward pass and its backward pass.
+        gradient_scale: The engine's factor on losses before the backward pass (loss scale / accumulation); the engine's
+            tensor (), as torch.compile would take a number for a constant. It does not change between a forward pass
+            and its backward pass.
         sigma: The weight's largest singular value in the last forward pass, None before the first.
-        is_folded: Whether the weight is divided by it for good; see ``fold``.
+        is_folded: Whether the weight is already divided by sigma for good; see ``fold``.
     """
 
     weight: nn.Parameter
@@ -141,7 +141,7 @@ class SpectralLayer(StatefulLayer):
         matrix = self.as_matrix(weight)
         u = F.normalize(torch.randn(len(weight), generator=generator), dim=0)
         v = spectral.product(matrix.mT, u)
-        # A sampling forward may come before the first one that moves u and v, so they start near the truth.
+        # Sampling may come before the first forward that moves u and v, so they start near the truth.
         for _ in range(self.initial_iterations):
             u, v = spectral.iterated(matrix, u, self.eps)
         self.u.copy_(u)
@@ -149,7 +149,7 @@ class SpectralLayer(StatefulLayer):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Divide the weight by sigma for good, in a network that is trained no more."""
+        """Divide the weight by sigma for good, in a network that is no longer trained."""
         self.weight.copy_(self.normalized_weight())
         self.is_folded = True
 
@@ -164,7 +164,7 @@ class SpectralLayer(StatefulLayer):
         if self.groups == 1 and spectral.used_for(weight):
             normalized, self.sigma = spectral.normalized(weight, self.u, self.v, self.moving, self.eps)
             return normalized
-        exact = full(weight)  # bf16 keeps 8 bits of sigma, which would scale every layer by up to 0.4 %
+        exact = full(weight)  # bf16 keeps 8 bits of sigma; that would scale every layer by up to 0.4 %
         matrix = self.as_matrix(exact)
         u, v = self.u, self.v
         if self.moving:
@@ -177,13 +177,13 @@ class SpectralLayer(StatefulLayer):
         return (exact / sigma).to(weight.dtype)
 
     def as_matrix(self, weight: Tensor) -> Tensor:
-        """(rows, ...) -> (rows, columns), or (groups, rows / groups, columns) where there are groups."""
+        """(rows, ...) -> (rows, columns), or (groups, rows / groups, columns) if there are groups."""
         matrix = weight.flatten(1)
         return matrix if self.groups == 1 else matrix.view(self.groups, -1, matrix.shape[1])
 
 
 class _Unfelt(torch.autograd.Function):
-    """Identity on x, and a gradient of 0 for a bias that batch norm takes away with the mean."""
+    """Identity on x, with a gradient of 0 for a bias that batch norm removes with the mean."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -198,13 +198,13 @@ class _Unfelt(torch.autograd.Function):
 class SpectralConv2d(SpectralLayer):
     """Convolution, with same padding unless told otherwise: (N, C_in, H, W) -> (N, C_out, H / stride, W / stride).
 
-    On a GPU a bias is an addition of its own, so that what comes behind the convolution decides where it is added.
+    On a GPU a bias is a separate addition, so the operation after the convolution decides where it is added.
 
     Attributes:
-        followed_by: ``pooling`` halves the resolution by average pooling, and the bias is added behind it. ``relu``
+        followed_by: ``pooling`` halves the resolution by average pooling, and the bias is added after it. ``relu``
             rectifies, in the same pass. Before ``batch norm`` a GPU leaves the bias out in training.
-        shift: The bias (C_out,) that the last output lacks, for the running mean; None where it has it. A copy, which
-            stays when ZeRO 3 takes the parameter away.
+        shift: The bias (C_out,) that the last output lacks, for the running mean; None if it lacks none. A copy, which
+            stays when ZeRO 3 releases the parameter.
     """
 
     def __init__(
@@ -225,12 +225,12 @@ class SpectralConv2d(SpectralLayer):
     def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
-        That is how kernels want them, and most of what follows keeps them so (docs/explanation/performance.md).
+        Kernels need this order, and most later operations keep it (docs/explanation/performance.md).
         ``beside`` (N, C_out, H / 2, W / 2) is added to the result, each pixel four times.
         """
         x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
         own, self.shift = self.bias, None
-        # What is compiled joins a bias with what follows by itself.
+        # Compiled code joins a bias with the next operation by itself.
         lean = convolutions.suits_tensor_cores(x.device, x.dtype) and not torch.compiler.is_compiling()
         if self.followed_by == "pooling":
             x = F.avg_pool2d(self._convolve(x, None), 2)
@@ -293,7 +293,7 @@ class Embedding(nn.Module):
 
 
 class RankAverages(StatefulLayer):
-    """A layer that takes means over the global micro-batch, of which each data-parallel rank holds an equal part.
+    """A layer that takes means over the global micro-batch; each data-parallel rank holds an equal part of it.
 
     The engine sets ``average_over_ranks``, a tensor's differentiable mean over ``num_ranks`` ranks; None on one rank.
     """
@@ -307,8 +307,8 @@ class RankAverages(StatefulLayer):
 def upsample_nearest(x: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, C, 2H, 2W), each pixel four times, in the memory format of ``x``.
 
-    Compiled, the backward pass of torch's own adds atomically into float32 zeros (2.15): it is slower, and on a GPU its
-    order changes from run to run. That of an expanded view is a plain sum.
+    The compiled backward pass of torch's own function adds atomically into float32 zeros (2.15): it is slower, and on a
+    GPU its order changes from run to run. The backward pass of an expanded view is a plain sum.
     """
     if not torch.compiler.is_compiling():
         return F.interpolate(x, scale_factor=2)
@@ -323,18 +323,18 @@ class TwiceDifferentiable(nn.Module):
     """A layer whose usual kernels have no second derivatives, or coarse ones.
 
     Attributes:
-        exact: Whether to compute in a form that can be differentiated twice, as exact penalties need of D. A network is
-            built so where it has any; engines then choose for each phase.
+        exact: Whether to compute in a form that can be differentiated twice, as D's exact penalties need. A D with such
+            penalties is built with it set; engines then choose for each phase.
     """
 
     exact = False
-    written_out = False  # of all such layers, whatever their phase: for comparisons
+    written_out = False  # set on the class, makes attention write its weights out in every phase, for comparisons
 
 
 class SelfAttention(TwiceDifferentiable):
     """Self-attention over pixels (Zhang et al. 2019, arXiv 1805.08318), keys and values pooled by 2.
 
-    Where ``exact`` is set, it writes the weights out, as torch's attention kernels have no second derivatives.
+    If ``exact`` is set, it writes the weights out, as torch's attention kernels have no second derivatives.
     """
 
     def __init__(self, channels: int) -> None:
@@ -362,7 +362,7 @@ class SelfAttention(TwiceDifferentiable):
         else:
             products = torch.bmm(query, key.mT)  # (N, HW, HW/4)
             weights = softmax(products) if dual else torch.softmax(products, dim=-1)
-            # In this order the gradient of the weights, the largest tensor here, arrives as they lie, not transposed.
+            # In this order the gradient of the weights, the largest tensor here, does not arrive transposed.
             mixed = torch.bmm(weights, value)
         return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))
 
@@ -373,9 +373,9 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), whose weights no memory holds.
+    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), without storing the weights.
 
-    torch's kernels for half types take multiples of 8 features alone; E and F may differ. Features of 0 add nothing.
+    torch's kernels for half types only take multiples of 8 features; E and F may differ. Features of 0 add nothing.
     """
     q, k, v = (_padded(x)[:, None] for x in (query, key, value))
     with sdpa_kernel(_ATTENTION):

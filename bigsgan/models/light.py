@@ -1,4 +1,4 @@
-"""Convolutions that need fewer parameters than full ones, instead of a block's.
+"""Blocks of convolutions with fewer parameters than full convolutions.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from bigsgan.config.families.blocks import BlockSection
 
 STANDARD = BlockSection()
-"""Full convolutions, as everywhere at an image."""
+"""Full convolutions, which every network uses at its images."""
 
 _REDUCTION = 16  # Hu et al. 2018, section 6.4
 
 
 @dataclass(frozen=True)
 class Makers:
-    """The parts that a network's convolutions are made of."""
+    """Functions that make the parts of a network's convolutions."""
 
     # (C_in, C_out, groups) -> the convolution with the network's kernel and stride
     spatial: Callable[[int, int, int], nn.Module]
@@ -31,7 +31,7 @@ class Makers:
 
 
 class SqueezeAndExcitation(nn.Module):
-    """Each channel times a number in (0, 1) that all channels' means decide (Hu et al. 2018, arXiv 1709.01507)."""
+    """Scales channels by numbers in (0, 1), computed from all channels' means (Hu et al. 2018, arXiv 1709.01507)."""
 
     def __init__(self, channels: int, linear: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class SqueezeAndExcitation(nn.Module):
         self.excite = linear(squeezed, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, H, W); judges each sample by itself, and is differentiable twice."""
+        """(N, C, H, W) -> (N, C, H, W); treats each sample separately, and is differentiable twice."""
         # A sum over H * W pixels needs more than the 8 or 11 bits of a half type.
         means = x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
         scale = torch.sigmoid(self.excite(F.relu(self.squeeze(means))))
@@ -48,7 +48,7 @@ class SqueezeAndExcitation(nn.Module):
 
 
 def single(form: BlockSection, makers: Makers, in_channels: int, out_channels: int) -> nn.Module:
-    """Return what stands for one convolution: (N, C_in, H, W) -> (N, C_out, H', W')."""
+    """Make the block that replaces one convolution: (N, C_in, H, W) -> (N, C_out, H', W')."""
     if form.block == "inverted_residual":
         inside = form.expansion * out_channels
         return nn.Sequential(
@@ -61,10 +61,10 @@ def single(form: BlockSection, makers: Makers, in_channels: int, out_channels: i
 
 
 def pair(form: BlockSection, makers: Makers, in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Module, int]:
-    """Return what stands for the two convolutions of a residual block, and the number of channels between them.
+    """Make the blocks that replace a residual block's two convolutions, and return the channels between them too.
 
     An inverted residual is one bottleneck for the pair: two of them would have more parameters than two full
-    convolutions. Its width follows the output, because the input may be much the narrower one.
+    convolutions. Its width follows the output, because the input may be much narrower.
     """
     if form.block == "inverted_residual":
         inside = form.expansion * out_channels
@@ -74,7 +74,7 @@ def pair(form: BlockSection, makers: Makers, in_channels: int, out_channels: int
 
 
 def _narrowing(makers: Makers, inside: int, out_channels: int) -> list[nn.Module]:
-    """Second half of an inverted residual: filter each channel, weigh the channels, mix them."""
+    """Make the second half of an inverted residual: filter each channel, weigh the channels, mix them."""
     return [
         makers.spatial(inside, inside, inside),
         nn.ReLU(),

@@ -58,7 +58,7 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Linear map of what is flattened, and leaky ReLU."""
+    """Flattening, linear map and leaky ReLU."""
 
     def __init__(self, in_features: int, width: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class DiscriminatorHead(nn.Module):
 
 
 def _hidden(in_features: int, out_features: int) -> Linear:
-    """Keep the variance from layer to layer (He et al. 2015, arXiv 1502.01852, equation 15)."""
+    """Make a map that keeps the variance from layer to layer (He et al. 2015, arXiv 1502.01852, equation 15)."""
     return Linear(in_features, out_features, math.sqrt(2 / ((1 + _SLOPE**2) * in_features)))
 
 

@@ -1,8 +1,8 @@
 """A network is a flat list of layers with an explicit carry.
 
-``forward`` folds over the list, and a pipeline partitions the same list, so no model knows how it is laid out. What
-travels between layers travels in the carry: a tuple of tensors in fixed order, in which every float is used later and
-has a gradient path, and from which an entry is dropped after its last use.
+``forward`` folds over the list, and a pipeline partitions the same list, so no model knows its layout. The carry holds
+everything that travels between layers: a tuple of tensors in fixed order, in which every float is used later and has a
+gradient path. An entry is dropped after its last use.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
 
 class LayerStack(nn.Module):
-    """Layers applied one after the other, each to what the one before it returned.
+    """Layers applied one after the other, each to the outputs of the one before.
 
     Attributes:
-        layers: The flat list, by number: a part of a network keeps the numbers, and so the names, of the whole. What
-            is put before a family's own layers has negative numbers.
-        checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+        layers: The flat list, by number. A part of a network keeps the numbers, and so the names, of the whole. Layers
+            before a family's own have negative numbers.
+        checkpointing: Whether to recompute each layer in the backward pass instead of keeping its activations.
     """
 
     def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
@@ -45,11 +45,11 @@ class LayerStack(nn.Module):
         }
 
     def part(self, start: int, stop: int) -> LayerStack:
-        """Layers ``start`` up to ``stop`` as a network of their own."""
+        """Return layers ``start`` up to ``stop`` as a network."""
         return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, self._first + start)
 
     def wrapped(self, wrap: Callable[[nn.Module], Any]) -> LayerStack:
-        """The same layers, each in a module around it."""
+        """Return the same layers, each wrapped by ``wrap``."""
         return LayerStack([wrap(layer) for layer in self.layers.values()], self.checkpointing, self._first)
 
     def forward(self, *carry: Tensor, segments: int = 1) -> Tensor:
@@ -57,19 +57,19 @@ class LayerStack(nn.Module):
 
         Args:
             carry: The network's inputs.
-            segments: Equal parts of the batch that batch statistics are kept apart for.
+            segments: Number of equal parts of the batch whose batch statistics are kept apart.
         """
         (output,) = self.fold(*carry, segments=segments)
         return output
 
     def fold(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, ...]:
-        """Fold over the layers of a part, and return the carry that the next part goes on from."""
+        """Fold over the layers of a part, and return the carry for the next part."""
         for number in self.layers:
             carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
         return carry
 
     def fold_dual(self, dual: Dual, segments: int = 1) -> Dual:
-        """Fold over the layers of a part as ``fold`` does, with the tangents of what the carry holds."""
+        """Fold over the layers of a part as ``fold`` does, with the carry's tangents."""
         for number in self.layers:
             dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
         return dual
@@ -84,13 +84,13 @@ class LayerStack(nn.Module):
         return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False)
 
     def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
-        """Apply a layer with statistics; in a recomputation too, before which others may have been applied."""
+        """Apply a layer with statistics. Sets their segments each time, as passes may come before a recomputation."""
         for statistics in self._segmented[number]:
             statistics.segments = segments
         return self.layers[number](*carry)
 
     def with_features(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the first entry of the carry after each layer but the last."""
+        """Return the output, and the first entry of the carry after each layer but the last."""
         features = []
         for number in range(len(self.layers) - 1):
             carry = self.part(number, number + 1).fold(*carry, segments=segments)
@@ -105,7 +105,7 @@ class LayerStack(nn.Module):
         return getattr(last, "teacher", None) is not None
 
     def with_predictions(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, Tensor]:
-        """The output, and what the last layer predicts of a teacher's features of the first segment."""
+        """Return the output, and the last layer's predictions of a teacher's features of the first segment."""
         *others, last = self.layers
         for number in others:
             carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
@@ -114,7 +114,7 @@ class LayerStack(nn.Module):
         return output, predictions
 
     def with_predictions_dual(self, dual: Dual, segments: int = 1) -> tuple[Dual, Tensor]:
-        """The same with the tangents of what the carry holds; predictions have none."""
+        """Do the same with the carry's tangents; predictions have none."""
         *others, last = self.layers
         for number in others:
             dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
@@ -139,7 +139,7 @@ class LayerStack(nn.Module):
 
 
 class LastImage(nn.Module):
-    """Of several images of a sample, stacked along the channels, the last."""
+    """Picks the last of a sample's images, which are stacked along the channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class LastImage(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
         """(N, L * C, H, W) -> (N, C, H, W)."""
-        return (images[:, -self.channels :].contiguous(),)  # the others' memory is free
+        return (images[:, -self.channels :].contiguous(),)  # a copy, so that the others' memory becomes free
 
 
 class FromCosines(nn.Module):
@@ -166,11 +166,11 @@ def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writ
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 
     Args:
-        network: Its modules own what they initialize through a method ``initialize(generators)``.
-        seed: Of the run.
+        network: Its modules fill their own parameters and buffers in a method ``initialize(generators)``.
+        seed: The network's seed.
         gather: Context in which the given parameters are whole on this rank; for parameters that are sharded.
-        writes: Whether this rank computes; the others only take part in ``gather``'s collectives. Buffers are
-            then to be broadcast from a rank that wrote.
+        writes: Whether this rank fills them; other ranks only take part in ``gather``'s collectives, and get buffers
+            by a broadcast from a rank that wrote.
     """
     for prefix, module in network.named_modules():
         if not hasattr(module, "initialize"):

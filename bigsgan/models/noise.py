@@ -1,11 +1,11 @@
 """Random numbers that a layer draws on the device: functions of a sample's seed, never of the rank or of torch's state.
 
-A sample travels with a seed; each use in a network has a stream of its own. The generator is SplitMix64 (Steele, Lea
-and Flood 2014, "Fast splittable pseudorandom number generators"), whose i-th word is a function of i alone, so that a
-whole feature map is drawn at once and a recomputation under activation checkpointing draws the same. On a GPU that is
-one kernel where Triton works, and else some forty of torch's.
+A sample travels with a seed; each use in a network has its own stream. The generator is SplitMix64 (Steele, Lea and
+Flood 2014, "Fast splittable pseudorandom number generators"), whose i-th word only depends on i. So a whole feature map
+is drawn at once, and a recomputation under activation checkpointing draws the same numbers. On a GPU that is one kernel
+if Triton works, and some forty of torch's otherwise.
 
-Shapes: N samples; int64 holds unsigned 64-bit words, as torch has no type of its own for arithmetic on them.
+Shapes: N samples, S streams; int64 holds unsigned 64-bit words, for which torch has no arithmetic.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _MIX2 = _signed(0x94D049BB133111EB)
 
 
 def uniform(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
-    """Uniform numbers in the open interval (0, 1): float32 (N, *shape)."""
+    """Return uniform numbers in the open interval (0, 1): float32 (N, *shape)."""
     return draw(seeds, range(stream, stream + 1), math.prod(shape), "uniform").view(-1, *shape)
 
 
 def normal(seeds: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers by the Box-Muller transform, two of each word: float32 (N, *shape)."""
+    """Return standard normal numbers by the Box-Muller transform, two from each word: float32 (N, *shape)."""
     return draw(seeds, range(stream, stream + 1), math.prod(shape), "normal").reshape(-1, *shape)
 
 
 def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
-    """Numbers of consecutive streams, in hardly more operations than those of one: (N,) int64 -> (N, S, num) float32.
+    """Draw from consecutive streams, in hardly more operations than from one: (N,) int64 -> (N, S, num) float32.
 
-    ``kind`` is ``uniform`` or ``normal``, and the numbers of a stream are those that the function of that name gives.
+    ``kind`` is ``uniform`` or ``normal``; a stream's numbers are those of the function of that name.
     """
     # While torch compiles, it joins these operations itself.
     if not torch.compiler.is_compiling() and fused.used_for(seeds, fused.DRAWS):
@@ -55,7 +55,7 @@ def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
 
 def _words(seeds: Tensor, streams: range, num: int) -> Tensor:
     """(N,) -> (N, S, num)."""
-    # On the device, as a copy of keys from the host would make it wait.
+    # Made on the device, as a copy of keys from the host would wait.
     numbers = torch.arange(len(streams), dtype=torch.int64, device=seeds.device)
     keys = _mix(numbers + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
     begin = _mix(seeds[:, None] ^ keys)
@@ -64,7 +64,7 @@ def _words(seeds: Tensor, streams: range, num: int) -> Tensor:
 
 
 def _unit(bits: Tensor) -> Tensor:
-    """23 bits -> (0, 1): they and a half are the most that float32 tells apart."""
+    """23 bits -> (0, 1): with the added half, float32 holds no more bits."""
     return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
 

@@ -1,7 +1,7 @@
 """Random numbers of samples in one Triton kernel: the arithmetic of ``noise``, word for word.
 
-Importing this needs Triton. Only ``fused`` imports it, where it may be used, for ``noise``. Uniform numbers
-are those of ``noise`` bit for bit; normal ones as exactly as this device's logarithm, sine and cosine are.
+Importing this module needs Triton. Only ``fused`` imports it, for ``noise``. Uniform numbers equal those of ``noise``
+bit for bit, normal ones up to the rounding of this device's logarithm, sine and cosine.
 
 Shapes: N samples, S streams; a program draws a tile of the matrix (N * S, words).
 """
@@ -29,7 +29,7 @@ def _unit(bits):
     return (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
 
 
-# A variant for each kind of these numbers would only be compiled more often.
+# Without specialization: variants for kinds of these numbers would only mean more compiling.
 @triton.jit(do_not_specialize=["stride", "first", "num_rows", "num_streams", "num_words", "num"])
 def _draw(
     seeds_ptr,
@@ -63,7 +63,7 @@ def _draw(
 
 
 def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
-    """Numbers of consecutive streams, ``uniform`` or ``normal``, two of each word: (N,) int64 -> (N, S, num)."""
+    """Draw from consecutive streams, ``uniform`` or ``normal``, two from each word: (N,) int64 -> (N, S, num)."""
     out = torch.empty((len(seeds), len(streams), num), dtype=torch.float32, device=seeds.device)
     if not out.numel():
         return out

@@ -1,10 +1,10 @@
 """pix2pix (Isola, Zhu, Zhou and Efros 2017, "Image-to-image translation with conditional adversarial networks").
 
-And the generator of residual blocks that CycleGAN has (Zhu, Park, Isola and Efros 2017, arXiv 1703.10593).
+And CycleGAN's generator of residual blocks (Zhu, Park, Isola and Efros 2017, arXiv 1703.10593).
 
 Shapes: N samples, C channels, H x W pixels, P patches. The carry of the generator is (h (N, C, H, W), seeds (N,) while
-dropout follows); a U-Net's grows by the skipped feature maps, fine to coarse, on the way down and shrinks on the way
-up. That of the discriminator is (h,).
+dropout follows); a U-Net's carry grows by the skipped feature maps, fine to coarse, on the way down and shrinks on the
+way up. The carry of the discriminator is (h,).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUM_DROPOUTS = 3
 
 
 class GeneratorInput(nn.Module):
-    """The first halving of a U-Net, without normalisation."""
+    """The first halving of a U-Net, without normalization."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, keeps_seeds: bool) -> None:
         super().__init__()
@@ -40,9 +40,9 @@ class GeneratorInput(nn.Module):
 
 
 class Down(nn.Module):
-    """Leaky ReLU, halving, normalization; what comes in is carried on beside what goes out.
+    """Leaky ReLU, halving, normalization; the carry keeps the input beside the output.
 
-    The coarsest level leaves the normalization out: of a single pixel nothing would be left.
+    The coarsest level has no normalization, which would leave nothing of a single pixel.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, is_coarsest: bool) -> None:
@@ -56,9 +56,9 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
-    """ReLU, doubling, normalization, dropout; the last skipped feature map is laid beside the result.
+    """ReLU, doubling, normalization, dropout; the last skipped feature map is concatenated with the result.
 
-    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept where dropout follows later.
+    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept if dropout follows later.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:
@@ -121,9 +121,9 @@ class Resized(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, which are added to what comes in.
+    """Two convolutions, whose result is added to the input.
 
-    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept where dropout follows later.
+    ``stream`` is that of the dropout's draws, None for no dropout; seeds are kept if dropout follows later.
     """
 
     def __init__(self, channels: int, norm: str, stream: int | None, keeps_seeds: bool) -> None:
@@ -162,9 +162,9 @@ class _Doubling(ConvTranspose2d):
 
 
 class DiscriminatorInput(nn.Module):
-    """Input and image side by side in the channels -> the first halving, without normalisation.
+    """Input and image, concatenated along the channels -> the first halving, without normalization.
 
-    A kernel of 4 halves, and one of 1 leaves the resolution; so in the other layers of the discriminator.
+    Here and in the discriminator's other layers, a kernel of 4 halves the resolution, and one of 1 keeps it.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int) -> None:
@@ -172,7 +172,7 @@ class DiscriminatorInput(nn.Module):
         self.conv = _judging(in_channels, out_channels, kernel, stride=2 if kernel > 1 else 1, bias=True)
 
     def forward(self, images: Tensor, labels: Tensor, inputs: Tensor) -> tuple[Tensor]:
-        """(N, C, H, W), (N,), (N, C_in, H, W) -> (N, C_out, H/2, W/2), or as large."""
+        """(N, C, H, W), (N,), (N, C_in, H, W) -> (N, C_out, H/2, W/2), or (N, C_out, H, W)."""
         return (F.leaky_relu(self.conv(torch.cat([inputs, images], dim=1)), _SLOPE),)
 
 
@@ -185,7 +185,7 @@ class DiscriminatorBlock(nn.Module):
         self.norm = _norm(norm, out_channels)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
-        """(N, C_in, H, W) -> (N, C_out, H / stride, W / stride), with kernel 4 and stride 1 a pixel less each way."""
+        """(N, C_in, H, W) -> (N, C_out, H / stride, W / stride), or (N, C_out, H - 1, W - 1) for kernel 4, stride 1."""
         return (F.leaky_relu(self.norm(self.conv(h)), _SLOPE),)
 
 
@@ -225,7 +225,7 @@ def _judging(in_channels: int, out_channels: int, kernel: int, stride: int, bias
 
 
 def _dropped(x: Tensor, seeds: Tensor, stream: int) -> Tensor:
-    """Drop numbers of (N, C, H, W) by draws of the samples' seeds (N,)."""
+    """Apply dropout to (N, C, H, W), with draws from the samples' seeds (N,)."""
     kept = noise.uniform(seeds, stream, tuple(x.shape[1:])) >= _DROPPED
     return x * kept.to(x.dtype) / (1 - _DROPPED)
 
@@ -233,7 +233,7 @@ def _dropped(x: Tensor, seeds: Tensor, stream: int) -> Tensor:
 def _reflected(x: Tensor, num: int) -> Tensor:
     """Pad (N, C, H, W) by ``num`` mirrored pixels on each side.
 
-    torch's own padding adds its gradient up in an order that differs from run to run on a GPU.
+    On a GPU, torch's own padding adds up its gradient in an order that differs from run to run.
     """
     for dim in (2, 3):
         size = x.shape[dim]
@@ -250,7 +250,7 @@ def generator_layers(
         return _residual_layers(config, image_channels, input_channels)
     levels = pix2pix_levels(resolution)
     widths = [config.channels * min(2**i, 8) for i in range(levels)]
-    # Dropout follows the coarsest doublings but the first, where there are three levels of full width below them.
+    # Dropout follows the coarsest doublings except the first, as far as these keep the full width.
     num_dropouts = min(_NUM_DROPOUTS, max(levels - 5, 0)) if config.dropout else 0
     layers: list[nn.Module] = [GeneratorInput(input_channels, widths[0], config.norm, num_dropouts > 0)]
     for i in range(1, levels):

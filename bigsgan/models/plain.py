@@ -1,4 +1,4 @@
-"""Convolutions and linear maps without state, initialized from generators of their own.
+"""Convolutions and linear maps without state, initialized from their own random generators.
 
 Shapes: N samples, C channels, H x W pixels, F features, K a kernel's side.
 """
@@ -15,7 +15,7 @@ from bigsgan.models.layers import Generators, full
 
 
 class Weighted(nn.Module):
-    """Owner of a weight, drawn from a normal distribution, and of a bias (features,), which begins at 0, or of none."""
+    """Layer with a weight, drawn from a normal distribution, and a bias (features,), initially 0, or no bias."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -98,7 +98,7 @@ class Embedding(Weighted):
 
 
 class LatentWithClass(nn.Module):
-    """Latent (N, Z) and, where there are classes, the label's embedding (N, E) beside it: (N, Z + E)."""
+    """Joins a latent (N, Z) and, if there are classes, the label's embedding (N, E): (N, Z + E)."""
 
     def __init__(self, latent_size: int, num_classes: int, embedding_size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The precision of networks that are not trained: float32 on a CPU, their own elsewhere."""
+"""The precision of networks that are not trained: float32 on a CPU, the trained one on other devices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:
-    """Let a network that is not trained compute in float32 on a CPU, which half precision slows down many times.
+    """Let a network that is not trained compute in float32 on a CPU, where half precision is many times slower.
 
-    Elsewhere its layers keep the precision that they were trained with.
+    On other devices its layers keep the precision of their training.
     """
     if torch.device(device).type != "cpu":
         return

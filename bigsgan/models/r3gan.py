@@ -1,10 +1,10 @@
 """R3GAN (Huang et al. 2024, "The GAN is dead; long live the GAN! A modern GAN baseline", arXiv 2501.05441).
 
-Residual stages, one for each resolution from 4x4 on, without normalization: weights start as fix-up initialization
-wants them (Zhang, Dauphin and Ma 2019, arXiv 1901.09321), so that a block begins as the identity.
+Residual stages, one for each resolution from 4x4 on, without normalization: weights start by fix-up initialization
+(Zhang, Dauphin and Ma 2019, arXiv 1901.09321), so that a block begins as the identity.
 
-A stage that computes in bf16 does so on float32 weights. In an engine whose weights are bf16 or fp16 themselves, their
-type is that of every stage.
+A stage in bf16 computes with float32 weights, cast where they are used. In an engine whose weights are bf16 or fp16,
+every stage computes in their type.
 
 Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, E in the class embedding. Carry of the generator:
 (h (N, C, H, W),); of the discriminator: (h, labels (N,)).
@@ -30,14 +30,14 @@ _SLOPE = 0.2
 _RELU_GAIN = math.sqrt(2 / (1 + _SLOPE**2))
 """Keeps the variance through a leaky ReLU (He et al. 2015, arXiv 1502.01852, equation 15)."""
 _CONVOLUTIONS = 3
-"""In a residual block."""
+"""Number of convolutions in a residual block."""
 
 
 class Convolution(Weighted):
     """Convolution without bias: (N, C_in, H, W) -> (N, C_out, H, W), or one pixel for an unpadded kernel of H.
 
-    The initial weights' standard deviation is gain / sqrt(fan-in). Without ``padding`` the size is kept. With ``bf16``
-    it computes in that where the weight is float32.
+    The initial weights' standard deviation is gain / sqrt(fan-in). A ``padding`` of None keeps the size. With ``bf16``
+    it computes in bf16 if the weight is float32.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Convolution(Weighted):
 
 
 class BiasedActivation(nn.Module):
-    """Bias of each channel, then a leaky ReLU, whose gain the weights' initialization makes up for."""
+    """Bias of each channel, then a leaky ReLU; the weights' initialization compensates for its gain."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class BiasedActivation(nn.Module):
 class ResidualBlock(nn.Module):
     """Inverted bottleneck: expand, grouped 3x3 convolution, contract (section 3.4 of the paper).
 
-    ``cardinality`` are the groups of the middle convolution, ``expansion`` its channels in units of C, and
-    ``num_blocks`` those of the whole network, by which the initial variance is scaled.
+    ``cardinality`` is the number of groups of the middle convolution, ``expansion`` its channels in units of C, and
+    ``num_blocks`` the number of the network's blocks, which scales the initial variance.
     """
 
     def __init__(self, channels: int, cardinality: int, expansion: int, num_blocks: int, bf16: bool) -> None:
@@ -99,7 +99,7 @@ class ResidualBlock(nn.Module):
         """(N, C, H, W) and, in the discriminator, (N,) -> the same."""
         x = self.activation1(self.expand(h))
         x = self.contract(self.activation2(self.conv(x)))
-        # Where bf16 stages are followed by float32 ones, the sum is of their type.
+        # In a float32 stage after a bf16 one, the sum is float32.
         return _narrowed(h, self.bf16) + x, *labels
 
 
@@ -129,7 +129,7 @@ class GeneratorInput(nn.Module):
 
 
 class _Transition(nn.Module):
-    """Between two stages; has a 1x1 convolution where the width changes."""
+    """Layer between two stages, with a 1x1 convolution if the width changes."""
 
     def __init__(self, in_channels: int, out_channels: int, bf16: bool) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class DiscriminatorHead(nn.Module):
         """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type."""
         features = self.linear(self.basis(h).flatten(1))
         if self.embedding is not None:
-            # A product of many small terms, which 8 or 11 bits would round one by one.
+            # A sum of many small terms, each of which 8 or 11 bits would round.
             return ((full(features) * full(self.embedding(labels))).sum(dim=1),)
         return (full(features.squeeze(1)),)
 
@@ -216,18 +216,18 @@ def downsample(x: Tensor) -> Tensor:
 
 
 def _filters(x: Tensor) -> bool:
-    """Whether to take the kernel of StyleGAN2's filter, which is this one, and which leaves the order of memory."""
+    """Whether to use the kernel of StyleGAN2's filter, which is the same filter, and keeps the memory order."""
     return not torch.compiler.is_compiling() and fused.used_for(x)
 
 
 def _kernel(like: Tensor) -> Tensor:
-    """Outer product of (1, 3, 3, 1) / 8 with itself, which is exact in every type; made where it is used."""
+    """Make the outer product of (1, 3, 3, 1) / 8 with itself, exact in every type, on the device of ``like``."""
     taps = 4 - 2 * (torch.arange(4, dtype=like.dtype, device=like.device) - 1.5).abs()
     return torch.outer(taps, taps)[None, None] / 64
 
 
 def _narrowed(tensor: Tensor, bf16: bool) -> Tensor:
-    """In bf16, if a stage is to compute in it and the tensor is float32: half the memory, and tensor cores."""
+    """Cast a float32 tensor to bf16 if a stage computes in ``bf16``: half the memory, and tensor cores."""
     return tensor.to(torch.bfloat16) if bf16 and tensor.dtype == torch.float32 else tensor
 
 
@@ -258,13 +258,13 @@ def discriminator_layers(
 
 
 def _stage(config: R3GANNetwork, i: int, bf16: bool) -> list[ResidualBlock]:
-    """Blocks of stage ``i``, counted from 4x4."""
+    """Make the blocks of stage ``i``, counted from 4x4."""
     width, cardinality = config.widths[i], config.cardinalities[i]
     num_blocks = sum(config.blocks)
     return [ResidualBlock(width, cardinality, config.expansion, num_blocks, bf16) for _ in range(config.blocks[i])]
 
 
 def _bf16_stages(config: R3GANNetwork) -> list[bool]:
-    """Whether each stage, from 4x4 on, computes in bf16."""
+    """Return whether each stage, from 4x4 on, computes in bf16."""
     num = len(config.widths)
     return [i >= num - config.bf16_stages for i in range(num)]

@@ -1,8 +1,8 @@
-"""Spectral normalization: the power iteration, and Triton kernels that all layers share, whatever their shapes.
+"""Spectral normalization: the power iteration, and Triton kernels that layers of all shapes share.
 
-By torch's operations a layer launches some twenty kernels in a pass that moves its vectors and goes backward, and what
-torch.compile makes of them is another code for each shape: half of all that it makes for BigGAN-128. Here they are
-seven, which torch.compile calls and does not look into. Whoever calls asks ``used_for`` first.
+With torch's operations, a layer launches some twenty kernels in a pass that moves its vectors and goes backward, and
+torch.compile makes other code for each shape: half of all its code for BigGAN-128. Here there are seven kernels, which
+torch.compile calls and does not look into. Callers ask ``used_for`` first.
 
 Shapes: R rows and C columns of a weight seen as a matrix.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from bigsgan.models import fused
 
 _MOST = 2**31
-"""Numbers of a weight, whose places the kernels hold in 32 bits."""
+"""Limit on a weight's numbers, whose places the kernels hold in 32 bits."""
 
 
 def product(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def product(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def iterated(matrix: Tensor, u: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """u and v after one step of the power iteration by torch's operations, for a matrix or diagonal blocks.
+    """Return u and v after one step of the power iteration by torch's operations, for a matrix or diagonal blocks.
 
-    torch.compile does not look into it. It would compute small products again in the backward pass, from the u that
-    the forward pass has moved, and so go one step further: the weight's gradient was up to 70 % off (torch 2.14, 2.15).
+    torch.compile does not look into it. It would recompute small products in the backward pass from the u that the
+    forward pass has moved, one step further: the weight's gradient was up to 70 % off (torch 2.14, 2.15).
     """
     return _iterated_op(matrix, u, eps) if torch.compiler.is_compiling() else _iterated(matrix, u, eps)
 
@@ -48,10 +48,10 @@ def used_for(weight: Tensor) -> bool:
 
 
 def normalized(weight: Tensor, u: Tensor, v: Tensor, moving: bool, eps: float) -> tuple[Tensor, Tensor]:
-    """weight / sigma, in the weight's shape (R, ...) and type, and sigma = u^T W v, detached.
+    """Return weight / sigma, in the weight's shape (R, ...) and type, and sigma = u^T W v, detached.
 
-    If ``moving``, u (R,) and v (C,) move in place by one step of the power iteration; ``eps`` is the least length that
-    it divides by.
+    If ``moving``, u (R,) and v (C,) move in place by one step of the power iteration, which divides by lengths of at
+    least ``eps``.
     """
     with torch.no_grad():
         if not moving:
@@ -72,18 +72,18 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         weight, u, v, sigma = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # it is to be differentiated once more
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the gradient will be differentiated
             return _differentiable(grad, weight, u, v), None, None, None
         return _differentiate(grad, weight, u, v, sigma), None, None, None
 
 
 def total_type(weight: Tensor) -> torch.dtype:
-    """The type that sums are computed in."""
+    """Return the type in which sums are computed."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 
 def is_filter(weight: Tensor) -> bool:
-    """Whether a weight is of more than one pixel, so that it is divided into filters with their channels last."""
+    """Whether a weight has filters of more than one pixel; those are returned with their channels last."""
     return weight.dim() == 4 and weight[0, 0].numel() > 1
 
 
@@ -96,7 +96,7 @@ def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tenso
     return (grad / sigma - share * torch.outer(u, v).view_as(grad)).to(weight.dtype)
 
 
-# --- the kernels, or while torch compiles operations of its dispatcher that stand for them ---
+# --- the kernels or, while torch compiles, custom operations that wrap them ---
 
 
 def _norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _divide_op(weight: Tensor, sigma: Tensor) -> Tensor:
     return fused.kernels("spectral").divide(weight, sigma)
 
 
-# Of gradients in any order; torch would copy them to that in which it traced.
+# Gradients may have any memory order; without the tag torch would copy them to the order in which it traced.
 @torch.library.custom_op("bigsgan::divide_by_norm_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _differentiate_op(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
     return fused.kernels("spectral").differentiate(grad, weight, u, v, sigma)

@@ -1,10 +1,10 @@
 """Spectral normalization in Triton: products with a weight's two vectors, the division, and its gradient.
 
-Importing this needs Triton. Only ``fused`` imports it, where it may be used; ``spectral`` gives it derivatives.
+Importing this module needs Triton. Only ``fused`` imports it; ``spectral`` adds the derivatives.
 
-A product's sum is cut into chunks, one of each program, whose sums the next kernel adds up: in one order, so that a
-resumed run computes the same. Shapes are arguments and not constants, so that each kernel is compiled once for all
-layers. Numbers are read in their type, computed in float32 (float64 if they are that) and rounded once.
+A product's sum is cut into chunks, one a program, whose sums the next kernel adds up in a fixed order, so that a
+resumed run computes the same. Shapes are arguments, not constants, so that each kernel is compiled once for all layers.
+Numbers are read in their own type, computed in float32 (float64 for float64) and rounded once.
 
 Shapes: R rows, C columns of a weight seen as a matrix, K pixels of its filters; fewer than 2**31 numbers.
 """
@@ -20,13 +20,13 @@ from bigsgan.models.spectral import is_filter, total_type
 
 _TILE = (32, 128)
 _CHUNK = (512, 2048)
-"""Rows and columns that a program adds up: the largest weights of BigGAN-128 have some 300 programs."""
+"""Rows and columns that a program adds up: the largest weights of BigGAN-128 take some 300 programs."""
 _BLOCK = 2048
 _FLAT, _TURNS = 1024, 16
-"""Numbers of a weight that a program looks at in one turn, and its turns in a sum."""
+"""Numbers of a weight that a program reads in one turn, and a program's turns in a sum."""
 
 
-_add = tl.standard._sum_combine  # tl.sum cannot be called in an interpreter without which Triton was imported
+_add = tl.standard._sum_combine  # tl.sum fails in Triton's interpreter if Triton was imported without it
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _quotient(x, y, total: tl.constexpr):
 def _multiply_rows(
     weight_ptr, u_ptr, out_ptr, rows, columns, chunk: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr
 ):
-    """W^T u, of one chunk of rows: out (chunks, C)."""
+    """Compute W^T u of one chunk of rows: out (chunks, C)."""
     total: tl.constexpr = tl.float64 if weight_ptr.dtype.element_ty == tl.float64 else tl.float32
     column = tl.program_id(0) * wide + tl.arange(0, wide)
     sums = tl.full([tile, wide], 0.0, total)
@@ -56,7 +56,7 @@ def _multiply_rows(
 def _multiply_columns(
     weight_ptr, v_ptr, out_ptr, rows, columns, chunk: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr
 ):
-    """W v, of one chunk of columns: out (chunks, R)."""
+    """Compute W v of one chunk of columns: out (chunks, R)."""
     total: tl.constexpr = tl.float64 if weight_ptr.dtype.element_ty == tl.float64 else tl.float32
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     sums = tl.full([tile, wide], 0.0, total)
@@ -74,9 +74,9 @@ def _finish(
     sums_ptr, vector_ptr, fresh_ptr, sigma_ptr, num, chunks, eps,
     moves: tl.constexpr, ends: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Add the chunks of a product up to x (num,).
+    """Add up the chunks of a product to x (num,).
 
-    If it ``moves``: vector, and fresh, become x / |x|. If it ``ends`` the iteration: sigma becomes vector * x.
+    With ``moves``, vector and its copy fresh become x / |x|. With ``ends``, sigma becomes the dot product of vector, x.
     """
     total: tl.constexpr = tl.float64 if sums_ptr.dtype.element_ty == tl.float64 else tl.float32
     norm = tl.full([block], 0.0, total)
@@ -109,7 +109,7 @@ def _finish(
 
 @triton.jit
 def _divide(weight_ptr, sigma_ptr, out_ptr, num, columns, pixels, last: tl.constexpr, block: tl.constexpr):
-    """weight / sigma, of a filter with its channels last if ``last``."""
+    """Compute weight / sigma; filters get their channels last if ``last``."""
     total: tl.constexpr = tl.float64 if weight_ptr.dtype.element_ty == tl.float64 else tl.float32
     at = tl.program_id(0) * block + tl.arange(0, block)
     source = at
@@ -124,7 +124,7 @@ def _divide(weight_ptr, sigma_ptr, out_ptr, num, columns, pixels, last: tl.const
 
 @triton.jit
 def _there(at, columns, pixels, last: tl.constexpr):
-    """Where a gradient holds what the weight holds at a place."""
+    """Return the place in the gradient for a place in the weight; it differs if the gradient's channels are last."""
     if last:
         within = at % columns
         return at - within + within % pixels * (columns // pixels) + within // pixels
@@ -136,7 +136,7 @@ def _sum_products(
     grad_ptr, weight_ptr, out_ptr, num, columns, pixels,
     last: tl.constexpr, block: tl.constexpr, turns: tl.constexpr,
 ):  # fmt: skip
-    """Sum of gradient times weight, of one program: out (programs,)."""
+    """Compute one program's sum of gradient times weight: out (programs,)."""
     total: tl.constexpr = tl.float64 if weight_ptr.dtype.element_ty == tl.float64 else tl.float32
     sums = tl.full([block], 0.0, total)
     for i in range(turns):
@@ -151,7 +151,7 @@ def _differentiate(
     grad_ptr, sums_ptr, u_ptr, v_ptr, sigma_ptr, out_ptr, num, columns, pixels, num_sums,
     last: tl.constexpr, block: tl.constexpr, turns: tl.constexpr,
 ):  # fmt: skip
-    """grad / sigma - (sum of sums) / sigma^2 * u v^T."""
+    """Compute grad / sigma - (sum of sums) / sigma^2 * u v^T."""
     total: tl.constexpr = tl.float64 if sums_ptr.dtype.element_ty == tl.float64 else tl.float32
     sums = tl.full([block], 0.0, total)
     for begin in range(0, num_sums, block):
@@ -169,9 +169,9 @@ def _differentiate(
 
 
 def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Move u (R,) and v (C,) by a step of the power iteration; return copies of what they became, and the norm ().
+    """Move u (R,) and v (C,) in place by a step of the power iteration; return copies of both, and the norm ().
 
-    ``weight`` (R, ...) is contiguous, and ``eps`` the least length to divide by.
+    ``weight`` (R, ...) is contiguous. Lengths to divide by are at least ``eps``.
     """
     rows, columns = _matrix(weight)
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)
@@ -187,7 +187,7 @@ def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, T
 
 
 def norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """u^T W v: (R, ...), (R,), (C,) -> (); ``weight`` contiguous."""
+    """Return u^T W v: (R, ...), (R,), (C,) -> (); ``weight`` is contiguous."""
     sigma = torch.empty((), dtype=total_type(weight), device=weight.device)
     with torch.cuda.device_of(weight):
         _end(weight, u, u, v, sigma, 0.0, False)
@@ -204,7 +204,7 @@ def _end(weight: Tensor, u: Tensor, new_u: Tensor, v: Tensor, sigma: Tensor, eps
 
 
 def divide(weight: Tensor, sigma: Tensor) -> Tensor:
-    """weight / sigma in the weight's shape and type; filters with their channels last, as convolutions want them."""
+    """Return weight / sigma in the weight's shape and type; filters have their channels last, as convolutions need."""
     last = is_filter(weight)
     layout = torch.channels_last if last else torch.contiguous_format
     out = torch.empty_like(weight, memory_format=layout)
@@ -216,7 +216,7 @@ def divide(weight: Tensor, sigma: Tensor) -> Tensor:
 
 
 def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-    """Gradient of ``divide`` with sigma = u^T W v, by the weight, from that by what it returns."""
+    """Return the gradient by the weight, given that by the output of ``divide`` with sigma = u^T W v."""
     last = is_filter(weight) and not grad.is_contiguous()
     grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     out, num = torch.empty_like(weight), weight.numel()

@@ -1,12 +1,12 @@
 """StyleGAN2 (Karras et al. 2020, "Analyzing and improving the image quality of StyleGAN", arXiv 1912.04958).
 
 With the changes of StyleGAN2-ADA (arXiv 2006.06676): half precision at the highest resolutions, clamped activations,
-and a discriminator that is told the class.
+and a discriminator that reads the class.
 
 Shapes: N samples, C channels, H x W pixels, Z numbers in a latent, W in a style vector. The generator's first layer
-leaves (ws (N, num_ws, W), seeds (N,)), and its other ones (x (N, C, H, W), image (N, image channels, H, W), ws, seeds);
-the discriminator's carry is (x, labels (N,)). Only the architecture ``skip`` carries images: those of D, which have no
-gradient path of their own, as further channels of x.
+returns (ws (N, num_ws, W), seeds (N,)), its other layers (x (N, C, H, W), image (N, image channels, H, W), ws, seeds);
+the discriminator's carry is (x, labels (N,)). Only the architecture ``skip`` carries images. D carries them as further
+channels of x, as they have no gradient path of their own.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from bigsgan.models.stylegan2_layers import (
 
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Streams of a sample's seed; the layers with noise have those from _FIRST_NOISE on.
+# Streams of a sample's seed; layers with noise use those from _FIRST_NOISE on.
 _SECOND_LATENT, _CROSSOVER, _FIRST_NOISE = range(3)
 
 _RESIDUAL_GAIN = math.sqrt(0.5)
-"""Keeps the variance of a sum of two."""
+"""Keeps the variance in a sum of two."""
 
 
 class Mapping(RankAverages):
     """Latent and label -> the style vectors of all layers.
 
-    In training, a share ``style_mixing`` of the samples takes the vectors from a random layer on from a second latent
-    (Karras et al. 2019, arXiv 1812.04948, section 3.1). In evaluation mode the vectors are drawn towards their mean if
-    ``truncation_psi`` is not 1 (the truncation trick, appendix B there).
+    In training, a share ``style_mixing`` of the samples takes a second latent's vectors from a random layer on (Karras
+    et al. 2019, arXiv 1812.04948, section 3.1). In evaluation mode the vectors move towards their mean unless
+    ``truncation_psi`` is 1 (the truncation trick, appendix B there).
 
     Attributes:
-        num_ws: Style vectors to make of one.
+        num_ws: Number of style vectors of a sample.
         w_avg: Buffer (W,), float32: moving average of the style vectors over the global micro-batches.
-        truncation_psi: What is left of the distance to the mean, in evaluation mode.
-        truncation_cutoff: How many of the first layers that holds for; None for all.
+        truncation_psi: Factor on the distance to the mean, in evaluation mode.
+        truncation_cutoff: Number of first style vectors that are truncated; None for all.
     """
 
     w_avg: Tensor
@@ -88,7 +88,7 @@ class Mapping(RankAverages):
         return ws, seeds
 
     def _takes_second(self, seeds: Tensor) -> Tensor:
-        """Which layers take the second latent's vector: (N,) -> (N, num_ws) bool; the first layer never does."""
+        """Choose the layers that take the second latent's vector: (N,) -> (N, num_ws) bool; never the first layer."""
         whether, where = noise.uniform(seeds, _CROSSOVER, (2,)).unbind(1)
         crossover = 1 + (where * (self.num_ws - 1)).to(torch.int64)
         crossover = torch.where(whether < self.style_mixing, crossover, self.num_ws)
@@ -107,7 +107,7 @@ class SynthesisInput(nn.Module):
 
     Attributes:
         const: Parameter (C, 4, 4).
-        torgb: None where the image comes from the last block alone.
+        torgb: None if only the last block makes the image.
     """
 
     def __init__(self, config: StyleGAN2Generator, resolution: int, image_channels: int) -> None:
@@ -134,7 +134,7 @@ class SynthesisInput(nn.Module):
 
 
 class _Resampling(nn.Module):
-    """Has the buffer ``resample_filter`` (4, 4), or None where no image is passed on."""
+    """Has the buffer ``resample_filter`` (4, 4), or None if the carry has no image."""
 
     resample_filter: Tensor | None
 
@@ -148,12 +148,12 @@ class _Resampling(nn.Module):
 class SynthesisBlock(_Resampling):
     """Doubles the resolution of feature map and image, and adds to the image.
 
-    ``size`` is that of the output; the block of the images' ``resolution`` leaves the image alone in the carry.
+    ``size`` is that of the output; the block of the images' ``resolution`` returns only the image.
 
     Attributes:
-        first: Number of the first style vector that is this block's; the last of its three is the next block's first.
-        torgb: None where the image comes from the last block alone.
-        resample_filter: Buffer (4, 4), or None where no image is passed on.
+        first: Number of this block's first style vector; the last of its three is the next block's first.
+        torgb: None if only the last block makes the image.
+        resample_filter: Buffer (4, 4), or None if the carry has no image.
     """
 
     def __init__(self, config: StyleGAN2Generator, size: int, resolution: int, image_channels: int) -> None:
@@ -193,8 +193,8 @@ class DiscriminatorBlock(_Resampling):
     ``size`` is that of the input; the block of the images' ``resolution`` begins with the image.
 
     Attributes:
-        fromrgb: None where the block does not look at the image.
-        resample_filter: Buffer (4, 4), or None where no image is passed on.
+        fromrgb: None if the block does not read the image.
+        resample_filter: Buffer (4, 4), or None if the carry has no image.
     """
 
     def __init__(self, config: StyleGAN2Discriminator, size: int, resolution: int, image_channels: int) -> None:
@@ -211,9 +211,9 @@ class DiscriminatorBlock(_Resampling):
         self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if sees_all else None)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); both with the image's channels behind in ``skip``.
+        """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); with ``skip``, the image's channels come after x's.
 
-        The first block takes the image in x's place.
+        The first block takes the image as x.
         """
         image = x
         if self.fromrgb is not None:
@@ -232,13 +232,13 @@ class DiscriminatorBlock(_Resampling):
 
 
 class DiscriminatorHead(nn.Module):
-    """Feature map and label -> logit; without classes it is not told the label."""
+    """Feature map and label -> logit; without classes it does not read the label."""
 
     def __init__(self, config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int) -> None:
         super().__init__()
         channels, num_maps = config.channels(resolution)[BOTTOM_RESOLUTION], config.mbstd_channels
         self.image_channels = image_channels
-        # Without a limit, unlike those of the blocks: so in the original.
+        # Without a clamp, unlike those of the blocks, as in the original code.
         self.fromrgb = Conv2d(image_channels, channels, 1) if config.architecture == "skip" else None
         self.deviation = MinibatchDeviation(config.mbstd_group, num_maps) if num_maps else None
         self.conv = Conv2d(channels + num_maps, channels, 3, clamp=config.conv_clamp)
@@ -248,7 +248,7 @@ class DiscriminatorHead(nn.Module):
         self.mapping = MappingNetwork(*mapping) if num_classes else None
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; x may have the image behind it."""
+        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; with ``skip``, x ends in an image."""
         if self.fromrgb is not None:
             x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
             x = x + self.fromrgb(image)
@@ -261,7 +261,7 @@ class DiscriminatorHead(nn.Module):
 
 
 def _half(config: StyleGAN2Generator | StyleGAN2Discriminator, size: int, resolution: int) -> torch.dtype | None:
-    """Type that the block at ``size`` is computed in, or None for the weights'."""
+    """Return the type in which the block at ``size`` computes, or None for the weights' type."""
     return HALF_TYPES[config.half_type] if config.is_half(size, resolution) else None
 
 
@@ -270,7 +270,7 @@ def generator_layers(
 ) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,), seeds (N,) -> images (N, image channels, resolution, resolution).
 
-    The first layer leaves the style vectors as the first entry of its carry; the rest is a function of them.
+    The first entry of the first layer's carry is the style vectors; the other layers are a function of them.
     """
     sizes = list(config.channels(resolution))
     return [

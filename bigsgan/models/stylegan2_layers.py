@@ -3,8 +3,8 @@
 Weights are drawn with standard deviation 1 and scaled by a constant where they are used, so that Adam's steps have the
 same relative size in every layer (Karras et al. 2018, arXiv 1710.10196, section 4.1).
 
-Shapes: N samples, C channels, H x W pixels, F features, W numbers in a style vector. A convolution computes in the type
-that it was given for half precision, or else in its weight's; linear maps compute in float32 at least.
+Shapes: N samples, C channels, H x W pixels, F features, W numbers in a style vector. A convolution computes in the half
+type that it was given, or else in its weight's type; linear maps compute in float32 at least.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bigsgan.models.plain import Weighted
 
 SLOPE = 0.2
 ACTIVATION_GAIN = math.sqrt(2)
-"""Keeps the variance of what a leaky rectifier halves, nearly."""
+"""Keeps the variance, which a leaky rectifier almost halves."""
 
 _EPS = 1e-8
 
@@ -34,11 +34,11 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def rectify(x: Tensor, limit: float | None = None) -> Tensor:
-    """Rectify leakily, in place, and keep within plus or minus ``limit``.
+    """Apply a leaky rectifier in place, and clamp to plus or minus ``limit``.
 
-    What an activation scales by is in weights and biases already, because the rectifier commutes with it: one pass less
-    over feature maps, as working in place is one copy of them less to keep. ``x`` must be an output of which its own
-    operation keeps nothing for the backward pass: of a convolution, a linear map, a sum or a product.
+    The activation's gain is already in weights and biases, because it commutes with the rectifier: this saves a pass
+    over feature maps, and working in place saves a copy. ``x`` must be the output of an operation that does not keep it
+    for the backward pass: of a convolution, a linear map, a sum or a product.
     """
     x = F.leaky_relu_(x, SLOPE)
     return x if limit is None else x.clamp(-limit, limit)
@@ -52,9 +52,9 @@ def rectify_biased(x: Tensor, bias: Tensor, limit: float | None) -> Tensor:
 
 
 class FullyConnected(Weighted):
-    """Linear map with an equalized learning rate: (N, F_in) -> (N, F_out); ``activated`` by a leaky rectifier.
+    """Linear map with an equalized learning rate: (N, F_in) -> (N, F_out); ``activated`` adds a leaky rectifier.
 
-    ``lr_multiplier`` is the learning rate relative to other layers', and ``bias`` its initial value.
+    ``lr_multiplier`` is the learning rate relative to other layers', and ``bias`` the bias's initial value.
     """
 
     bias: torch.nn.Parameter
@@ -95,10 +95,10 @@ class LabelEmbedding(FullyConnected):
 
 
 class MappingNetwork(torch.nn.Module):
-    """Latent and label -> style vector, or label alone -> its projection in D.
+    """Latent and label -> style vector, or label -> its projection in D.
 
-    A ``latent_size`` of 0 makes it one of labels alone, and 0 classes one of latents alone. All layers have W outputs;
-    without any layer, the normalized embedding is the projection.
+    With a ``latent_size`` of 0 it reads only labels, with 0 classes only latents. All layers have W outputs; without
+    any layer, the normalized embedding is the projection.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class Conv2d(Weighted):
     """Convolution of D with an equalized learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
 
     Args:
-        activated: Bias and leaky rectifier follow; or neither of them.
-        resamples: Halve the resolution, behind the filter; ``Doubled`` doubles it.
-        clamp: Keep activations within plus or minus this.
+        activated: Whether bias and leaky rectifier follow.
+        resamples: Whether to halve the resolution, after the filter; ``Doubled`` doubles it.
+        clamp: Activations are kept within plus or minus this.
         half: Type to compute in, or None for the weight's.
     """
 
@@ -167,16 +167,16 @@ class Conv2d(Weighted):
         return rectify_biased(x, (self.bias * scale).to(dtype), None if self.clamp is None else self.clamp * gain)
 
     def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
-        """Return the weight as it is used, cast after it was scaled."""
+        """Return the scaled weight, cast after scaling."""
         return (self.weight * (self.weight_gain * scale)).to(dtype)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
         if not self.resamples:
             return convolve(x, weight, padding=padding)
-        if self.kernel == 1:  # filtering at a quarter of the pixels costs a quarter
+        if self.kernel == 1:  # convolving a quarter of the pixels costs a quarter
             return convolve(fir.downsample(x, self.resample_filter), weight)
-        # The filter's own padding and the convolution's, both before the filter.
+        # The filter's padding and the convolution's are both added before the filter.
         return convolve(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
 
 
@@ -195,7 +195,7 @@ class Modulated(Weighted):
 
     Attributes:
         affine: Map from the style vector to the scales; its bias begins at 1.
-        clamp: Keep activations within plus or minus this.
+        clamp: Activations are kept within plus or minus this.
         half_type: Type to compute in, or None for the weight's.
     """
 
@@ -237,11 +237,11 @@ class ToRGB(Modulated):
 class SynthesisLayer(Modulated):
     """Modulated convolution of kernel 3, demodulation, noise, bias and leaky rectifier.
 
-    Scaling the activations before and after one convolution that all samples share equals the paper's weight for each
-    sample, and makes no weights of N times the size.
+    Scaling the activations before and after one convolution for all samples equals the paper's own weight for each
+    sample, without weights of N times the size.
 
     Attributes:
-        noise_mode: Noise of ``random`` numbers of each sample's seed, of the ``const`` buffer, or ``none``.
+        noise_mode: ``random`` numbers from each sample's seed, the ``const`` buffer, or ``none``.
         noise_strength: Parameter (1,).
         noise_const: Buffer (H, W), float32.
     """
@@ -260,7 +260,7 @@ class SynthesisLayer(Modulated):
         clamp: float | None,
         half: torch.dtype | None,
     ) -> None:
-        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that is this layer's alone."""
+        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that only this layer uses."""
         super().__init__(in_channels, out_channels, 3, w_size, clamp, half)
         self.resolution, self.up, self.stream = resolution, up, stream
         self.noise_mode = "random"
@@ -280,15 +280,15 @@ class SynthesisLayer(Modulated):
             fir.fill_filter(self.resample_filter)
 
     def forward(self, x: Tensor, w: Tensor, seeds: Tensor, gain: float = 1.0) -> Tensor:
-        """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), or twice as large if ``up``; it and its limits * gain."""
+        """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), twice as large if ``up``; it and its clamp times gain."""
         dtype = self.half_type or self.weight.dtype
         weight, styles = full(self.weight), self.affine(w)
         if dtype == torch.float16:
-            # Products of styles and weights overflow fp16. Demodulation takes any scale out again (and its gradient
-            # with it, which is why the scales need none), so both can be brought to 1 at most.
+            # Products of styles and weights overflow fp16. Demodulation removes any scale (and its gradient, so the
+            # scales need none). So both can be scaled to at most 1.
             weight = weight / (weight.detach().abs().amax(dim=(1, 2, 3), keepdim=True) * math.sqrt(weight[0].numel()))
             styles = styles / styles.detach().abs().amax(dim=1, keepdim=True)
-        # 1 / norm of each sample's weight, equation 3: a sum of many squares, so in float32.
+        # Squared norm of each sample's weight, equation 3: a sum of many squares, so in float32.
         norms = F.linear(styles.square(), weight.square().sum(dim=(2, 3)))
         scale = ACTIVATION_GAIN * gain
         demodulation = (scale * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
@@ -308,7 +308,7 @@ class SynthesisLayer(Modulated):
         return fir.blur(x, self.resample_filter, padding=1, gain=4.0)
 
     def _noise(self, seeds: Tensor) -> Tensor | None:
-        """Noise (N, 1, H, W) or (H, W), or None."""
+        """Return noise (N, 1, H, W) or (H, W), or None."""
         if self.noise_mode == "random":
             return noise.normal(seeds, self.stream, (1, self.resolution, self.resolution))
         return self.noise_const if self.noise_mode == "const" else None
@@ -317,22 +317,22 @@ class SynthesisLayer(Modulated):
 class MinibatchDeviation(torch.nn.Module):
     """Standard deviation over groups of images, as further feature maps (Karras et al. 2018, section 3).
 
-    Groups are consecutive images. A batch whose number of images, and of each of its segments, is a multiple of the
-    group's size gives the same however it is divided over ranks, and keeps real and fake images apart. Fewer images
-    than a group are a group, as in StyleGAN2-ADA.
+    Groups are consecutive images. If the sizes of a rank's micro-batch and of its segments are multiples of the group's
+    size, the result does not depend on the number of ranks, and real and fake images stay apart. Fewer images than a
+    group form one group, as in StyleGAN2-ADA.
 
     Args:
-        group: Images in a group; None for all.
-        num_channels: Feature maps to add; each is the mean deviation of its share of the channels.
+        group: Number of images in a group; None for all.
+        num_channels: Number of feature maps to add; each is the mean deviation of its share of the channels.
 
     Attributes:
-        segments: Without a group, equal parts of a batch, such as real and fake images, that are kept apart.
+        segments: Without a group, the number of equal parts of a batch, such as real and fake images, kept apart.
     """
 
     def __init__(self, group: int | None, num_channels: int) -> None:
         super().__init__()
         self.group, self.num_channels = group, num_channels
-        if group is None:  # a network sets it before each pass, at which torch.compile looks again
+        if group is None:  # else no attribute: networks set it before each pass, and torch.compile checks it again
             self.segments = 1
 
     def forward(self, x: Tensor) -> Tensor:

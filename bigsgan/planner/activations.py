@@ -148,7 +148,7 @@ def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
 
 def trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
     """Trace D's passes of an update with its penalties."""
-    objective = DiscriminatorObjective(plan.objective, Statistics(_META), phase=0)
+    objective = DiscriminatorObjective(plan.objective, Statistics(_META), d_step=0)
     inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
     root = Root(stack)
     return _trace_whole(stack, inputs, lambda: root(inputs, moving=False, loss=objective))

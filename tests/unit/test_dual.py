@@ -159,7 +159,7 @@ def test_a_dual_survives_its_travel(num):
     carry = (torch.zeros(2), torch.ones(1, dtype=torch.int64), torch.full((3,), 2.0))[:num]
     tangents = tuple(-entry for entry in carry if entry.is_floating_point())
     exponent = torch.zeros(1, dtype=dual.EXPONENT)
-    found = dual.of(dual.flat(dual.Dual(carry, tangents, exponent)))
+    found = dual.from_flat(dual.flat(dual.Dual(carry, tangents, exponent)))
     assert [id(t) for t in dual.flat(found)] == [id(t) for t in (*carry, *tangents, exponent)]
     assert len(found.carry) == num
 

@@ -54,6 +54,21 @@ def test_lecam_keeps_logits_near_their_averages():
     assert anchors.penalty(real, fake).item() == pytest.approx((2.0**2 + 4.0**2) / 2 + (3.5**2 + 2.5**2) / 2)
 
 
+@pytest.mark.parametrize("lost", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("side", ["real", "fake"])
+def test_lecam_keeps_its_averages_where_only_an_earlier_step_of_d_was_skipped(lost, side):
+    anchors = LogitAnchors(LeCam(weight=1, decay=0.75), CPU, alone)
+    overflowed = torch.tensor([lost, 1.0])
+    real, fake = (overflowed, torch.ones(2)) if side == "real" else (torch.ones(2), overflowed)
+    for known in ([0, 0, 0], [2, -0.5, 1]):
+        anchors.observe(real, fake)
+        anchors.observe(torch.tensor([4.0]), torch.tensor([-2.5]))
+        anchors.finish_update(0, applied=True)
+        assert anchors.state()["anchors"].tolist() == known
+        anchors.observe(torch.tensor([2.0]), torch.tensor([-0.5]))
+        anchors.finish_update(1, applied=True)
+
+
 @pytest.mark.parametrize("shrink", [1, 2])
 def test_path_length_of_a_linear_generator(shrink):
     """As NVlabs' loss: the mean length moves first, by the lengths at hand, and is then held constant."""

@@ -1,12 +1,11 @@
-"""Averages gradients at stage 0 over the replicas, bucket by bucket, during the backward pass.
+"""Averages gradients at ZeRO 0 over the replicas, bucket by bucket, during the backward pass.
 
-As it comes DeepSpeed (0.19.8, runtime/engine.py) averages them after the backward pass, one collective after the other,
-in copies of up to 500 million elements whose size no file can change. Here a group's gradients are copied into one
-tensor as soon as the last of them is there, which travels meanwhile, and of which they are views afterwards. What is
-still under way at the end of the backward pass may be until somebody needs it (engines/zero.py).
+By itself DeepSpeed (0.19.8, runtime/engine.py) averages them after the backward pass, one collective after the other,
+in copies of up to 500 million elements, a size that no file can change. Here a group's gradients are copied into one
+tensor as soon as the last one arrives. That tensor travels during the backward pass, and the gradients become views of
+it. After the backward pass it may travel on until somebody needs the gradients (engines/zero.py).
 
-The private parts are those that tests/distributed/test_deepspeed_collectives.py fails on first if a later version
-changes them.
+tests/distributed/test_deepspeed_collectives.py fails first if a later version changes the private parts.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from bigsgan.engines.optimizer import grouped
 
 
 class AveragedGradients:
-    """Takes the place of an engine's own reductions; the engine's method and the parameters' hooks refer to it.
+    """Replaces an engine's own reductions; the engine's method and the parameters' hooks refer to it.
 
     Attributes:
-        overlaps: Whether gradients travel while the backward pass goes on, and after it until ``wait``; else they begin
-            after it.
+        overlaps: Whether gradients travel during the backward pass, and after it until ``wait``; else they are only
+            sent after it.
     """
 
     def __init__(self, engine: DeepSpeedEngine, at_a_time: int, overlaps: bool, replayed: bool = False) -> None:
-        """Take it.
+        """Replace the engine's reductions.
 
         Args:
-            engine: At stage 0, with more than one replica.
-            at_a_time: Elements of a group, or one larger parameter.
-            overlaps: See above.
+            engine: An engine at ZeRO 0, with more than one replica.
+            at_a_time: Largest number of elements in a group of several parameters.
+            overlaps: Whether gradients travel during the backward pass.
             replayed: Whether gradients come from CUDA graphs.
         """
         self._engine, self.overlaps = engine, overlaps
@@ -45,21 +44,21 @@ class AveragedGradients:
         self._groups = [GradientGroup(part, group, replayed=replayed) for part in parts]
         self._under_way: dict[int, tuple[dist.Work, Tensor]] = {}
         self._hooks = []
-        if overlaps and len(self._groups) > 1:  # one group would be complete at the end
+        if overlaps and len(self._groups) > 1:  # a single group is complete only at the end
             for i, group in enumerate(self._groups):
                 for parameter in group.parameters:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._arrived, i)))
         engine.buffered_allreduce_fallback = self._start_all
 
     def wait(self) -> None:
-        """Wait for them, and give the parameters the means as their gradients, before anything may look at these."""
+        """Wait for the means, and make them the parameters' gradients. Call this before reading gradients."""
         while self._under_way:
             i, (work, mean) = self._under_way.popitem()
             work.wait()
             self._give(self._groups[i], mean)
 
     def close(self) -> None:
-        """Let the parameters go."""
+        """Remove the parameters' hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -68,7 +67,7 @@ class AveragedGradients:
             self._start(i)
 
     def _start_all(self, grads: Any = None, elements_per_buffer: int = 0) -> None:
-        """Start what is not on its way yet, with zeros where there is no gradient; the arguments are DeepSpeed's."""
+        """Send the groups not yet sent, with zeros for missing gradients; the arguments are DeepSpeed's."""
         for i in reversed(range(len(self._groups))):  # the later layers' gradients came first
             if i not in self._under_way:
                 self._start(i)

@@ -1,4 +1,4 @@
-"""DeepSpeed's collectives, as far as bigsgan changes or watches them: private parts.
+"""The collectives of DeepSpeed that bigsgan changes or watches: private parts.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_collectives.py fails first if a later version changes them.
 """
@@ -31,15 +31,15 @@ from bigsgan.engines.deepspeed.offloaded_norm import ask_once
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, AtATime
 
 _MOST_PADDING = 1.05
-"""Equal parts may be so much larger than what is in them; beyond that one reduction for each rank sends less."""
+"""Largest ratio of padded parts to their content; above it, one reduction for each rank sends less."""
 
 
 _MULTIPLE = "nccl_start_alignment_factor"
-"""Name of the optimizers' own number, which their constructors set to 2."""
+"""Name of an attribute of the optimizers, which their constructors set to 2."""
 
 
 class _PartMultiple:
-    """Stands in the place of that number: an optimizer keeps what was asked for when it was made."""
+    """Descriptor that replaces this attribute; an optimizer keeps the number from when it was made."""
 
     def __init__(self, aligned: bool) -> None:
         self._aligned = aligned
@@ -54,23 +54,23 @@ class _PartMultiple:
 def align_parts(aligned: bool) -> None:
     """Let ranks' parts of flat groups begin at multiples of 16 bytes in optimizers that are made from now on, or not.
 
-    As it comes DeepSpeed pads groups so that parts begin at multiples of 4 bytes (zero/stage_1_and_2.py and
-    bf16_optimizer.py), where NCCL's copies are narrower; no file can change it.
+    By itself DeepSpeed pads groups so that parts begin at multiples of 4 bytes (zero/stage_1_and_2.py and
+    bf16_optimizer.py), where NCCL's copies are narrower; no DeepSpeed file can change this.
     """
     for kind in (DeepSpeedZeroOptimizer, BF16_Optimizer):
         setattr(kind, _MULTIPLE, _PartMultiple(aligned))
 
 
 def install_reducers(engine: DeepSpeedEngine, plan: EnginePlan, at_a_time: AtATime) -> AveragedGradients | None:
-    """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed as it comes.
+    """Let an engine reduce and update with fewer bytes, on the wire and in memory, than DeepSpeed's own code.
 
     Args:
-        engine: Any.
+        engine: The engine.
         plan: Its plan; the choices of its DeepSpeed file stand.
-        at_a_time: What stage 0 handles together.
+        at_a_time: How many elements ZeRO 0 handles together.
 
     Returns:
-        What has to be waited for before gradients are used; None where nothing has.
+        Averaged gradients that must be waited for before they are used; None if no wait is due.
     """
     file, replayed = plan.file, plan.section.cuda_graphs
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
@@ -94,12 +94,12 @@ def install_reducers(engine: DeepSpeedEngine, plan: EnginePlan, at_a_time: AtATi
 
 
 def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
-    """At stage 0 where DeepSpeed averages, in flat copies of 500 million elements that no file can change (engine.py).
+    """Limit DeepSpeed's flat copies for averaging at ZeRO 0: 500 million elements, which no file sets (engine.py).
 
-    That is in pipelines, and where the file asks for a scaling of its own.
+    This concerns pipelines, and files that ask for a scaling of gradients.
 
-    One replica, which has nobody to average with, leaves its gradients as they are, and puts zeros where there are
-    none, as DeepSpeed does: optimizers pass over parameters without a gradient.
+    A single replica has nobody to average with. It only puts zeros where a gradient is missing, as DeepSpeed does,
+    because optimizers pass over parameters without a gradient.
     """
     reduce, has_others = engine.buffered_allreduce_fallback, engine.dp_world_size > 1
     is_bare, parameters = not internals.has_optimizer_wrapper(engine), list(engine.module.parameters())
@@ -116,18 +116,18 @@ def _limit_reductions(engine: DeepSpeedEngine, at_a_time: int) -> None:
 
 
 def _order_reductions(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
-    """Let the stream that computes wait for stage 3's reductions, wherever the host would: after a backward pass.
+    """Let the compute stream, not the host, wait for ZeRO 3's reductions after a backward pass.
 
-    The device has nothing to do until the host goes on (zero/stage3.py). What else waits for them gives tensors of the
-    device, which are read on the stream that computes. With an optimizer on the host it is the host that must wait.
+    While the host waits, the device has nothing to do (zero/stage3.py). Other callers that wait for the reductions get
+    tensors on the device, which are read on the compute stream. With an optimizer on the host, the host must wait.
     """
-    stream: Any = optimizer.reduce_and_partition_stream  # None where there are none
+    stream: Any = optimizer.reduce_and_partition_stream  # None on devices without streams
     if stream is not None:
         stream.synchronize = lambda: get_accelerator().current_stream().wait_stream(stream)
 
 
 def _keep_norm_on_device(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
-    """Take stage 3's gradient norm without a number of the host's, for which it would wait (zero/stage3.py:2483)."""
+    """Take ZeRO 3's gradient norm without a number on the host, for which it would wait (zero/stage3.py:2483)."""
 
     def norm(gradients: Sequence[Tensor], params: Sequence[Any]) -> Tensor:
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
@@ -137,7 +137,7 @@ def _keep_norm_on_device(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
 
 
 def _drop_gradients_at_once(engine: DeepSpeedEngine) -> None:
-    """Spare stage 0 in float32 a walk through all modules after each update, to find the parameters again."""
+    """Spare ZeRO 0 in float32 a walk through all modules after each update to find the parameters."""
     parameters = list(engine.module.parameters())
 
     def zero_grad() -> None:
@@ -148,11 +148,11 @@ def _drop_gradients_at_once(engine: DeepSpeedEngine) -> None:
 
 
 def _scatter_gradients(optimizer: DeepSpeedZeroOptimizer, file: DeepSpeedFile) -> None:
-    """Let ZeRO 1 and 2 with an optimizer on the host send each rank its part of the gradients' sum, not all of it.
+    """Let ZeRO 1 and 2 with an optimizer on the host send each rank only its part of the gradients' sum.
 
-    As it comes DeepSpeed all-reduces them (zero/stage_1_and_2.py), which sends twice as much. With
-    ``use_multi_rank_bucket_allreduce`` in the file, true or false, it is left to do as that says; with
-    ``reduce_scatter`` false it never comes here, and all-reduces.
+    By itself DeepSpeed all-reduces gradients (zero/stage_1_and_2.py), which sends twice as much. If the file sets
+    ``use_multi_rank_bucket_allreduce``, true or false, DeepSpeed does what that says. With ``reduce_scatter`` false it
+    all-reduces, and never calls the function replaced here.
     """
     if (
         dist.get_world_size(optimizer.dp_process_group) > 1
@@ -173,7 +173,7 @@ def _scatter_bucket(
     log: Any = None,
 ) -> None:
     """Replace each slice of gradients, on the rank that owns it, by the sum over all ranks."""
-    assert not divide, "average_tensor divides before"
+    assert not divide, "average_tensor has divided already"
     num, me = dist.get_world_size(process_group), dist.get_rank(process_group)
     by_owner: list[list[Tensor]] = [[] for _ in range(num)]
     for piece, (owner,) in zip(slices, bucket_ranks, strict=True):
@@ -193,11 +193,11 @@ def _scatter_bucket(
                 optimizer._add_to_grad_partition_buffer(output, own)
             start += piece.numel()
         if optimizer.overlap_comm and piece.is_cuda:
-            piece.record_stream(optimizer.reduction_stream)  # the backward pass may free it before that has read it
+            piece.record_stream(optimizer.reduction_stream)  # the backward pass may free it before that stream reads it
 
 
 def _reduce_scatter(by_owner: Sequence[Sequence[Tensor]], size: int, dtype: torch.dtype, group: Any, me: int) -> Tensor:
-    """One collective, on parts of equal size: the sum of this rank's."""
+    """Reduce in one collective, on parts of equal size; return the sum of this rank's part."""
     first = next(own[0] for own in by_owner if own)
     parts = first.new_empty((len(by_owner), size), dtype=dtype)
     for part, own in zip(parts, by_owner, strict=True):
@@ -207,7 +207,7 @@ def _reduce_scatter(by_owner: Sequence[Sequence[Tensor]], size: int, dtype: torc
 
 
 def _reduce_each(by_owner: Sequence[Sequence[Tensor]], dtype: torch.dtype, group: Any, me: int) -> Tensor:
-    """A reduction to each rank that owns anything: the sum of this rank's."""
+    """Reduce to each rank that owns a part, one by one; return the sum of this rank's part."""
     sums, works = {}, []
     for owner, own in enumerate(by_owner):
         if own:

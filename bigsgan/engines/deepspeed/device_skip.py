@@ -1,8 +1,8 @@
-"""Updates skipped on the device: gradients that are not finite change nothing, and no host waits to know it.
+"""Skips updates on the device: gradients that are not finite change nothing, and no host waits to know it.
 
-A host that decides waits for the gradients' norm, and the device runs dry meanwhile. torch's fused Adam leaves weights,
-moments and step as they are where its ``found_inf`` is 1 (torch/optim/adam.py: it is there for gradient scaling), so
-that the norm need not leave the device; DeepSpeed copies and gathers weights that are what they were.
+A host that decides waits for the gradients' norm, and meanwhile the device runs out of work. torch's fused Adam changes
+neither weights, moments nor step if its ``found_inf`` is 1 (torch/optim/adam.py: it is there for gradient scaling). So
+the norm can stay on the device; after a skipped update DeepSpeed copies and gathers unchanged weights.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class DeviceSkip:
     """Tells an engine's optimizer, on the device, to skip updates whose gradients are not finite."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
-        """Decide for an engine, of which ``device_decides`` says that this goes.
+        """Begin without a norm.
 
         Args:
-            engine: Any.
+            engine: An engine for which ``device_decides`` is true.
         """
         self._engine = engine
         self._skips: Tensor | None = None
 
     def judge(self, norm: Tensor) -> bool:
-        """Look at the norm of an update's gradients, a tensor (): the next step is skipped for one that is not finite.
+        """Skip the next step unless ``norm``, that of an update's gradients, a tensor (), is finite.
 
         Returns:
             False: the host does not skip the step.
         """
-        self._skips = ~(torch.isfinite(norm) & (norm >= 0))  # DeepSpeed may give -1 for one that is not
+        self._skips = ~(torch.isfinite(norm) & (norm >= 0))  # DeepSpeed may give -1 for a norm that is not finite
         self._engine.basic_optimizer.found_inf = self._skips.float()
         return False
 
     def step(self) -> Outcome:
-        """Step the engine, whose optimizer asks ``judge`` where it has a norm of its own."""
+        """Step the engine; an optimizer that takes the norm itself calls ``judge``."""
         with _judged_by(self.judge):
             self._engine.step()
         skips, self._skips = self._skips, None
@@ -54,10 +54,10 @@ class DeviceSkip:
 
 @contextmanager
 def _judged_by(judge: Callable[[Any], bool]) -> Iterator[None]:
-    """Let ``judge`` say inside the block whether a norm is invalid, and not DeepSpeed's function, which waits for it.
+    """Inside the block, replace DeepSpeed's function that judges norms, and waits for them, by ``judge``.
 
-    It is asked by stage3.py once for an update; by stage_1_and_2.py once and, where gradients are clipped, once for
-    each group; and by divided_update.
+    stage3.py calls it once an update; stage_1_and_2.py once and, if gradients are clipped, once for each group;
+    divided_update calls it too.
     """
     modules = (stage_1_and_2, stage3)
     waiting = [module.is_invalid_grad_norm for module in modules]
@@ -71,16 +71,16 @@ def _judged_by(judge: Callable[[Any], bool]) -> Iterator[None]:
 
 
 def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool:
-    """Whether the device can decide, and it pays.
+    """Whether the device can decide on skips, and gains time by it.
 
-    The host does on a CPU, for which it would only be more to compute; where either network is in fp16, whose next
-    scales depend on it; for an optimizer on the host, or another than Adam; and where DeepSpeed reduces gradients, and
-    looks at them, in ways of its own.
+    The host decides on a CPU, where deciding on the device only adds work; if either network is in fp16, whose next
+    scales depend on the outcome; for an optimizer on the host, or another than Adam; and if DeepSpeed reduces and
+    checks gradients in ways of its own.
 
     Args:
-        engine: Any.
-        plan: The run's.
-        network: Which.
+        engine: The network's engine.
+        plan: The run's plan.
+        network: ``generator`` or ``discriminator``.
     """
     optimizer, file = engine.basic_optimizer, plan.engines[network].file
     return (
@@ -96,5 +96,5 @@ def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool
 
 
 def _runs_ahead(device: torch.device) -> bool:
-    """Whether the host gives the device work without waiting until it is done."""
+    """Whether the host queues work on the device without waiting for it."""
     return device.type == "cuda"

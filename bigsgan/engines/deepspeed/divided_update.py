@@ -1,11 +1,11 @@
-"""bf16 at stage 0: an update of a part of the parameters at a time.
+"""bf16 at ZeRO 0: updates a part of the parameters at a time.
 
-DeepSpeed (0.19.8, runtime/fp16/unfused_optimizer.py) keeps float32 masters and, as it comes, makes float32 copies of
-all gradients for an update, 4 bytes a parameter on top of the 16 that training takes, and waits for the device at every
-parameter to know whether its gradient is finite. Here they are made for some parameters at a time, whose gradients in
-bf16 go as theirs come (with several replicas a group at a time, in which they were averaged), and the norm of all
-gradients tells. tests/distributed/test_deepspeed_collectives.py fails first if a later version changes the private
-parts.
+DeepSpeed (0.19.8, runtime/fp16/unfused_optimizer.py) keeps float32 masters. By itself it makes float32 copies of all
+gradients for an update, 4 bytes a parameter on top of the 16 that training takes, and waits for the device at every
+parameter to know whether its gradient is finite. Here copies are made for some parameters at a time, and replace these
+parameters' gradients in bf16 (with several replicas, those of a group in which they were averaged). The norm of all
+gradients shows whether they are finite. tests/distributed/test_deepspeed_collectives.py fails first if a later version
+changes the private parts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 from bigsgan.engines.optimizer import grouped
 
 _EPSILON = 1e-6
-"""Beside the norm that gradients are clipped by, as in torch.nn.utils.clip_grad_norm_."""
+"""Added to the norm by which gradients are clipped, as in torch.nn.utils.clip_grad_norm_."""
 
 
 def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
-    """Let the optimizer update so many elements at a time from now on, or one larger parameter.
+    """Let the optimizer update a part of the elements at a time.
 
     Args:
-        optimizer: DeepSpeed's.
-        at_a_time: Elements.
+        optimizer: DeepSpeed's optimizer.
+        at_a_time: Largest number of elements in a part of several parameters.
     """
     weights = [parameter for group in optimizer.fp16_groups for parameter in group]
     masters = iter([master for group in optimizer.fp32_groups for master in group])
@@ -40,7 +40,7 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
         norm = torch.nn.utils.get_total_norm(
             torch._foreach_norm(gradients, 2, dtype=torch.float32) if gradients else []
         )
-        del gradients  # the weights, and with several replicas the groups of them, let go one by one
+        del gradients  # so that the weights, or with several replicas their groups, free them one by one
         optimizer.overflow = stage_1_and_2.is_invalid_grad_norm(norm)
         if optimizer.overflow:
             return bool(optimizer._skip_invalid_grad_norm())
@@ -57,7 +57,7 @@ def divide_update(optimizer: FP16_UnfusedOptimizer, at_a_time: int) -> None:
 
 @torch.no_grad()
 def _update(optimizer: torch.optim.Optimizer, part: Sequence[tuple[Tensor, Tensor]], factor: Any) -> None:
-    """Update masters and weights; the optimizer passes over parameters without a gradient, here all others."""
+    """Update some masters and weights; the optimizer passes over all others, as they have no gradient."""
     for weight, master in part:
         if weight.grad is None:
             master.grad = torch.zeros_like(master)

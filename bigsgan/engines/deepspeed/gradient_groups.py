@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 class GradientGroup:
-    """Some parameters, in one flat tensor.
+    """Parameters whose gradients are reduced as one flat tensor.
 
     Attributes:
         parameters: In the order of the flat tensor.
-        padding: Elements at its end that belong to none.
-        process_group: The ranks.
-        num_ranks: How many.
-        num_arrived: Gradients that came since the group was reduced.
+        padding: Elements at its end that belong to no parameter.
+        process_group: The ranks that reduce it.
+        num_ranks: Number of these ranks.
+        num_arrived: Number of gradients that arrived since the group was reduced.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class GradientGroup:
         """Begin without gradients.
 
         Args:
-            parameters: In order.
-            process_group: The ranks.
-            padding: See above.
-            replayed: Whether gradients come from CUDA graphs, whose memory neither travels nor knows of other streams
-                (engines/replays.py).
+            parameters: In the order of the flat tensor.
+            process_group: The ranks that reduce it.
+            padding: Elements at its end that belong to no parameter.
+            replayed: Whether gradients come from CUDA graphs. Those are copied before they travel to other ranks or
+                other streams use them (engines/replays.py).
         """
         self.parameters, self.process_group, self.num_arrived = list(parameters), process_group, 0
         self.num_ranks = dist.get_world_size(process_group)
@@ -39,10 +39,10 @@ class GradientGroup:
         self._streams: set[torch.cuda.Stream] = set()
 
     def note_arrival(self, parameter: Tensor) -> bool:
-        """Count a gradient, and the CUDA stream that it was computed on: compiled passes have several.
+        """Count a gradient, and note the CUDA stream that computed it: compiled passes use several.
 
         Returns:
-            Whether it was the last.
+            Whether it was the group's last gradient.
         """
         self.num_arrived += 1
         if parameter.is_cuda:
@@ -50,7 +50,7 @@ class GradientGroup:
         return self.num_arrived == len(self.parameters)
 
     def take(self, attribute: str) -> Tensor:
-        """The gradients in one line, which the parameters then have no more; zeros where there is none."""
+        """Take the gradients from the parameters and return them as one flat tensor; zeros where there is none."""
         pieces = []
         for parameter in self.parameters:
             gradient = getattr(parameter, attribute)
@@ -58,19 +58,19 @@ class GradientGroup:
             setattr(parameter, attribute, None)
         others = self._wait_for_streams()
         if others and not self._replayed:
-            use_here(*pieces)  # their own may hand their memory out again before this one has read it
+            use_here(*pieces)  # else their streams may reuse their memory before the current one has read it
         if self.padding:
             pieces.append(pieces[0].new_zeros(self.padding))
         self.num_arrived = 0
         if self._replayed:
-            line = torch.cat(pieces)  # a copy of a single one too
+            flat = torch.cat(pieces)  # copies even a single piece
             for stream in others:
-                stream.wait_stream(torch.cuda.current_stream())  # a graph that it replays next may write there
-            return line
+                stream.wait_stream(torch.cuda.current_stream())  # its next graph may overwrite the pieces
+            return flat
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _wait_for_streams(self) -> set[torch.cuda.Stream]:
-        """Let the current stream wait for the others that gradients were computed on, and return these."""
+        """Let the current stream wait for the other streams that computed gradients, and return those."""
         if not self._streams:
             return set()
         current = torch.cuda.current_stream()
@@ -82,7 +82,7 @@ class GradientGroup:
 
 
 def use_here(*tensors: Tensor) -> None:
-    """Let tensors be used on the current CUDA stream, which need not be the one on which they were made."""
+    """Let tensors be used on the current CUDA stream, which may differ from the one that made them."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream())

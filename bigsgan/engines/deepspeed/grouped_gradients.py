@@ -1,15 +1,15 @@
-"""Gradients of ZeRO 1 and 2, group by group: each becomes this rank's part of their mean as soon as it is complete.
+"""Gradients of ZeRO 1 and 2, reduced group by group: a complete group becomes this rank's part of the mean at once.
 
-As it comes DeepSpeed (0.19.8, runtime/zero/stage_1_and_2.py) handles every parameter by itself: a copy into a bucket,
+By itself DeepSpeed (0.19.8, runtime/zero/stage_1_and_2.py) handles every parameter separately: a copy into a bucket,
 slices of the bucket for each rank, all-reduced, and the parts of this rank's parameters flattened for the update. That
 costs the host 33 to 48 microseconds a parameter (docs/reference/benchmarks.md), sends twice as much as a
-reduce-scatter, and keeps gradients whole of which a rank needs a part. The parameters come in groups here
-(engines/optimizer.py), whose flat tensors DeepSpeed cuts into equal parts, one for each rank. So is a group's gradient:
-one copy, one collective, one part, which the optimizer takes as it is.
+reduce-scatter, and keeps whole gradients of which a rank needs a part. Here the parameters come in groups
+(engines/optimizer.py), whose flat tensors DeepSpeed cuts into equal parts, one for each rank. A group's gradient is cut
+in the same way: one copy, one collective, one part, which the optimizer uses directly.
 
-The private parts are those that tests/distributed/test_deepspeed_collectives.py fails on first if a later version
-changes them. What of DeepSpeed reduces gradients in ways of its own does not go with it: ``coalesce_grad_reduction``,
-``no_sync``, and ``offload_states``, which takes the weights out of the flat tensors.
+tests/distributed/test_deepspeed_collectives.py fails first if a later version changes the private parts. DeepSpeed's
+other ways to reduce gradients do not work with it: ``coalesce_grad_reduction``, ``no_sync``, and ``offload_states``,
+which takes the weights out of the flat tensors.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
 
 
 def reduce_by_group(optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -> None:
-    """Let groups of gradients take the place of the optimizer's own reductions, from now on.
+    """Replace the optimizer's own reductions by groups of gradients.
 
     Args:
-        optimizer: Of an engine whose file leaves reductions to us; see EnginePlan.reduces_by_group.
+        optimizer: The optimizer of an engine with EnginePlan.reduces_by_group.
         replayed: Whether gradients come from CUDA graphs.
     """
-    _GroupedGradients(optimizer, replayed)  # which the optimizer's methods and the parameters' hooks then refer to
+    _GroupedGradients(optimizer, replayed)  # the optimizer's methods and the parameters' hooks refer to it
 
 
 class _Sent(NamedTuple):
-    """A reduction under way: what is sent has to stay until it has ended."""
+    """A reduction under way; ``sent`` must be kept until it ends."""
 
     work: dist.Work
     number: int
@@ -47,7 +47,7 @@ class _Sent(NamedTuple):
 
 
 class _GroupedGradients:
-    """Takes the place of an optimizer's own reductions."""
+    """Replaces an optimizer's own reductions."""
 
     def __init__(self, optimizer: DeepSpeedZeroOptimizer, replayed: bool) -> None:
         self._optimizer = optimizer
@@ -64,14 +64,14 @@ class _GroupedGradients:
         optimizer.overlapping_partition_gradients_reduce_epilogue = self.finish
         optimizer.scaled_global_norm = self.norm
         optimizer.check_overflow = leave_to_the_norm
-        # It would let every parameter show its place in the flat tensor, where it lies already.
+        # DeepSpeed's method makes every parameter a view of the flat tensor, which it is already.
         optimizer._update_model_bit16_weights = _keep_weights
 
     def _hook(self) -> None:
-        """Let gradients tell that they have come, where a backward pass is to reduce them.
+        """Hook the arrival of gradients, if they are reduced during a backward pass.
 
-        Stage 1 does so in an update's last one; after it, where ``overlap_comm`` is false or gradients add up in a type
-        of their own.
+        ZeRO 1 reduces in an update's last backward pass, or after it if ``overlap_comm`` is false or gradients add up
+        in a type of their own.
         """
         optimizer = self._optimizer
         for hook in optimizer._grad_acc_hooks:
@@ -91,10 +91,10 @@ class _GroupedGradients:
             self._reduce(i)
 
     def reduce(self, pipeline_parallel: bool = False) -> None:
-        """Reduce what stage 1 has not reduced yet, at the end of an update's last backward pass.
+        """Reduce what ZeRO 1 has not reduced yet, at the end of an update's last backward pass.
 
         Args:
-            pipeline_parallel: Not used; DeepSpeed tells it.
+            pipeline_parallel: Not used; DeepSpeed passes it.
         """
         optimizer = self._optimizer
         if self._attribute == "grad_accum":
@@ -105,7 +105,7 @@ class _GroupedGradients:
         self.finish()
 
     def finish(self) -> None:
-        """Reduce what has come of groups in which some parameter got no gradient, and wait for what is under way."""
+        """Reduce the groups in which some parameter got no gradient, and wait for the reduction under way."""
         optimizer = self._optimizer
         for i in reversed(range(len(self._groups))):
             if self._groups[i].num_arrived:
@@ -117,13 +117,12 @@ class _GroupedGradients:
                     self._add(i, torch.zeros_like(master))
 
     def norm(self, norm_type: int = 2) -> Tensor:
-        """Norm of all groups' gradients, times the loss scale; inf where it is not finite.
+        """Return the norm of all groups' gradients, times the loss scale; inf if it is not finite.
 
-        As it comes DeepSpeed makes a collective for each group, of which a pipeline's stages would have to make equally
-        many.
+        By itself DeepSpeed makes one collective a group, and all stages of a pipeline would need equally many groups.
 
         Args:
-            norm_type: 2.
+            norm_type: Must be 2.
         """
         assert norm_type == 2
         optimizer = self._optimizer
@@ -134,7 +133,7 @@ class _GroupedGradients:
 
     def _reduce(self, i: int) -> None:
         optimizer, group = self._optimizer, self._groups[i]
-        self._wait()  # what was sent before goes before there is another copy
+        self._wait()  # free the last group's copy before making another
         gradient = group.take(self._attribute)
         if group.num_ranks == 1:
             self._add(i, gradient)
@@ -158,7 +157,7 @@ class _GroupedGradients:
             self._add(i, part)
 
     def _add(self, i: int, part: Tensor) -> None:
-        """Add to this rank's part, in the type in which micro-batches add up."""
+        """Add to this rank's part of group ``i``, in the type in which micro-batches add up."""
         optimizer = self._optimizer
         part = part.to(optimizer.gradient_accumulation_dtype)
         sums = optimizer.averaged_gradients
@@ -169,11 +168,11 @@ class _GroupedGradients:
 
 
 def norm_over_ranks(optimizer: ZeROOptimizer, norms: Tensor) -> Tensor:
-    """Norm of what all ranks have, and all stages of a pipeline, a float32 tensor (); inf where it is not finite.
+    """Return the norm over all ranks, and all stages of a pipeline, a float32 tensor (); inf if it is not finite.
 
     Args:
-        optimizer: Which knows the ranks.
-        norms: (n,) of the parts on this rank.
+        optimizer: Knows the process groups of the ranks.
+        norms: (n,), the norms of the parts on this rank.
     """
     total = norms.double().square().sum()
     dist.all_reduce(total, group=optimizer.dp_process_group)
@@ -186,4 +185,4 @@ def _keep_weights(index: int) -> None:
 
 
 def leave_to_the_norm(*arguments: Any, **options: Any) -> None:
-    """Nothing is counted that is not finite, and nothing asked of the device: the norm is inf then."""
+    """Check nothing and do not wait for the device: the norm is inf if a gradient is not finite."""

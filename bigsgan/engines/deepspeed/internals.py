@@ -1,4 +1,4 @@
-"""The private parts of DeepSpeed that bigsgan reads and calls; the other files here replace some.
+"""The private parts of DeepSpeed that bigsgan reads and calls; the other files here replace parts of it.
 
 Seen in DeepSpeed 0.19.8; tests/distributed/test_deepspeed_internals.py fails first if a later version changes them.
 Files are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed adds attributes of its own to them.
@@ -32,16 +32,16 @@ _PARTITIONS = (
 """Attributes of DeepSpeed's optimizers that hold this rank's partition of the masters."""
 
 _PINNED_BY = -1
-"""Stands in ``ds_active_sub_modules``, which holds ids of modules (all >= 0), for 'in use by us'."""
+"""Marks a parameter as used by bigsgan in ``ds_active_sub_modules``, which holds ids of modules (all >= 0)."""
 
 
 @contextmanager
 def pinned(parameters: Iterable[Any]) -> Iterator[None]:
-    """Keep ZeRO-3 parameters whole while a double backward runs.
+    """Keep ZeRO 3's parameters gathered while a double backward runs.
 
-    Nodes that double backward creates carry no gather hook, so that they see empty parameters (zero/
-    parameter_offload.py). ``release_sub_module`` leaves parameters alone that a sub-module still uses
-    (zero/partitioned_param_coordinator.py); one extra user keeps them. Without ZeRO-3 this does nothing.
+    Nodes that double backward creates have no hook that gathers, so they would see empty parameters (zero/
+    parameter_offload.py). ``release_sub_module`` keeps parameters that a sub-module still uses
+    (zero/partitioned_param_coordinator.py); this adds one more user. Without ZeRO 3 it does nothing.
     """
     sharded = sorted((p for p in parameters if hasattr(p, "ds_id")), key=lambda p: p.ds_id)
     if not sharded:
@@ -59,10 +59,10 @@ def pinned(parameters: Iterable[Any]) -> Iterator[None]:
 
 
 def masters(engine: DeepSpeedEngine) -> list[Tensor]:
-    """The float32 tensors that this rank's optimizer updates, in a fixed order; between updates they are live.
+    """Return the float32 tensors that this rank's optimizer updates, in a fixed order; between updates they are live.
 
-    What is swapped out to NVMe is a mapping of its swap file: pages are read where they are used, and the kernel may
-    drop them again, so that it needs no memory of its own. Take a new one after each update.
+    A master that is swapped out to NVMe is returned as a mapping of its swap file. The kernel reads pages when they are
+    used and may drop them again, so the mapping needs no memory. Take a new one after each update.
     """
     found = []
     for key in _keys(engine):
@@ -72,23 +72,23 @@ def masters(engine: DeepSpeedEngine) -> list[Tensor]:
 
 
 def _keys(engine: DeepSpeedEngine) -> list[Any]:
-    """The tensors in ``masters``'s order under which the optimizer keeps its state; empty where swapped out."""
+    """Return the optimizer's keys of its state, in the order of ``masters``; these tensors are empty if swapped out."""
     optimizer = engine.optimizer
     for attribute in _PARTITIONS:
         if hasattr(optimizer, attribute):
             return list(getattr(optimizer, attribute))
-    if hasattr(optimizer, "fp32_groups"):  # stage 0, bf16: fp16/unfused_optimizer.py
+    if hasattr(optimizer, "fp32_groups"):  # ZeRO 0, bf16: fp16/unfused_optimizer.py
         return [parameter for group in optimizer.fp32_groups for parameter in group]
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]  # stage 0, fp32
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]  # ZeRO 0, fp32
 
 
 def has_whole_masters(engine: DeepSpeedEngine) -> bool:
-    """Whether each replica holds all masters, and not a partition: at stage 0, but for bf16 in a pipeline."""
+    """Whether each replica holds all masters, not a partition: at ZeRO 0, except bf16 in a pipeline."""
     return not any(hasattr(engine.optimizer, attribute) for attribute in _PARTITIONS)
 
 
 def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[list[Piece]]:
-    """What lies in each of ``masters``; ``names`` maps id(parameter) to its name."""
+    """Return the pieces in each of ``masters``; ``names`` maps id(parameter) to its name."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return [_stage3_pieces(group, names, rank) for group in optimizer.fp16_groups]
@@ -117,7 +117,7 @@ def _stage3_pieces(group: list[Any], names: dict[int, str], rank: int) -> list[P
 def _mapped_pieces(group: list[Any], names: dict[int, str]) -> list[Piece]:
     found = []
     for parameter in group:
-        mapping = parameter._hp_mapping  # None where no part of the parameter lies on this rank
+        mapping = parameter._hp_mapping  # None if no part of the parameter lies on this rank
         if mapping is not None:
             low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
             found.append(Piece(names[id(parameter)], low.start, low.numel, high.start))
@@ -126,10 +126,10 @@ def _mapped_pieces(group: list[Any], names: dict[int, str]) -> list[Piece]:
 
 @torch.no_grad()
 def publish(engine: DeepSpeedEngine) -> None:
-    """Copy the masters into the parameters that the forward pass uses, on all ranks."""
+    """Copy the masters into the parameters of the forward pass. Every rank calls this."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):
-        # Gathered copies left over from the last forward pass would hide the new values.
+        # Copies still gathered since the last forward pass would hide the new values.
         engine.empty_partition_cache()
         for i, (key, master) in enumerate(zip(_keys(engine), masters(engine), strict=True)):
             _flush(_swap_files(engine, key))
@@ -173,11 +173,11 @@ def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, An
     swapper.swap_in_optimizer_state(key, async_parameter=None)
     engine.basic_optimizer.state[key] = state
     swapper.swap_out_optimizer_state(key, async_swap=False)  # finds the new tensors and writes them
-    key.grad = None  # lay in a buffer of the swapper's
+    key.grad = None  # it lay in a buffer of the swapper
 
 
 def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
-    """Number of steps as the optimizer keeps it: torch's in a tensor, DeepSpeed's DeepSpeedCPUAdam as an integer."""
+    """Return the number of steps in the optimizer's form: a tensor for torch's, an int for DeepSpeedCPUAdam."""
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.RMSprop)):
         return int(step)
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
@@ -185,7 +185,7 @@ def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
 
 
 def gradient_buffers(engine: DeepSpeedEngine) -> list[Tensor]:
-    """What stage 3 keeps on the device for gradients (zero/stage3.py), also between updates, which do not need it."""
+    """Return ZeRO 3's gradient buffers on the device (zero/stage3.py), which it keeps between backward passes too."""
     optimizer = engine.optimizer
     if not hasattr(optimizer, "grad_partitions_flat_buffer"):
         return []
@@ -194,7 +194,7 @@ def gradient_buffers(engine: DeepSpeedEngine) -> list[Tensor]:
 
 
 def take(buffers: Iterable[Tensor]) -> None:
-    """Give memory back to tensors that were released; they are 0 then."""
+    """Give memory to tensors that were released, and fill these with 0."""
     for tensor in buffers:
         storage = tensor.untyped_storage()
         if not storage.nbytes():
@@ -203,7 +203,7 @@ def take(buffers: Iterable[Tensor]) -> None:
 
 
 def release(buffers: Iterable[Tensor]) -> None:
-    """Take tensors' memory away; views of them stay views."""
+    """Free the tensors' memory; views of them stay views."""
     for tensor in buffers:
         tensor.untyped_storage().resize_(0)
 
@@ -211,10 +211,10 @@ def release(buffers: Iterable[Tensor]) -> None:
 def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
     """Have the swapper of an engine with NVMe offload hold gradients on the host until the update.
 
-    It would write those of 1 MiB or more to files, and read them back to where they lie in their sub-group. O_DIRECT
-    refuses addresses that are no multiple of a disk's block, the outcome is not looked at (csrc/aio/common/
-    deepspeed_aio_common.cpp), and the update is made of whatever the buffer held (swap_tensor/
-    partitioned_optimizer_swapper.py: _swap_in_pinned_gradients). Smaller ones it holds as is done here for all.
+    By itself it writes gradients of 1 MiB or more to files, and reads them back to their place in the sub-group.
+    O_DIRECT refuses addresses that are no multiple of a disk's block, DeepSpeed ignores the failure (csrc/aio/common/
+    deepspeed_aio_common.cpp), and updates with whatever the buffer held (swap_tensor/partitioned_optimizer_swapper.py:
+    _swap_in_pinned_gradients). It holds smaller gradients on the host; here it holds all of them.
     """
     swapper = engine.optimizer.optimizer_swapper
 
@@ -227,7 +227,7 @@ def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
 
 
 class _SwapFile(NamedTuple):
-    """Where a tensor lies between updates; ``tensor`` itself is then empty, or shows what a buffer holds by now."""
+    """The file of a tensor between updates; ``tensor`` itself is then empty, or a view of a reused buffer."""
 
     path: str
     numel: int
@@ -235,10 +235,10 @@ class _SwapFile(NamedTuple):
 
 
 def _swap_files(engine: DeepSpeedEngine, key: Any) -> list[_SwapFile]:
-    """Files of one master and, after it, of its optimizer state; none where it stays in memory.
+    """Return the files of one master and, after it, of its optimizer state; none if they stay in memory.
 
     swap_tensor/optimizer_utils.py: an OptimizerStateSwapInfo for each sub-group of 1 MiB or more, in it a
-    SwapTensorContext for each file. A file holds the elements as they are, and padding up to a multiple of 1 KiB.
+    SwapTensorContext for each file. A file holds the raw elements, padded to a multiple of 1 KiB.
     """
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
     info = None if swapper is None else swapper.swap_params_info.get(key.ds_id)
@@ -246,10 +246,10 @@ def _swap_files(engine: DeepSpeedEngine, key: Any) -> list[_SwapFile]:
 
 
 def _mapped(file: _SwapFile) -> Tensor:
-    """Map the file into memory: what is written to the tensor is written to the file.
+    """Map the file into memory: writes to the tensor are writes to the file.
 
-    DeepSpeed reads and writes with O_DIRECT, past the page cache. It writes during updates alone, when Linux drops the
-    pages written over from the cache; what is written here has to be flushed before the next update.
+    DeepSpeed reads and writes with O_DIRECT, past the page cache. It writes only during updates, when Linux drops the
+    overwritten pages from the cache. Writes to the tensor must be flushed before the next update.
     """
     return torch.from_file(file.path, shared=True, size=file.numel, dtype=torch.float32)
 
@@ -264,18 +264,18 @@ def _flush(files: Iterable[_SwapFile]) -> None:
 
 
 def loss_scale(engine: DeepSpeedEngine) -> float:
-    """Factor on losses before the backward pass, of an engine in fp16."""
+    """Return the factor on losses before the backward pass, of an engine in fp16."""
     return float(engine.optimizer.loss_scale)
 
 
 def loss_scaler_numbers(engine: DeepSpeedEngine) -> dict[str, float]:
-    """What moves in the loss scaler (fp16/loss_scaler.py); a static one has its scale alone."""
+    """Return the loss scaler's changing numbers (fp16/loss_scaler.py); a static scaler has only its scale."""
     state = vars(engine.optimizer.loss_scaler)
     return {key: state[key] for key in _SCALER_STATE if key in state}
 
 
 def set_loss_scaler_numbers(engine: DeepSpeedEngine, values: dict[str, float]) -> None:
-    """Restore what ``loss_scaler_numbers`` gave."""
+    """Restore the numbers that ``loss_scaler_numbers`` returned."""
     state = vars(engine.optimizer.loss_scaler)
     for key, value in values.items():
         if key in state:
@@ -290,7 +290,7 @@ def set_counters(engine: DeepSpeedEngine, updates: int, skipped: int) -> None:
 
 
 class _Topology(PipeDataParallelTopology):
-    """DeepSpeed's own order of ranks, or with the stages from the last rank to the first.
+    """DeepSpeed's own order of ranks, or the one with stages from the last rank to the first, by ``Placement``.
 
     The base class keeps {coordinates: rank} in ``mapping``, which all of its methods look up (pipe/topology.py).
     """
@@ -303,7 +303,7 @@ class _Topology(PipeDataParallelTopology):
 def pipeline_module(part: nn.Module, placement: Placement, rank: int) -> PipelineModule:
     """Wrap this rank's stage for ``deepspeed.initialize``, which makes a PipelineEngine of it. Every rank calls this.
 
-    PipelineModule counts a stage as one layer, and leaves alone what is no module: the stages of other ranks.
+    Each stage is one layer to PipelineModule. Other ranks' stages are functions, which it does not register.
     """
     layers: list[Any] = [_computed_elsewhere] * placement.num_stages
     layers[placement.stage(rank)] = part
@@ -316,33 +316,32 @@ def _computed_elsewhere(*carry: Tensor) -> None:
 
 
 def pipe_group(engine: PipelineEngine) -> Any:
-    """Process group of the stages of this rank's replica (pipe/topology.py)."""
+    """Return the process group of the stages of this rank's replica (pipe/topology.py)."""
     return engine.grid.get_pipe_parallel_group()
 
 
 def replica_group(engine: PipelineEngine) -> Any:
-    """Process group of the replicas of this rank's stage (pipe/topology.py)."""
+    """Return the process group of the replicas of this rank's stage (pipe/topology.py)."""
     return engine.grid.get_data_parallel_group()
 
 
 def has_optimizer_wrapper(engine: DeepSpeedEngine) -> bool:
-    """Whether DeepSpeed steps through an optimizer of its own, which looks for overflow and knows the norm."""
+    """Whether DeepSpeed wraps the optimizer in one of its own, which checks for overflow and knows the norm."""
     return engine.optimizer is not engine.basic_optimizer
 
 
 def clip_with(engine: DeepSpeedEngine, clip: Callable[[], None]) -> None:
-    """Let ``clip`` clip the gradients of stage 0 in float32.
+    """Let ``clip`` clip the gradients of ZeRO 0 in float32.
 
-    DeepSpeed's own function (engine.py) takes the norm again, and waits for numbers that it copies.
+    DeepSpeed's own function (engine.py) takes the norm again, and waits for numbers from the device.
     """
     engine.clip_fp32_gradients = clip
 
 
 def accumulate_gradients(engine: PipelineEngine) -> None:
-    """Add the gradients of a backward pass to the float32 ones, where these are kept.
+    """Add the gradients of a backward pass to the float32 ones, if there are any.
 
-    That is what the end of an engine's own backward pass does: for bf16 in bf16_optimizer.py, for fp16 in
-    zero/stage_1_and_2.py.
+    An engine's own backward pass ends with this: for bf16 in bf16_optimizer.py, for fp16 in zero/stage_1_and_2.py.
     """
     if isinstance(engine.optimizer, BF16_Optimizer):
         engine.optimizer.update_hp_grads(clear_lp_grads=True)

@@ -1,8 +1,8 @@
-"""Ops that DeepSpeed compiles on first use: only where a DeepSpeed file asks for them, and never waiting for ever.
+"""Ops that DeepSpeed compiles on first use, built only if a DeepSpeed file asks for them, without waiting for ever.
 
-In older versions of torch (2.8) a killed build leaves a lock file behind, and every later process then waits for it
-without a word (torch.utils.file_baton). Here the lock is looked at first, one rank of each host builds, and the others
-say that they wait.
+In older versions of torch (2.8) a killed build leaves a lock file behind, and every later process silently waits for it
+(torch.utils.file_baton). Here the lock is checked first, one rank of each host builds, and the others log that they
+wait.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from bigsgan.runtime.together import refuse_together
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2
 _FILE_IS_LOCK = hasattr(cpp_extension, "FileBaton")
-"""Whether torch's lock is held as long as its file exists. Seen in torch 2.15: the file stays, and flock holds it."""
+"""Whether torch's lock is held as long as its file exists. In torch 2.15 the file stays, and flock holds the lock."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Op(NamedTuple):
-    """What DeepSpeed compiles for a field of its file.
+    """The ops that DeepSpeed compiles for a field of its file.
 
     Attributes:
-        builder: Makes what builds it.
-        names: Of the ops that this builds, in their order.
-        field, value, remedy: Of the message where it cannot be built.
+        builder: Makes the object that builds them.
+        names: Names of these ops, in the order of building.
+        field, value, remedy: Parts of the message if they cannot be built.
     """
 
     builder: Callable[[], OpBuilder]
@@ -66,7 +66,7 @@ _ASYNC_IO = _Op(
     "install a C++ compiler, ninja and libaio-dev, or set the device to cpu",
 )
 _built: set[str] = set()
-"""Last ops of those that were built, on the hosts that need them."""
+"""The last name of each ``_Op`` that was built, on the hosts that need it."""
 
 
 def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
@@ -89,17 +89,16 @@ def build_async_io() -> None:
 
 
 def build_for_both(files: Mapping[str, DeepSpeedFile], held: str) -> None:
-    """Compile what the networks' files ask for, where they are about to have ranks of their own. Every rank calls this.
+    """Compile the ops of both networks' files, before each network gets ranks of its own. Every rank calls this.
 
-    Ranks of both networks may share a host, of which one builds then. Hosts without ranks of a network build nothing
-    for it.
+    If ranks of both networks share a host, one of them builds. Hosts without ranks of a network build nothing for it.
 
     Args:
-        files: By network.
+        files: DeepSpeed files by network.
         held: The network of this rank.
 
     Raises:
-        UserError: As above.
+        UserError: A killed build left its lock behind, or something is missing.
     """
     for op, needs in ((_CPU_ADAM, needs_cpu_adam), (_ASYNC_IO, lambda file: file.uses_nvme)):
         if any(needs(file) for file in files.values()):
@@ -110,8 +109,8 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
     """Wait while somebody builds in ``build_directory``; raise UserError where a killed build left its lock there.
 
     Args:
-        build_directory: Of one op, under TORCH_EXTENSIONS_DIR.
-        grace_seconds: How long a lock may stand without a builder on this host, which a build that begins needs.
+        build_directory: The directory of one op, under TORCH_EXTENSIONS_DIR.
+        grace_seconds: How long a lock may exist without a builder on this host, as it does when a build begins.
     """
     lock = build_directory / "lock"
     unattended_since = time.monotonic()
@@ -136,7 +135,7 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
 
 
 def builders(file: DeepSpeedFile) -> list[OpBuilder]:
-    """What builds the ops that a DeepSpeed file asks for."""
+    """Return the builders of the ops that a DeepSpeed file asks for."""
     found: list[OpBuilder] = []
     if needs_cpu_adam(file):
         found.append(CPUAdamBuilder())
@@ -146,19 +145,19 @@ def builders(file: DeepSpeedFile) -> list[OpBuilder]:
 
 
 def needs_cpu_adam(file: DeepSpeedFile) -> bool:
-    """Whether the file asks for DeepSpeed's own Adam of the host."""
+    """Whether the file asks for DeepSpeed's own Adam on the host."""
     return file.offload_optimizer != "none" and bool(file.content.get("zero_force_ds_cpu_optimizer", False))
 
 
 def build_directories() -> list[Path]:
-    """Directories of all ops that were built, or begun, on this machine."""
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # torch puts a directory for its version between, if it is not
+    """Return the directories of all ops whose build began on this machine."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # unless it is set, torch adds a directory for its version
     root = Path(given or cpp_extension.get_default_build_root())
     return sorted(path for path in root.glob("*" if given else "*/*") if path.is_dir())
 
 
 def is_left_behind(build_directory: Path) -> bool:
-    """Whether the lock in a build directory is that of a killed build, for which every run would wait."""
+    """Whether the lock in a build directory is that of a killed build; every run would wait for it."""
     lock = build_directory / "lock"
     try:
         age = time.time() - lock.stat().st_mtime
@@ -174,11 +173,11 @@ def _build_once(op: _Op, needed: bool = True) -> None:
 
 
 def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
-    """Have the first rank of each host that needs the ops build them, and all ranks wait. A collective."""
+    """Let the first rank of each host that needs the ops build them; all ranks wait. Every rank calls this."""
     wait_for_all, refused = comm.patient_barrier(), None
     host, what = socket.gethostname() if needed else None, " and ".join(op.names)
     hosts = comm.from_rank_zero(comm.gather_objects(host))
-    if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 for all that see a device of their own
+    if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 on all ranks that see only their own device
         try:
             _load(builder, op, what)
         except UserError as error:
@@ -195,7 +194,7 @@ def _load(builder: OpBuilder, op: _Op, what: str) -> None:
     _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
     try:
         builder.load(verbose=False)
-    except Exception as error:  # DeepSpeed has no type of its own (op_builder/builder.py)
+    except Exception as error:  # DeepSpeed has no type for it (op_builder/builder.py)
         problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
         raise UserError(op.field, op.value, problem, op.remedy) from None
 

@@ -1,7 +1,7 @@
-"""Optimizer state on NVMe: what it needs of this machine, and a place of its own for each rank's swap files.
+"""Optimizer state on NVMe: checks of this machine, and a directory for each rank's swap files.
 
-DeepSpeed names swap files after the numbers of parameters and ranks alone, so that two runs with the same path would
-write over each other's weights, and it leaves them behind. deepspeed/internals.py reads and writes them between
+DeepSpeed names swap files only after the numbers of parameters and ranks, so two runs with the same path would
+overwrite each other's weights. It also leaves the files behind. deepspeed/internals.py reads and writes them between
 updates.
 """
 
@@ -28,7 +28,7 @@ _SECTION = "zero_optimization.offload_optimizer"
 
 
 def check_nvme(network: str, file: DeepSpeedFile) -> None:
-    """Raise UserError where DeepSpeed's op for asynchronous input and output cannot be had."""
+    """Raise UserError if DeepSpeed's op for asynchronous input and output cannot be built."""
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise UserError(
             f"engines.{network}.ds_config",
@@ -40,12 +40,12 @@ def check_nvme(network: str, file: DeepSpeedFile) -> None:
 
 
 def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
-    """Buffers for what is in memory at a time: weights, gradients and the optimizer's tensors of each sub-group there.
+    """Return the number of buffers: weights, gradients and the optimizer's tensors of each sub-group in memory.
 
-    With ``pipeline_read`` the next sub-group is there too, with ``pipeline_write`` the last one.
+    With ``pipeline_read`` the next sub-group is in memory too, with ``pipeline_write`` the last one.
 
     Raises:
-        UserError: The file gives fewer, at which DeepSpeed would stop in the midst of an update.
+        UserError: The file gives fewer buffers; DeepSpeed would stop in the middle of an update.
     """
     section = file.content["zero_optimization"]["offload_optimizer"]
     num_sub_groups = 1 + bool(section.get("pipeline_read")) + bool(section.get("pipeline_write"))
@@ -58,13 +58,13 @@ def num_swap_buffers(file: DeepSpeedFile, optimizer: Optimizer) -> int:
 
 
 def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[Path, Callable[[], None]]:
-    """Make ``bigsgan/<network>/rank<n>`` under ``nvme_path``, for one engine of one rank alone.
+    """Make ``bigsgan/<network>/rank<n>`` under ``nvme_path``, for one engine on one rank.
 
     Returns:
-        The empty directory, whatever a killed run left there, and what removes it; the end of the process does too.
+        The directory, emptied of a killed run's files, and the function that removes it, as does the process's end.
 
     Raises:
-        UserError: Another run uses it, or its file system cannot be written to as DeepSpeed does.
+        UserError: Another run uses it, or its file system does not support DeepSpeed's way of writing.
     """
     where = f"{file.path}: {_SECTION}.nvme_path"
     nvme_path = file.content["zero_optimization"]["offload_optimizer"]["nvme_path"]
@@ -88,7 +88,7 @@ def open_swap_directory(file: DeepSpeedFile, network: str, rank: int) -> tuple[P
 
 
 def _write_directly(path: Path) -> None:
-    """Write as DeepSpeed does, which itself does not look at the outcome."""
+    """Write as DeepSpeed does, but check the outcome, which DeepSpeed ignores."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
     try:
         with mmap.mmap(-1, _ALIGNMENT) as block:

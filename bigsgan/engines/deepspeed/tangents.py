@@ -1,4 +1,4 @@
-"""Stage 3 and passes that carry tangents: DeepSpeed's own functions (0.19.8) have no derivative in forward mode."""
+"""ZeRO 3 in passes that carry tangents: DeepSpeed's own functions (0.19.8) have no derivative in forward mode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def let_tangents_through(engine: DeepSpeedEngine) -> None:
-    """Give stage 3's linear map and its hooks, which are the identity, a derivative in forward mode.
+    """Give ZeRO 3's linear map and its hooks, which are the identity, a derivative in forward mode.
 
-    Hooks (zero/parameter_offload.py:466, 497) gather and let go as the gradient of a value arrives. Autograd goes
-    backward in the reverse order of the forward pass, where a layer's tangents lie between the hooks of its values.
+    Hooks (zero/parameter_offload.py:466, 497) gather and release parameters when the gradient of a value arrives.
+    Autograd goes backward in the reverse order of the forward pass, where a layer's tangents lie between these hooks.
     """
     linear.LinearFunctionForZeroStage3 = _Linear
     for module in engine.module.modules():
@@ -29,10 +29,10 @@ def _identity(ctx: Any, tangent: Tensor) -> Tensor:
 
 
 class _Linear:
-    """Stage 3's linear map (zero/linear.py:80), applied to values and to tangents.
+    """ZeRO 3's linear map (zero/linear.py:80), applied to values and to tangents.
 
-    Its own rule, ``jvp``, would keep torch.compile from another network of the process, whose linear maps DeepSpeed
-    replaces too.
+    Not as a ``jvp`` method of DeepSpeed's function: torch.compile could then not compile other networks of the process,
+    whose linear maps DeepSpeed replaces too.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""All that bigsgan uses of DeepSpeed beyond what it documents, by the file of DeepSpeed that has it.
+"""All undocumented parts of DeepSpeed that bigsgan uses, by DeepSpeed's file.
 
-tests/unit/test_touched.py compares the table with the installed DeepSpeed, and with what bigsgan does: what vanishes
-with another version, or is missing here, is listed at once. docs/explanation/deepspeed.md shows it.
+tests/unit/test_touched.py compares the table with the installed DeepSpeed and with bigsgan's code, and lists names that
+vanish with another version or are missing here. docs/explanation/deepspeed.md shows the table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 VERSION = "0.19.8"
-"""The version of DeepSpeed in which all of it was read."""
+"""The version of DeepSpeed from which the table was made."""
 
 _INTERNALS = "engines/deepspeed/internals.py"
 _COLLECTIVES = "engines/deepspeed/collectives.py"
@@ -24,17 +24,17 @@ _TANGENTS = "engines/deepspeed/tangents.py"
 
 
 class Touched(NamedTuple):
-    """What one file of bigsgan uses of one file of DeepSpeed; names are separated by spaces."""
+    """The parts of one file of DeepSpeed that one file of bigsgan uses; names are separated by spaces."""
 
     file: str  # DeepSpeed's, below deepspeed/
     by: str  # ours, below bigsgan/
-    reads: str = ""  # attributes and types that are looked at
-    calls: str = ""  # functions, methods and classes
-    replaces: str = ""  # what is assigned, or changed in place
+    reads: str = ""  # attributes and types that are read
+    calls: str = ""  # functions, methods and classes that are called
+    replaces: str = ""  # names that are assigned, or changed in place
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """All names."""
         return " ".join((self.reads, self.calls, self.replaces)).split()
 
 

@@ -1,1 +1,1 @@
-"""A network in stages, each on its own ranks."""
+"""A network in stages, each on ranks of its own."""

@@ -1,4 +1,4 @@
-"""Makes the engines of networks in stages: division, this rank's layers, DeepSpeed, channels."""
+"""Builds the engines of networks in stages: division, this rank's layers, DeepSpeed, channels."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class PipelineBuilder:
         self._divisions: dict[str, Division] = {}
 
     def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
-        """Build ``generator`` or ``discriminator``, of which a rank has its own layers alone. Its ranks call this.
+        """Build ``generator`` or ``discriminator``, with only this rank's layers. All ranks of the network call this.
 
-        ``config`` is DeepSpeed's; ``bounds`` are of the stages, as a checkpoint has them, or None to divide anew.
+        ``config`` is DeepSpeed's configuration; ``bounds`` are those of a checkpoint's stages, or None to divide anew.
 
         Raises:
             UserError: There are fewer layers than stages.
@@ -69,11 +69,11 @@ class PipelineBuilder:
         return PipelineEngine(engine, part, placement, rank, division, channels, clip_norm)
 
     def costs(self) -> dict[str, Sequence[Cost]]:
-        """By network that was built, of each stage."""
+        """Return the cost of each stage, by network built so far."""
         return comparable({name: division.costs() for name, division in self._divisions.items()})
 
     def observer(self) -> Observer | None:
-        """Say what bubble to expect, and have one of the first updates measured, where two pipelines meet."""
+        """Where two pipelines meet, log the expected bubble, and return the observer of one of the first updates."""
         text = describe_bubble(self._plan, self._divisions)
         if text is None:
             return None

@@ -1,8 +1,8 @@
 """A network as a DeepSpeed PipelineEngine: a part of its layers on each rank, ZeRO stage 0 or 1 over the replicas.
 
-DeepSpeed divides the ranks, holds masters and optimizer, reduces gradients and steps. The passes are our own, because
-its schedules know one network and end every phase in a flush, its messages want shapes that never change, and its loss
-has to be of the last stage's outputs alone.
+DeepSpeed divides the ranks, holds masters and optimizer, reduces gradients and steps. The passes are our own:
+DeepSpeed's schedules know one network and end every phase in a flush, its messages need fixed shapes, and its loss can
+read only the last stage's outputs.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class PipelineEngine(DeepSpeedBacked):
         """Wrap an engine.
 
         Args:
-            engine: DeepSpeed's.
+            engine: The DeepSpeed engine.
             network: This stage's layers.
-            placement: Of all stages and replicas.
-            rank: This process's.
-            division: Of the layers into stages.
-            channels: To the next stage and back.
-            clip_norm: Largest norm of a gradient, 0 for any; where DeepSpeed does not clip.
+            placement: The ranks of all stages and replicas.
+            rank: This process's rank.
+            division: The division of the layers into stages.
+            channels: The channels to the next stage and back.
+            clip_norm: Largest norm of a gradient, 0 for any; used where DeepSpeed does not clip.
         """
         replicas = internals.replica_group(engine)
         super().__init__(engine, network, placement.replica(rank), placement.num_replicas, replicas)
@@ -75,12 +75,12 @@ class PipelineEngine(DeepSpeedBacked):
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
         self._clip_norm = clip_norm
         self._device = next(network.parameters()).device
-        # Without an optimizer wrapper NaN would be applied, and each stage would clip by a norm of its own.
+        # Without an optimizer wrapper DeepSpeed would apply NaN, and each stage would clip by a norm of its own.
         self._checks_gradients = not internals.has_optimizer_wrapper(engine)
 
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Outputs of one micro-batch without a graph, on all stages, at once."""
+        """Return the outputs of one micro-batch without a graph. All stages call this together."""
         phase = Phase(self._name, "makes images", 1, len(inputs[0]), begins_update=moving)  # of D: logits
         work, task = Work(phase, lambda index, images: inputs), Task(0, "forward", 0)
         self.expect(phase, task)
@@ -115,12 +115,12 @@ class PipelineEngine(DeepSpeedBacked):
             self._received = self._to_previous.receive()
 
     def settle(self) -> None:
-        """Wait until all that was sent to other stages has arrived."""
+        """Wait until everything sent to other stages has arrived."""
         self._to_next.settle()
         self._to_previous.settle()
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
-        """Go forward through this stage; where there are tangents, with those of the carry behind it."""
+        """Go forward through this stage, carrying tangents if the phase has some."""
         phase, moving = work.phase, work.phase.begins_update and index == 0
         self._choose_kernels(work)
         if moving:
@@ -156,7 +156,7 @@ class PipelineEngine(DeepSpeedBacked):
     def _fold(
         self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
     ) -> tuple[list[Tensor], MicroBatch, Tensor | None]:
-        """What leaves this stage, what the loss compares beside outputs, and the tangents of outputs of the last."""
+        """Return this stage's outputs, the features that the loss compares, and the tangents of the last outputs."""
         features: MicroBatch = ()
         if not has_tangents:
             if not targets:
@@ -164,10 +164,10 @@ class PipelineEngine(DeepSpeedBacked):
             output, predictions = network.with_predictions(*carry, segments=num_segments)
             return [output], (predictions, *targets), None
         if targets:
-            found, predictions = network.with_predictions_dual(dual.of(carry), num_segments)
+            found, predictions = network.with_predictions_dual(dual.from_flat(carry), num_segments)
             features = (predictions, *targets)
         else:
-            found = network.fold_dual(dual.of(carry), num_segments)
+            found = network.fold_dual(dual.from_flat(carry), num_segments)
         if not self._is_last:
             return dual.flat(found), features, None
         output, along = dual.end(found)
@@ -187,11 +187,11 @@ class PipelineEngine(DeepSpeedBacked):
             outputs.append(work.regularizer.along(along, self._known_inputs(work, index)))
 
     def _known_inputs(self, work: Work, index: int) -> MicroBatch:
-        """What the last stage knows of the inputs: G's are drawn alike on each, D's images lie on the first."""
+        """Return the inputs that the last stage knows: every stage draws G's alike; D's images are on the first."""
         return work.inputs(index, None) if self._name == "generator" else ()
 
     def step(self, work: Work) -> None:
-        """Reduce the gradients over the replicas, update, and keep count; all stages apply an update or none does."""
+        """Reduce the gradients over the replicas, update, and count it; either all stages apply an update or none."""
         assert work.rates is not None, "a step has rates"
         self._set_rates(work.rates)
         internals.reduce_pipeline_gradients(self._engine)
@@ -219,12 +219,12 @@ class PipelineEngine(DeepSpeedBacked):
             received = self._take()
             outputs = _floating(outputs)
         elif work.loss is None:
-            assert grads is not None, "gradients arise where the images do"
+            assert grads is not None, "the rank that makes the images gets the gradients"
             received = [grads * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
         else:
             received = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]
-        with self._frozen() if frozen else nullcontext():  # a checkpointed layer is computed again
+        with self._frozen() if frozen else nullcontext():  # a checkpointed layer is recomputed
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not frozen:
             internals.accumulate_gradients(self._engine)
@@ -242,7 +242,7 @@ class PipelineEngine(DeepSpeedBacked):
         return received
 
     def _norm(self) -> Tensor:
-        """Norm of the gradient of all stages."""
+        """Return the norm of the gradient over all stages."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(square, group=internals.pipe_group(self._engine))

@@ -21,7 +21,7 @@ from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack
 
 EQUAL = Cost(1.0, 2.0)
-"""Of a stage that was not measured: a backward pass costs about two forward passes."""
+"""Cost of a stage that was not measured: a backward pass costs about two forward passes."""
 
 
 @dataclass
@@ -30,20 +30,20 @@ class Division:
 
     network: str  # `generator` or `discriminator`
     bounds: list[int]  # stage s has the layers `bounds[s]` up to `bounds[s + 1]`
-    layers: list[LayerCost]  # what is known of each layer
-    boundaries: Boundaries  # what travels between the stages
+    layers: list[LayerCost]  # the known cost of each layer
+    boundaries: Boundaries  # the carry between the stages
 
     @property
     def num_stages(self) -> int:
-        """Stages."""
+        """Number of stages."""
         return len(self.bounds) - 1
 
     def of_stage(self, stage: int) -> list[LayerCost]:
-        """Layers of a stage."""
+        """Return the layers of a stage."""
         return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
 
     def costs(self) -> list[Cost]:
-        """Of each stage, in seconds a sample where they were measured."""
+        """Return the cost of each stage, in seconds a sample if measured."""
         stages = [self.of_stage(stage) for stage in range(self.num_stages)]
         if not any(layer.forward for layer in self.layers):
             return [EQUAL] * self.num_stages
@@ -68,9 +68,9 @@ class Division:
 def divide_network(
     plan: RunPlan, network: str, measured: list[LayerCost] | None, bounds: list[int] | None = None
 ) -> Division:
-    """Divide a network as the recipe says, by what ``measure_layers`` found where it asks for that.
+    """Divide a network as the recipe says, with the costs from ``measure_layers`` if it asks for them.
 
-    ``bounds`` are those of a division that is to be kept, as a checkpoint has it.
+    ``bounds`` are those of a checkpoint's division, which is kept; None to divide anew.
 
     Raises:
         UserError: There are fewer layers than stages.
@@ -83,8 +83,8 @@ def divide_network(
 
 
 def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) -> list[int]:
-    """Bounds of the stages, each with a layer that has parameters, as an engine needs some: see ``divide``."""
-    # A layer without parameters, such as augmentation, goes with the one behind it.
+    """Return bounds of stages, see ``divide``. Each stage has a layer with parameters, as an engine needs some."""
+    # A layer without parameters, such as augmentation, goes with the one after it.
     first = [0, *(i for i in range(1, len(layers)) if layers[i - 1].numel)]
     costs = weights(layers, partition)
     joined = [sum(costs[start:stop]) for start, stop in itertools.pairwise([*first, len(layers)])]
@@ -92,7 +92,7 @@ def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) 
 
 
 def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[LayerCost] | None:
-    """Measure each layer on this rank's device, which takes seconds; None where the recipe does not ask for it.
+    """Measure each layer on this rank's device, which takes seconds; None unless the recipe asks for it.
 
     Raises:
         UserError: There are fewer layers than stages.
@@ -105,7 +105,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
 
 
 def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
-    """All layers of a network without memory for their parameters, in the types that its engine gives them."""
+    """Build all layers of a network on the meta device, in the types that its engine gives them."""
     with torch.device("meta"):
         whole = build_network(plan.recipe, network)
     for parameter in whole.parameters():
@@ -114,7 +114,7 @@ def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
 
 
 def _build_divisible(plan: RunPlan, network: str) -> LayerStack:
-    """All layers, of which there have to be enough."""
+    """Build all layers on the meta device, and check that there are enough."""
     whole = build_on_meta(plan, network)
     check_divisible(plan, network, count(whole))
     return whole
@@ -124,7 +124,7 @@ def check_divisible(plan: RunPlan, network: str, layers: Sequence[LayerCost]) ->
     """Refuse more stages than layers with parameters.
 
     Raises:
-        UserError: With the number of layers.
+        UserError: There are more stages.
     """
     stages, num_layers = plan.placement(network).num_stages, sum(layer.numel > 0 for layer in layers)
     if stages > num_layers:
@@ -134,12 +134,12 @@ def check_divisible(plan: RunPlan, network: str, layers: Sequence[LayerCost]) ->
 
 
 def samples_of(plan: RunPlan, network: str) -> int:
-    """Samples of a micro-batch that a network trains on; D sees real and fake images."""
+    """Return the samples of a micro-batch that a network trains on; D sees real and fake images."""
     return plan.engines[network].micro_batch_size * (1 if network == "generator" else 2)
 
 
 def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | None:
-    """Say what bubble to expect, where ``expected_bubble`` knows it."""
+    """Describe the expected bubble; None where ``expected_bubble`` is."""
     bubble = expected_bubble(plan, divisions)
     if bubble is None:
         return None
@@ -149,9 +149,9 @@ def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | N
 
 
 def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
-    """Share of an update in which stages wait, where both networks are pipelines that meet; None elsewhere.
+    """Return the share of an update in which stages wait; None unless both networks are pipelines that meet.
 
-    With penalties that every update has.
+    Only penalties that every update has are counted.
     """
     if len(divisions) < len(NETWORKS) or plan.images_travel:
         return None
@@ -165,7 +165,7 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
-    """Bring costs of which some were measured and some were not to one unit: the mean forward pass of a stage."""
+    """Bring measured and assumed costs to one unit, the mean forward pass of a stage, if there are both."""
     measured = [list(stages) != [EQUAL] * len(stages) for stages in costs.values()]
     if all(measured) or not any(measured):
         return dict(costs)
@@ -177,7 +177,7 @@ def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]
 
 
 def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
-    """Inputs of a number of samples, without data, on the meta device."""
+    """Make inputs for a number of samples, without data, on the meta device."""
     recipe, data = plan.recipe, plan.recipe.data
 
     def images(channels: int) -> torch.Tensor:

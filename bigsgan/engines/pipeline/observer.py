@@ -1,4 +1,4 @@
-"""Measures one update on ranks that wait for each other: the bubble, and a timeline that Perfetto shows."""
+"""Measures one update on ranks that wait for each other: the bubble, and a timeline to view in Perfetto."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 
 TRACE_FILE = "pipeline_trace.json"
-"""Of a run directory."""
+"""The timeline's file in a run directory."""
 
 TRACED_UPDATE = 3
-"""The first updates warm up."""
+"""Number of the update that is measured, from 1; those before it are a warm-up."""
 
 _log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
-    """A task as a rank computed it: seconds on the host's clock, since the update began."""
+    """When a rank computed a task: seconds on the host's clock since the update began."""
 
     task: Task
     phase: Phase
@@ -35,19 +35,19 @@ class Observer:
     """Measures one of a run's first updates.
 
     Attributes:
-        is_watching: Whether it is that one which is computed.
-        bubble: What was measured, on rank 0.
+        is_watching: Whether the update to measure is being computed.
+        bubble: The measured bubble, on rank 0.
     """
 
     def __init__(self, path: Path | None, number: int = TRACED_UPDATE) -> None:
-        """Measure later, in update ``number``; the timeline goes to ``path``, as a Chrome trace, and is told of."""
+        """Measure update ``number``. With a ``path``, log the bubble and write the timeline there (Chrome trace)."""
         self._path, self._number, self._updates, self._spans = path, number, 0, list[Span]()
         self._origin = 0.0
         self.is_watching = False
         self.bubble: float | None = None
 
     def begin(self) -> None:
-        """An update is about to be computed. Every rank calls this."""
+        """Begin an update. Every rank calls this."""
         self._updates += 1
         self.is_watching = self._updates == self._number
         if self.is_watching:
@@ -55,20 +55,20 @@ class Observer:
             self._origin = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since the update began, once the device has computed all that it was given.
+        """Wait until the device has computed everything so far; return the seconds since the update began.
 
-        Its stream alone is waited for: messages that are expected ahead are under way on others, and a rank that waited
-        for those would keep its neighbours waiting for it.
+        Only the current stream is waited for. Messages that are expected ahead travel on other streams; a rank that
+        waited for them would keep its neighbours waiting.
         """
         comm.synchronize_stream()
         return time.perf_counter() - self._origin
 
     def add(self, task: Task, phase: Phase, start: float) -> None:
-        """Take note of a task that has just been computed."""
+        """Add a task that has just been computed."""
         self._spans.append(Span(task, phase, start, self.now()))
 
     def end(self) -> None:
-        """The update is complete: report bubble and timeline, if it was the one. Every rank calls this."""
+        """End an update; if it was measured, report the bubble and the timeline. Every rank calls this."""
         was_watching, self.is_watching = self.is_watching, False
         by_rank = comm.gather_objects(self._spans) if was_watching else None
         if by_rank is None:
@@ -85,9 +85,9 @@ class Observer:
 
 
 def bubble(by_rank: Sequence[Sequence[Span]]) -> float:
-    """Share of the ranks' time between the first task's start and the last one's end in which they compute nothing.
+    """Return the share of the ranks' time from the first task's start to the last one's end that they spend idle.
 
-    A step waits for the slowest rank; what the quickest wait took counts as computing.
+    A step waits for the slowest rank; of each step, the shortest time over the ranks counts as computing.
     """
     spans = [span for rank in by_rank for span in rank]
     steps: dict[Task, float] = {}
@@ -100,7 +100,7 @@ def bubble(by_rank: Sequence[Sequence[Span]]) -> float:
 
 
 def trace_events(by_rank: Sequence[Sequence[Span]]) -> list[dict[str, object]]:
-    """Chrome's trace events, a row for each rank; microseconds."""
+    """Return Chrome's trace events, a row for each rank, in microseconds."""
     events: list[dict[str, object]] = []
     for rank, spans in enumerate(by_rank):
         events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}})

@@ -1,4 +1,4 @@
-"""Divides layers into stages, and describes what travels between them."""
+"""Divides layers into stages, and describes the tensors that travel between them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bigsgan.models.network import LayerStack
 
 
 def divide(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Cut a list of layers into stages whose costliest is as cheap as it can be, none of them empty.
+    """Cut a list of layers into stages, none empty, so that the costliest stage is as cheap as possible.
 
     Args:
-        costs: Of each layer, not negative.
-        num_stages: At most as many as there are layers.
+        costs: Cost of each layer, not negative.
+        num_stages: Number of stages, at most the number of layers.
 
     Returns:
         ``num_stages + 1`` bounds: stage s has the layers ``bounds[s]`` up to ``bounds[s + 1]``.
@@ -28,7 +28,7 @@ def divide(costs: Sequence[float], num_stages: int) -> list[int]:
 
     @cache
     def best(stages: int, num: int) -> tuple[float, list[int]]:
-        """Cost of the costliest of so many stages that hold the first ``num`` layers, and their bounds."""
+        """Divide the first ``num`` layers into ``stages``; return the cost of the costliest stage, and the bounds."""
         if stages == 1:
             return sums[num], [0, num]
         cost, cut = min((max(best(stages - 1, m)[0], sums[num] - sums[m]), m) for m in range(stages - 1, num))
@@ -44,7 +44,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
     def empty(self, device: torch.device) -> Tensor:
-        """Make such a tensor, uninitialised."""
+        """Make such a tensor, uninitialized."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     @property
@@ -54,19 +54,19 @@ class TensorSpec(NamedTuple):
 
 
 class Boundaries:
-    """What the carry is where one stage ends and the next begins, found by a pass without data over all layers."""
+    """Shapes and types of the carry between stages, found by a pass without data over all layers."""
 
     def __init__(self, network: LayerStack, bounds: Sequence[int], inputs: Callable[[int], MicroBatch]) -> None:
-        """Keep all layers, on the meta device in the types that the engine gives them, and ``bounds`` as of ``divide``.
+        """Keep all layers, on the meta device in the types that the engine gives them, and ``bounds`` from ``divide``.
 
-        ``inputs`` makes the inputs of a number of samples, on the meta device too.
+        ``inputs`` makes inputs for a number of samples, on the meta device too.
         """
         self._parts = [network.part(start, stop) for start, stop in itertools.pairwise(bounds)]
         self._inputs = inputs
         self._found = lru_cache(maxsize=32)(self._find)
 
     def at(self, stage: int, num_samples: int) -> list[TensorSpec]:
-        """The carry that enters ``stage``; the outputs, where that is the number of stages."""
+        """Return the carry that enters ``stage``, or the outputs if ``stage`` is the number of stages."""
         return self._found(num_samples)[stage]
 
     @torch.no_grad()

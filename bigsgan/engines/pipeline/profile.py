@@ -18,13 +18,13 @@ _REPETITIONS = 3
 
 
 class LayerCost(NamedTuple):
-    """Of one layer.
+    """The cost of one layer.
 
     Attributes:
         name: Class of the layer.
-        numel: Parameters.
-        forward, backward: Seconds for one sample; 0 where it was not measured.
-        saved_bytes: Kept for the backward pass of one sample; 0 where it was not measured.
+        numel: Number of parameters.
+        forward, backward: Seconds for one sample; 0 if not measured.
+        saved_bytes: Bytes kept for the backward pass of one sample; 0 if not measured.
     """
 
     name: str
@@ -35,7 +35,7 @@ class LayerCost(NamedTuple):
 
 
 def count(network: LayerStack) -> list[LayerCost]:
-    """Parameters of each layer, without measuring."""
+    """Count the parameters of each layer, without measuring."""
     return [
         LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters())) for layer in network.layers.values()
     ]
@@ -46,8 +46,8 @@ def measure(
 ) -> list[LayerCost]:
     """Run each layer forward and backward on the shapes that it will meet. One rank calls this.
 
-    Of ``network``, which is on the meta device, one layer after the other is built on ``device``, with weights from
-    ``seed``, and dropped. In ``boundaries`` every layer is a stage of its own.
+    ``network`` is on the meta device. One layer after the other is built on ``device``, with weights from ``seed``, and
+    dropped. ``boundaries`` must treat every layer as a stage.
     """
     found = []
     for number, counted in enumerate(count(network)):
@@ -62,7 +62,7 @@ def measure(
 
 
 def _carry(boundaries: Boundaries, number: int, num_samples: int, generator: torch.Generator) -> list[Tensor]:
-    """Make up what enters a layer."""
+    """Make up a carry that enters a layer."""
     carry = []
     for spec in boundaries.at(number, num_samples):
         tensor = spec.empty(generator.device)
@@ -75,7 +75,7 @@ def _carry(boundaries: Boundaries, number: int, num_samples: int, generator: tor
 
 
 def _run(part: LayerStack, carry: list[Tensor]) -> tuple[float, float, int]:
-    """Seconds forward, seconds backward, and bytes kept between them."""
+    """Return seconds forward, seconds backward, and bytes kept between them."""
     own = {parameter.untyped_storage().data_ptr() for parameter in part.parameters()}
     kept: dict[int, int] = {}
 
@@ -99,7 +99,7 @@ def _run(part: LayerStack, carry: list[Tensor]) -> tuple[float, float, int]:
 
 
 def weights(costs: Sequence[LayerCost], partition: str) -> list[float]:
-    """What the stages are to share equally, of each layer, by a ``partition`` of the recipe."""
+    """Return the weight of each layer that ``partition``, of the recipe, balances over the stages."""
     if partition == "uniform":
         return [1.0] * len(costs)
     if partition == "parameters":

@@ -1,11 +1,11 @@
-"""In which order each device computes the phases of an update. Pure planning: no tensors, no ranks.
+"""The order in which each device computes the phases of an update. Pure planning: no tensors, no ranks.
 
 The phases of one update are planned together. Two pipelines share the devices, the second one reversed, so that
-the images which leave the first enter the second on the same device; the drain of one phase overlaps with the fill of
+the images that leave the first enter the second on the same device. The drain of one phase overlaps with the fill of
 the next wherever nothing forbids it.
 
-Every rank plans for all devices and comes to the same plan, so that messages need no negotiation: sends never wait, and
-the planned times prove that no two devices wait for each other.
+Every rank plans for all devices and comes to the same plan, so messages need no negotiation. Sends never wait, and the
+planned times prove that no two devices wait for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cost(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A task and when it runs."""
+    """A task and the time at which it runs."""
 
     task: Task
     start: float
@@ -38,7 +38,7 @@ class Timed(NamedTuple):
 class Plan(NamedTuple):
     """Each device's tasks in order."""
 
-    devices: list[list[Timed]]  # by device, which computes stage `device` of a network that is not reversed
+    devices: list[list[Timed]]  # by device; device d computes stage d of a network that is not reversed
     makespan: float  # when the last task ends
 
     @property
@@ -55,22 +55,21 @@ _Node = tuple[Task, int]
 def plan(
     phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
 ) -> Plan:
-    """Plan the phases, to be asked for in this order, for all devices.
+    """Plan the phases for all devices.
 
-    List scheduling: a device that is free takes the most urgent of the tasks whose inputs are there. Messages of one
-    direction are received in the order in which they were sent, so that only the oldest counts. No rule of urgency
-    is best for every mixture of phases, so that several are tried, beside no overlap at all, and the shortest plan is
-    taken.
+    List scheduling: a free device takes the most urgent of the tasks whose inputs have arrived. Messages of one
+    direction are received in the order in which they were sent, so only the oldest counts as arrived. No rule of
+    urgency is best for every mixture of phases. So several are tried, and no overlap at all; the shortest plan wins.
 
     Args:
-        phases: In order; numbers in them point to earlier ones.
-        num_stages: Of each network, and the number of devices.
-        costs: By network, of each stage.
+        phases: The phases in the order in which they are asked for; numbers in them point to earlier ones.
+        num_stages: Number of stages of each network, and of devices.
+        costs: By network, the cost of each stage.
         reversed_networks: Networks whose first stage is on the last device.
     """
     graph = _Graph(phases, num_stages, costs, frozenset(reversed_networks))
     plans = [
-        # Steps first in all: their collectives wait for all stages, which must not wait for one of these meanwhile.
+        # Steps come first in every rule: their collectives wait for all stages, so no stage may wait for another task.
         graph.simulate(lambda n: (n[0].kind != "step", n[0].phase, _KIND_ORDER[n[0].kind], n[0].micro_batch)),
         graph.simulate(lambda node: (_KIND_ORDER[node[0].kind], node[0].phase, node[0].micro_batch)),
     ]
@@ -84,7 +83,7 @@ def plan(
 def one_after_the_other(
     phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
 ) -> Plan:
-    """Plan each phase for itself: the pipelines fill and drain once for each, as DeepSpeed's own engine does."""
+    """Plan each phase separately: the pipelines fill and drain once a phase, as in DeepSpeed's own engine."""
     reverse = frozenset(reversed_networks)
     devices: list[list[Timed]] = [[] for _ in range(num_stages)]
     now = 0.0
@@ -97,7 +96,7 @@ def one_after_the_other(
 
 
 def alone(phase: Phase) -> Phase:
-    """The phase without what it waits for; of tangents their time is left."""
+    """Return the phase without dependencies on other phases; the time of its tangents stays."""
     return phase._replace(
         num_samples=phase.samples_of_work, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
     )
@@ -107,7 +106,7 @@ _KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}
 
 
 class _Graph:
-    """All tasks with what they wait for."""
+    """All tasks and their dependencies."""
 
     def __init__(
         self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reverse: frozenset[str]
@@ -124,7 +123,7 @@ class _Graph:
                 self.followers[other].append(node)
 
     def cost(self, node: _Node) -> float:
-        """Time that a task takes on its stage."""
+        """Return the time that a task takes on its stage."""
         task, stage = node
         phase = self._phases[task.phase]
         cost, num = self._costs[phase.network][stage], phase.samples_of_work
@@ -137,25 +136,25 @@ class _Graph:
         return 0.0
 
     def device(self, node: _Node) -> int:
-        """Device of a node's stage."""
+        """Return the device of a node's stage."""
         task, stage = node
         return self._last - stage if self._phases[task.phase].network in self._reverse else stage
 
     def time_left(self) -> dict[_Node, float]:
-        """Length of the longest chain that begins with each node, of nodes in no circle, which ``simulate`` refuses."""
+        """Return the length of the longest chain that begins with each node; ``simulate`` has refused circles."""
         left: dict[_Node, float] = {}
         for node in TopologicalSorter(self.followers).static_order():
             left[node] = self.cost(node) + max((left[other] for other in self.followers[node]), default=0.0)
         return left
 
     def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
-        """Let every free device take the most urgent task that may begin."""
+        """Make a plan in which every free device takes the most urgent task; refuse phases that wait for each other."""
         missing = {node: len(needed) for node, needed in self.needs.items()}
         ready: list[list[tuple[tuple[float, ...], _Node]]] = [[] for _ in range(self._last + 1)]
         devices: list[list[Timed]] = [[] for _ in ready]
         is_free = [True] * len(ready)
         under_way: Counter[tuple[int, int]] = Counter()  # activations that a stage holds of a phase
-        sent: dict[tuple[str, Kind, int], deque[Task]] = defaultdict(deque)  # messages to a stage that wait there
+        sent: dict[tuple[str, Kind, int], deque[Task]] = defaultdict(deque)  # messages that wait at a stage
         running: list[tuple[float, _Node]] = []
         now = 0.0
         num_done = 0
@@ -225,7 +224,7 @@ class _Graph:
                 yield task, stage + 1
             elif phase.grads_from is not None:
                 yield Task(phase.grads_from, "backward", index), 0
-        else:  # a step looks at the gradients of all stages, of which the first stage's are the last
+        else:  # a step reads the gradients of all stages; the first stage's come last
             yield Task(number, "backward", phase.num - 1), 0
             yield Task(number, "backward", phase.num - 1), stage
             for earlier, other in enumerate(self._phases[:number]):
@@ -235,17 +234,17 @@ class _Graph:
                     yield Task(earlier, "forward", other.num - 1), stage
 
     def _before(self, number: int, kind: Kind, index: int) -> Task | None:
-        """What has to come before on the same stage: passes keep their order, and see earlier updates."""
+        """Return the task that must come before on the same stage: passes keep their order, and see earlier updates."""
         if index > 0:
             return Task(number, kind, index - 1)
         if kind == "backward" and number and self._phases[number - 1].does == "checks":
-            return Task(number - 1, "backward", 0)  # whose parameters the step behind it changes
+            return Task(number - 1, "backward", 0)  # it reads the parameters that this phase's step changes
         if kind != "forward":
             return None
         for earlier in range(number - 1, -1, -1):
             phase = self._phases[earlier]
             if phase.network == self._phases[number].network and (phase.step or phase.forward):
-                if phase.does == "judges":  # whose buffers and parameters the phases behind it move
+                if phase.does == "judges":  # it reads the buffers and parameters that later phases change
                     return Task(earlier, "backward", phase.num - 1)
                 return Task(earlier, "step", 0) if phase.step else Task(earlier, "forward", phase.num - 1)
         return None

@@ -1,7 +1,7 @@
 """Messages between neighbouring stages.
 
-Each pair of neighbours has a process group of its own for each direction of each network: a rank only sends in one, or
-only receives. On an NCCL communicator that did both, a message could wait behind one that is expected later.
+Each pair of neighbours has a process group for each direction of each network, in which a rank only sends or only
+receives. On an NCCL communicator that did both, a message could wait behind one that is expected later.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def open_channels(placement: Placement, rank: int, device: torch.device) -> tupl
 
 
 class Link(NamedTuple):
-    """Another rank, and the group in which messages to it or from it travel."""
+    """Another rank, and the process group for messages to it or from it."""
 
     group: Any
     rank: int
 
 
 class Channel:
-    """One direction, as this rank sees it: messages are received in the order in which they were sent.
+    """This rank's end of one direction; messages are received in the order in which they were sent.
 
     Attributes:
-        bytes_sent: Since the start.
+        bytes_sent: Bytes sent since the start.
     """
 
     def __init__(self, source: Link | None, target: Link | None, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Channel:
     def greet(self, sends_first: bool) -> None:
         """Exchange a number with both neighbours.
 
-        NCCL sets up a connection when it is first used, and waits for the other side: neighbours do so now, one sending
+        NCCL sets up a connection at its first use, and waits for the other side. So neighbours connect now, one sending
         while the other receives, and not in the middle of a program.
         """
         number = torch.zeros(1, device=self._device)
@@ -84,16 +84,16 @@ class Channel:
         for tensor in tensors:
             tensor = tensor.detach().contiguous()
             work = dist.isend(tensor, self._target.rank, group=self._target.group, tag=self._num_sent % _TAGS)
-            self._under_way.append((work, tensor))  # its memory has to stay
+            self._under_way.append((work, tensor))  # keeps the tensor's memory
             self._num_sent += 1
             self.bytes_sent += tensor.numel() * tensor.element_size()
 
     def expect(self, specs: Sequence[TensorSpec]) -> None:
-        """Prepare for the message that comes next after those expected already."""
+        """Prepare to receive the message that follows those expected already."""
         self.expect_into([spec.empty(self._device) for spec in specs])
 
     def expect_into(self, tensors: Sequence[Tensor]) -> None:
-        """Prepare for a message that shall stand in these tensors."""
+        """Prepare to receive the next message into these tensors."""
         assert self._source is not None
         message = []
         for tensor in tensors:
@@ -108,16 +108,16 @@ class Channel:
         self._arriving = [work for work, _ in message]
         for work in self._arriving:
             work.wait()
-        if self._device.type == "cpu":  # elsewhere the stream waits and not the host
+        if self._device.type == "cpu":  # on other devices the stream waits, not the host
             self._arriving = []
         return [tensor for _, tensor in message]
 
     def awaits(self) -> bool:
-        """Whether a message that is waited for has not arrived; any thread may ask."""
+        """Whether this rank waits for a message that has not arrived; any thread may ask."""
         return not all(work.is_completed() for work in self._arriving)
 
     def settle(self) -> None:
-        """Wait until all that was sent has arrived, and let go of it; gloo completes a send only when asked."""
+        """Wait until all sent messages have arrived, and free them; gloo completes a send only when asked."""
         for work, _ in self._under_way:
             work.wait()
         self._under_way.clear()
