@@ -23,7 +23,7 @@ _COMPILED = _SETTINGS._replace(warmup=4)
 """The first update compiles, and CUDA graphs are recorded in later ones."""
 
 _WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
-"""Share of the time from which data limit updates, from which communication does, and below which the host does."""
+"""Share of the time from which data limit updates, from which other ranks do, and below which the host does."""
 
 
 def updates(subject: Subject) -> Finding:
@@ -57,6 +57,7 @@ def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
         "busy_share": min(each.busy for each in visits),
         "communication_share": min(each.talking for each in visits),  # in which others do not wait for a slow rank
         "data_wait_share": max(each.data_seconds for each in visits) / seconds,
+        "waiting_share": next((each.idle for each in visits if each.idle is not None), None),
         **speed(arithmetic, seconds),
     }
     numbers["idle_share"] = max(0.0, 1 - numbers["busy_share"])
@@ -71,11 +72,14 @@ def limit(numbers: dict[str, Any], has_device: bool) -> str:
     """What limits updates, as a clause.
 
     Args:
-        numbers: ``data_wait_share``, ``communication_share`` and ``busy_share`` of the time.
+        numbers: ``data_wait_share``, ``communication_share`` and ``busy_share`` of the time, and ``waiting_share``:
+            that of an update in which ranks wait for each other, None where networks take turns on all ranks.
         has_device: Whether a GPU computes.
     """
     if numbers["data_wait_share"] > _WAITS:
         return f"limited by reading data ({numbers['data_wait_share']:.0%} of the time)"
+    if (numbers["waiting_share"] or 0.0) > _TALKS:
+        return f"limited by ranks that wait for each other ({numbers['waiting_share']:.0%} of the time)"
     if numbers["communication_share"] > _TALKS:
         return f"limited by communication ({numbers['communication_share']:.0%} of the time)"
     if has_device and numbers["busy_share"] < _BUSY:
