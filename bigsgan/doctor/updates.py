@@ -11,7 +11,7 @@ from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.memory import predict
+from bigsgan.planner.memory import predict_each
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.memory import size
 
@@ -103,9 +103,8 @@ def _device(has_device: bool) -> str:
 
 
 def _with_memory(plan: RunPlan, visits: list[Visit], text: str, numbers: dict[str, Any]) -> Finding:
-    prediction = predict(plan, Traces())
-    fullest = max([*prediction.update.values(), *prediction.penalised.values()], key=lambda peak: peak.total)
-    planned, held = prediction.stays + fullest.total, max(each.device_peak or 0 for each in visits)
+    planned = max(each.updating for each in predict_each(plan, Traces()))
+    held = max(each.device_peak or 0 for each in visits)
     error = planned / held - 1
     numbers |= {"planned_bytes": planned, "held_bytes": held, "memory_error": error}
     text += f"; {size(held)} of memory, {size(planned)} planned"

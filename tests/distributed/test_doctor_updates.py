@@ -1,6 +1,7 @@
 """What the doctor says of a recipe's updates."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,6 +13,8 @@ from bigsgan.data import RealImages
 from bigsgan.doctor import updates
 from bigsgan.doctor.checks import Subject
 from bigsgan.engines.zero import ZeroEngine
+from bigsgan.planner.memory import Prediction
+from bigsgan.planner.update import Peak
 from tests.tiny import tiny_plan
 
 SPEEDS = {  # share of the time for data, that ranks wait, of communication, of computing; a GPU; what it says
@@ -49,10 +52,11 @@ def visits(*peaks):
 
 @pytest.mark.parametrize("held, status", [(100, "pass"), (92, "pass"), (90, "fail"), (110, "pass"), (112, "fail")])
 def test_memory_is_within_a_tenth_of_the_plan(held, status):
-    """Of the rank that holds most, 100 bytes being planned: samples, which are not made here, do not count."""
-    peak = {total: SimpleNamespace(total=total) for total in (40, 60, 900)}
-    planned = SimpleNamespace(stays=40, update={"a": peak[40]}, penalised={"b": peak[60]}, samples=peak[900])
-    with mock.patch.object(updates, "predict", return_value=planned):
+    """Of the rank that holds most, 100 bytes being planned: another's samples do not count, as none are made here."""
+    peak = {total: Peak(total, 0, 0) for total in (10, 40, 60, 900)}
+    planned = Prediction({}, 0, 40, {}, {"a": peak[40]}, {"b": peak[60]}, peak[10])
+    samples = replace(planned, penalised={}, samples=peak[900])
+    with mock.patch.object(updates, "predict_each", return_value=[planned, samples]):
         found = updates._with_memory(None, visits(held - 50, held), "text", {})
     assert found.status == status
     assert found.numbers["memory_error"] == pytest.approx(100 / held - 1)
