@@ -11,6 +11,7 @@ from PIL import Image
 from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
+from bigsgan.runtime.together import by_each
 from bigsgan.training.alike import check_plans, teacher_alike
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
@@ -94,6 +95,27 @@ def test_a_teacher_is_the_same_on_all_hosts(ranks, tmp_path):
     assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, there])] == [told] * 2
     told = f"{field}: '{missing}' cannot be read: No such file or directory (on {HOST})"
     assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, missing])] == [told] * 2
+
+
+def each_but(refusing):
+    """What this rank hears of work that one rank refuses, and what it has taken back."""
+    undone = []
+
+    def work():
+        if comm.rank() == refusing:
+            raise UserError("field", refusing, "is refused", "nothing")
+        return comm.rank()
+
+    try:
+        return by_each(comm, work, undone.append), undone
+    except UserError as error:
+        return str(error), undone
+
+
+def test_what_one_rank_refuses_is_raised_and_taken_back_on_all(ranks):
+    assert ranks(2).run(each_but, None) == [(0, []), (1, [])]
+    told = "field: 1 is refused; nothing"
+    assert ranks(2).run(each_but, 1) == [(told, [0]), (told, [])]
 
 
 def planned(overrides, directory):
