@@ -43,6 +43,7 @@ from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import kernels
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.tf32 import tf32
+from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.sampling import check_batch, smaller_batch
 
 _log = logging.getLogger(__name__)
@@ -96,10 +97,7 @@ def _encode(options: Options) -> None:
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
     encoder = open_encoder(options.codec, options.image_channels, options.resolution, comm.device())
     with ExitStack() as stack:
-        planned = comm.from_rank_zero(_planned(options, encoder, stack) if comm.rank() == 0 else None)
-        if isinstance(planned, UserError):
-            raise planned
-        task: Task = planned
+        task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
         left = [number for number in task.parts() if number not in reports]
         try:
@@ -117,8 +115,8 @@ def _encode(options: Options) -> None:
             _finish(task, [reports[number] for number in task.parts()], encoder)
 
 
-def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | UserError:
-    """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this, so errors are returned."""
+def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
+    """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this."""
     try:
         refuse_parts_of_runs(options.destination, "DST")
         more = {
@@ -138,9 +136,7 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task | Use
         if not begun:
             write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
     except OSError as error:
-        return unwritable(options.destination, error)
-    except UserError as error:
-        return error
+        raise unwritable(options.destination, error) from error
     return task
 
 

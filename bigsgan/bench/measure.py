@@ -23,6 +23,9 @@ from bigsgan.runtime import comm, memory
 _NCCL, _GLOO = "nccl", "gloo:"
 """A part of the names of NCCL's kernels (ncclDevKernel_AllReduce ...), and the prefix of gloo's collectives."""
 
+_MESSAGES = ("gloo:send", "gloo:recv")
+"""From one rank to another, which are expected long before they come."""
+
 Builder = Callable[[], "Loop | None"]
 """Builds a loop, or returns None on a rank that takes no part in it."""
 
@@ -80,7 +83,7 @@ class Visit(NamedTuple):
         first_losses: Mean losses of the first update.
         losses: Mean losses of the timed updates.
         talking: Share of the time in which ranks communicated, or waited for each other to, and nothing computed on a
-            GPU meanwhile.
+            GPU meanwhile; on CPUs the share of collectives alone.
         idle: Share of an update in which the ranks waited for each other, on rank 0; None if it is not known.
     """
 
@@ -230,10 +233,13 @@ def _profiled_shares(loop: Loop) -> Shares:
 
 
 def _talk_of_cpus(loop: Loop) -> float:
-    """Share of one more update in which a collective of gloo was running; CPUs compute during few of them."""
+    """Share of one more update in which a collective of gloo was running; CPUs compute during few of them.
+
+    They do compute during messages to single ranks, whose cost ``Visit.idle`` tells.
+    """
     events, wall = _profiled(loop, profile(activities=[ProfilerActivity.CPU]))
-    talk = [(event.time_range.start, event.time_range.end) for event in events if event.name.startswith(_GLOO)]
-    return min(1.0, covered(talk) / wall)
+    talk = [event for event in events if event.name.startswith(_GLOO) and event.name not in _MESSAGES]
+    return min(1.0, covered((event.time_range.start, event.time_range.end) for event in talk) / wall)
 
 
 def _profiled(loop: Loop, profiler: profile) -> tuple[list[Any], float]:

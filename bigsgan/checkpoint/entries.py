@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from bigsgan.runtime.together import Ranks
+
 
 class StateShard(NamedTuple):
     """The shard of one flat value that this rank writes."""
@@ -36,17 +38,14 @@ class SavedEntry(Protocol):
         ...
 
 
-class ObjectCollectives(Protocol):
+class ObjectCollectives(Ranks, Protocol):
     """The collectives on objects that saving and loading need; the module ``bigsgan.runtime.comm`` implements them."""
 
-    def rank(self) -> int: ...  # noqa: D102
     def world_size(self) -> int: ...  # noqa: D102
     def barrier(self) -> None: ...  # noqa: D102
     def patient_barrier(self) -> Callable[[], None]: ...  # noqa: D102
     def any_rank(self, flag: bool, /) -> bool: ...  # noqa: D102
     def total(self, value: float, /) -> float: ...  # noqa: D102
-    def from_rank_zero(self, value: Any, /) -> Any: ...  # noqa: D102
-    def gather_objects(self, value: Any) -> list[Any] | None: ...  # noqa: D102
 
 
 class SingleProcess:

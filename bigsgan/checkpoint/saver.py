@@ -23,6 +23,7 @@ from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import fsync, write_text
 from bigsgan.runtime.memory import size
+from bigsgan.runtime.together import by_rank_zero
 
 _RECEIPT = ".written.json"
 """Ending of the file that a rank leaves beside its data for the rank that writes the manifest."""
@@ -171,14 +172,7 @@ class _Job:
 
     def begin(self, parts: dict[str, list[StateShard]]) -> None:
         """Make the tag's directory, and check that all ranks can write to it. A collective."""
-        problem = ""
-        if self._ranks.rank() == 0:
-            try:
-                self._clear()
-            except OSError as error:
-                problem = str(error)
-        if problem := self._ranks.from_rank_zero(problem):
-            raise UserError(str(self._directory), None, f"cannot be written: {problem}", "give another `out`")
+        by_rank_zero(self._ranks, self._clear)
         shared = os.path.isdir(self._partial)
         self.num_bytes = sum(part.values.nbytes for own in parts.values() for part in own)
         needed = self._ranks.total(self.num_bytes)
@@ -191,10 +185,14 @@ class _Job:
             raise UserError(str(self._partial), None, problem, "free some space, or lower checkpoints.keep")
 
     def _clear(self) -> None:
-        for left in self._directory.glob(f"*{PARTIAL}"):  # left by killed saves; removed before space is counted
-            if _OWN_PARTIAL.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-        self._partial.mkdir(parents=True)
+        try:
+            for left in self._directory.glob(f"*{PARTIAL}"):  # left by killed saves; removed before space is counted
+                if _OWN_PARTIAL.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            problem = f"cannot be written: {error}"
+            raise UserError(str(self._directory), None, problem, "give another `out`") from error
 
     def start(self, parts: dict[str, list[StateShard]], manifest: dict[str, Any]) -> None:
         """Write this rank's file in a thread. On rank 0 another thread completes the tag when all ranks are done."""

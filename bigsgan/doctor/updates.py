@@ -11,7 +11,7 @@ from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.memory import predict
+from bigsgan.planner.memory import predict_each
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.memory import size
 
@@ -23,7 +23,7 @@ _COMPILED = _SETTINGS._replace(warmup=4)
 """The first update compiles, and CUDA graphs are recorded in later ones."""
 
 _WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
-"""Shares of the time: reading data and communication limit updates above theirs; the host does below the last."""
+"""Shares of the time: data and other ranks limit updates above theirs; the host does below the last."""
 
 
 def updates(subject: Subject) -> Finding:
@@ -57,6 +57,7 @@ def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
         "busy_share": min(each.busy for each in visits),
         "communication_share": min(each.talking for each in visits),  # the least, as others also wait for a slow rank
         "data_wait_share": max(each.data_seconds for each in visits) / seconds,
+        "waiting_share": next((each.idle for each in visits if each.idle is not None), None),
         **speed(arithmetic, seconds),
     }
     numbers["idle_share"] = max(0.0, 1 - numbers["busy_share"])
@@ -71,11 +72,14 @@ def limit(numbers: dict[str, Any], has_device: bool) -> str:
     """What limits updates, as a clause.
 
     Args:
-        numbers: ``data_wait_share``, ``communication_share`` and ``busy_share`` of the time.
+        numbers: ``data_wait_share``, ``communication_share`` and ``busy_share`` of the time, and ``waiting_share``:
+            that of an update in which ranks wait for each other, None where networks take turns on all ranks.
         has_device: Whether a GPU computes.
     """
     if numbers["data_wait_share"] > _WAITS:
         return f"limited by reading data ({numbers['data_wait_share']:.0%} of the time)"
+    if (numbers["waiting_share"] or 0.0) > _TALKS:
+        return f"limited by ranks that wait for each other ({numbers['waiting_share']:.0%} of the time)"
     if numbers["communication_share"] > _TALKS:
         return f"limited by communication ({numbers['communication_share']:.0%} of the time)"
     if has_device and numbers["busy_share"] < _BUSY:
@@ -97,9 +101,8 @@ def _device(has_device: bool) -> str:
 
 
 def _with_memory(plan: RunPlan, visits: list[Visit], text: str, numbers: dict[str, Any]) -> Finding:
-    prediction = predict(plan, Traces())
-    fullest = max([*prediction.update.values(), *prediction.penalised.values()], key=lambda peak: peak.total)
-    planned, held = prediction.stays + fullest.total, max(each.device_peak or 0 for each in visits)
+    planned = max(each.updating for each in predict_each(plan, Traces()))
+    held = max(each.device_peak or 0 for each in visits)
     error = planned / held - 1
     numbers |= {"planned_bytes": planned, "held_bytes": held, "memory_error": error}
     text += f"; {size(held)} of memory, {size(planned)} planned"

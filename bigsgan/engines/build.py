@@ -32,13 +32,12 @@ from bigsgan.engines.pipeline.build import PipelineBuilder
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
-from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division
-from bigsgan.runtime.together import refuse_together
+from bigsgan.runtime.together import by_each
 
 _log = logging.getLogger(__name__)
 
@@ -64,13 +63,14 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     if plan.is_split:
         build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
         divide_ranks([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
+
+    def build() -> dict[str, Engine]:
+        return _build_held(plan, configs, divisions, pipelines)
+
     with keeping_notices() as notices:
-        engines, refused = _build_held(plan, configs, divisions, pipelines)
+        engines = by_each(comm, build) if plan.is_split else build()
     if plan.is_split:
-        refuse_together(comm, refused)
         _show_on_rank_zero(plan, notices)
-    elif refused is not None:
-        raise refused
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, pipelines.costs())
     if not plan.is_split:
@@ -90,23 +90,20 @@ def _build_held(
     configs: Mapping[str, dict[str, Any]],
     divisions: Mapping[str, list[int]],
     pipelines: PipelineBuilder,
-) -> tuple[dict[str, Engine], UserError | None]:
-    """Build the engines of the networks that this rank holds, until this machine refuses one."""
+) -> dict[str, Engine]:
+    """Build the engines of the networks that this rank holds."""
     engines: dict[str, Engine] = {}
-    try:
-        for network, config in configs.items():
-            if comm.rank() not in plan.placement(network).ranks:
-                continue
-            forget_pipeline()
-            with division.within_part():
-                if plan.placement(network).num_stages > 1:
-                    engines[network] = pipelines.build(network, config, divisions.get(network))
-                else:
-                    engines[network] = _build_zero(plan, network, config)
-    except UserError as error:
-        return engines, error
+    for network, config in configs.items():
+        if comm.rank() not in plan.placement(network).ranks:
+            continue
+        forget_pipeline()
+        with division.within_part():
+            if plan.placement(network).num_stages > 1:
+                engines[network] = pipelines.build(network, config, divisions.get(network))
+            else:
+                engines[network] = _build_zero(plan, network, config)
     forget_pipeline()
-    return engines, None
+    return engines
 
 
 def _show_on_rank_zero(plan: RunPlan, notices: Sequence[tuple[int, str]]) -> None:
@@ -140,29 +137,13 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
 
 
-def _open_swap_directory(file: DeepSpeedFile, network: str) -> tuple[Path, Callable[[], None]]:
-    """This rank's, or a refusal on all ranks of the network, none of which goes on to wait for the others."""
-    opened, refused = None, None
-    try:
-        opened = nvme.open_swap_directory(file, network, comm.rank())
-    except UserError as error:
-        refused = error
-    try:
-        refuse_together(comm, refused)
-    except UserError:
-        if opened is not None:
-            _, release = opened
-            release()
-        raise
-    assert opened is not None, "who could not open it has refused"
-    return opened
-
-
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
     """Complete the section for NVMe; return what removes the swap files."""
     file = plan.engines[network].file
     buffers = nvme.num_swap_buffers(file, plan.engines[network].optimizer)
-    path, release = _open_swap_directory(file, network)
+    path, release = by_each(
+        comm, lambda: nvme.open_swap_directory(file, network, comm.rank()), undo=lambda opened: opened[1]()
+    )
     build_async_io()
     zero = config["zero_optimization"]
     zero["offload_optimizer"] = {**zero["offload_optimizer"], "nvme_path": str(path), "buffer_count": buffers}

@@ -5,15 +5,16 @@ Each micro-batch is sent as soon as it is computed, point to point, each sample 
 Where DeepSpeed 0.19.8 starts NCCL (comm/torch.py), a process group has one communicator, on which a rank's messages go
 one after the other: one could wait behind another that is expected later, by another rank or in the other direction.
 So each direction has process groups of its own, as many as there are ranks that any rank exchanges samples with, and
-each of them connects a rank with one other. They are groups of all ranks, as NCCL splits a communicator on all of them:
-`use_local_synchronization` would keep those out that hold no end, and the others would wait for them.
+each of them connects a rank with one other: see ``groups_of``. They are groups of all ranks, as NCCL splits a
+communicator on all of them: `use_local_synchronization` would keep those out that hold no end, and the others would
+wait for them.
 
 Shapes: N samples of a micro-batch over all replicas, of which replica r of R holds the r-th N / R.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ SENDS = ("makes images", "judges")
 """What phases do whose outputs the other network reads."""
 
 MOST_GROUPS = 8
-"""Of a direction; a rank that exchanges samples with more others has several of them in a group."""
+"""In which a rank sends to one other each, or receives from one; of more others it has several in a group."""
 
 
 def build_exchange(plan: RunPlan) -> Exchange | None:
@@ -146,14 +147,15 @@ class Route:
         """
         self._shape, self._scale, self._device, me = shape, scale, comm.device(), comm.rank()
         pairs = list(overlaps(sources, targets))
-        groups = [dist.new_group() for _ in range(num_groups(pairs))]
+        numbers = groups_of([(source, target) for source, target, *_ in pairs])
+        groups = [dist.new_group() for _ in range(1 + max(numbers))]
         self.receives, self._replicas = me in targets, (len(sources), len(targets))
         self._to: list[_End] = []
         self._from: list[_End] = []
         self._kept: deque[Tensor] = deque()  # of this rank to itself
         self._expected: deque[Tensor] = deque()
-        for number, (source, target, given, taken) in enumerate(pairs):
-            group = groups[number % len(groups)]
+        for number, (source, target, given, taken) in zip(numbers, pairs, strict=True):
+            group = groups[number]
             if me == source:
                 channel = None if me == target else self._open(None, Link(group, target))
                 self._to.append(_End(target, given, channel))
@@ -209,13 +211,29 @@ class Route:
                 end.channel.settle()
 
 
-def num_groups(pairs: Sequence[tuple[int, int, Share, Share]]) -> int:
-    """In how many groups each rank has one pair of ``overlaps``: as many as the most that a rank has.
+def groups_of(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the groups in which the pairs (source, target) of ``overlaps`` exchange their messages.
 
-    A rank's pairs follow one another, so that they are in different groups where pairs take groups in turn.
+    A rank has two others in one group only where it has more than ``MOST_GROUPS``, and never sends in a group in which
+    it receives: ranks that hold both networks send all micro-batches before they expect any, and a message behind one
+    that nobody expects yet would keep the ranks waiting that have to expect it. Those that only receive in a group
+    expect one micro-batch after the other, in the order in which those that only send there send them.
     """
-    counts = Counter(source for source, *_ in pairs), Counter(target for _, target, *_ in pairs)
-    return min(MOST_GROUPS, max(max(count.values()) for count in counts))
+    sends, receives = defaultdict[int, Counter[int]](Counter), defaultdict[int, Counter[int]](Counter)
+
+    def cost(group: int) -> tuple[bool, bool, int]:
+        mixes = group in receives[source] or group in sends[target]
+        return mixes, group >= MOST_GROUPS, sends[source][group] + receives[target][group]
+
+    found = []
+    for source, target in pairs:
+        group = 0
+        if source != target:
+            group = min(range(2 * MOST_GROUPS), key=cost)
+            sends[source][group] += 1
+            receives[target][group] += 1
+        found.append(group)
+    return found
 
 
 def overlaps(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, Share, Share]]:

@@ -56,6 +56,11 @@ class Prediction:
         return max([*self.update.values(), *self.penalised.values(), self.samples], key=lambda peak: peak.total)
 
     @property
+    def updating(self) -> int:
+        """Most that is held on the device in an update."""
+        return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalised.values()])
+
+    @property
     def peak(self) -> int:
         """Most that is held on the device."""
         return self.stays + self.fullest.total
@@ -63,6 +68,11 @@ class Prediction:
 
 def predict(plan: RunPlan, traces: Traces) -> Prediction:
     """Predict the memory of the rank that needs most."""
+    return max(predict_each(plan, traces), key=lambda prediction: prediction.peak)
+
+
+def predict_each(plan: RunPlan, traces: Traces) -> list[Prediction]:
+    """Predict the memory of one rank each of those that hold the same layers."""
     places = [plan.placement(network) for network in NETWORKS]
     pairs = {tuple(place.stage(rank) for place in places) for rank in range(plan.world_size)}
     bounds = {network: _bounds(plan, network, traces) for network in NETWORKS}
@@ -71,7 +81,7 @@ def predict(plan: RunPlan, traces: Traces) -> Prediction:
         stages = dict(zip(NETWORKS, pair, strict=True))
         parts = {n: _part(traces.network(plan, n), bounds[n], stages[n]) for n in NETWORKS}
         found.append(_predict_rank(plan, traces, parts))
-    return max(found, key=lambda prediction: prediction.peak)
+    return found
 
 
 def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
@@ -109,15 +119,14 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
         gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}
         return peaks(moments, states, gathered)
 
-    updates = []
+    updates, kept = [], kept_images(plan, parts["discriminator"])
     for game in dict.fromkeys([_game(plan, 1), _game(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
-        kept = kept_images(plan, parts["discriminator"])
         updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
     host = Counter({"average": average} if is_offloaded else {})
     for own in states.values():
         host.update(own.host)
-    (samples,) = fullest(_sampling(plan, traces, parts["generator"], one)).values()
+    (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
     return Prediction(states, average, buffers, dict(host), updates[0], updates[1] if updates[1:] else {}, samples)
 
 
@@ -133,14 +142,14 @@ def _game(plan: RunPlan, number: int) -> Game:
     return Game(discriminator.num_segments, judges, twice, discriminator.penalised, checks, regularises)
 
 
-def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int) -> list[Moment]:
-    """Images from the average, whose weights and buffers are swapped in before."""
+def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int, kept: int) -> list[Moment]:
+    """Images from the average, whose weights and buffers are swapped in before, beside those that D has ``kept``."""
     if not part.is_held:
-        return [Moment("samples", "generator", 0, 0)]
+        return [Moment("samples", "generator", kept, 0)]
     num = plan.engines["generator"].micro_batch_size
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
     swapped = min(average, FLOAT * SWAP_ELEMENTS)
     return [
-        Moment("samples", "generator", part.buffers + swapped, 0),
-        Moment("samples", "generator", part.buffers, 0, passes.plain, begins=True),
+        Moment("samples", "generator", kept + part.buffers + swapped, 0),
+        Moment("samples", "generator", kept + part.buffers, 0, passes.plain, begins=True),
     ]

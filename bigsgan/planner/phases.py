@@ -77,23 +77,19 @@ class Game(NamedTuple):
 
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
-    """Build the phases of an update for a rank with these parts, in the order of the step.
-
-    Phases in which D keeps images are left out, as they compute nothing: see ``kept_images``.
-    """
+    """Build the phases of an update for a rank with these parts, in the order of the step."""
     d_steps = plan.recipe.objective.d_steps
     phases = update_phases(plan, [game.differentiates] * d_steps, game.regularises, [game.checks] * d_steps)
-    computed = [phase for phase in phases if phase.does != "keeps"]  # the others come last
-    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in computed]
+    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
 
 
 def kept_images(plan: RunPlan, part: Part) -> int:
-    """Bytes of images that a rank with this part of D keeps, for D's steps of this update and of the next one."""
+    """Bytes of images of the last update that a rank with this part of D has kept for this update's D steps."""
     recipe = plan.recipe
     if recipe.objective.schedule == "exact" or not part.is_first:
         return 0
     num = recipe.batch // plan.placement("discriminator").num_replicas
-    return 2 * recipe.objective.d_steps * num * recipe.judged_channels * recipe.data.side**2 * FLOAT
+    return recipe.objective.d_steps * num * recipe.judged_channels * recipe.data.side**2 * FLOAT
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:
@@ -108,8 +104,11 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
     looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
-    if looks_inside and phase.tangents_from is None:
-        passes: Passes | WholePass = traces.penalised(plan, network, num)
+    passes: Passes | WholePass | None
+    if phase.does == "keeps":
+        passes = None
+    elif looks_inside and phase.tangents_from is None:
+        passes = traces.penalised(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
     # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.
@@ -118,22 +117,25 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
     inputs = outputs = 0
-    if part.is_first and not (phase.does == "judges" and segments == 1):  # D judges images in place
+    judges_alone = phase.does == "judges" and segments == 1  # D judges images in place
+    if part.is_first and passes is not None and not judges_alone:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
         inputs += 0 if phase.tangents_from is None else slope
-    if (phase.does == "makes images" and part.is_last) or (phase.does == "judges" and part.is_first):
+    if (phase.does == "makes images" and part.is_last) or (phase.does in ("judges", "keeps") and part.is_first):
         outputs = image
     elif phase.does in ("checks", "differentiates") and part.is_first:
         outputs = slope
+    from_others = image if plan.images_travel and part.is_first and phase.images_from is not None else 0
+    to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
     shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
     return RankPhase(
         phase=phase._replace(num=shown, num_samples=num * segments),  # pipelines are planned by these
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
-        received=(0, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
+        received=(from_others, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
         outputs=outputs,
-        sends=(0, 0) if part.is_last or not part.is_held else entering(part.bounds[1]),
+        sends=(0, to_others) if part.is_last or not part.is_held else entering(part.bounds[1]),
         data=phase.num * image if trains and part.is_first else 0,
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,

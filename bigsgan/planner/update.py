@@ -27,19 +27,19 @@ class RankPhase:
 
     Attributes:
         phase: The phase of the engines.
-        passes: Passes through this rank's layers.
+        passes: Passes through this rank's layers; None where D keeps images.
         keeps_graph: Whether the forward pass keeps its graph for a backward pass.
         inputs: Bytes of the inputs assembled for the first layer.
-        received: Bytes received from the previous stage, and of the gradients sent back to it.
+        received: Bytes received from the previous stage, and of the gradients sent back to it; or other ranks' images.
         outputs: Bytes of images kept for the phases that read them, or of gradients at images.
-        sends: Bytes sent to the next stage, and of the gradients that come back.
+        sends: Bytes sent to the next stage, and of the gradients that come back; or gradients at other ranks' images.
         data: Bytes of the whole phase's real images, which stay until the end of the update.
         num_beyond: Number of micro-batches that the planner does not go through.
         pinned: Whether ZeRO 3 keeps all parameters gathered.
     """
 
     phase: Phase
-    passes: Passes | WholePass
+    passes: Passes | WholePass | None
     keeps_graph: bool
     inputs: int
     received: tuple[int, int]
@@ -86,7 +86,7 @@ class Update:
     def __init__(
         self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States], kept: int = 0
     ) -> None:
-        """Take the update's phases, this rank's tasks in order, states by network, and bytes of images that D keeps."""
+        """Take the update's phases, this rank's tasks in order, states by network, and bytes of kept images."""
         self._phases, self._order, self._states = phases, order, states
         self._held: Counter[object] = Counter({"kept": kept})
         self._gradients: Counter[str] = Counter()
@@ -97,7 +97,9 @@ class Update:
         for number, task in enumerate(self._order):
             self._held["ahead"] = sum(self._message(other) for other in self._order[number + 1 : number + 1 + AHEAD])
             phase = self._phases[task.phase]
-            if task.kind == "forward":
+            if phase.passes is None:
+                yield self._keep(phase, task)
+            elif task.kind == "forward":
                 yield from self._forward(phase, task)
             elif task.kind == "backward":
                 yield from self._backward(phase, task)
@@ -119,11 +121,10 @@ class Update:
             self._held["out", number] += phase.outputs * phase.num_beyond
         self._held["in", number, index] = phase.inputs + phase.received[0]
         passes = phase.passes
+        assert passes is not None
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
         yield self._moment(phase, stretch, begins=True)
-        for source in (phase.phase.images_from, phase.phase.tangents_from):
-            if source is not None and not any(source in later.phase.reads for later in self._phases[number + 1 :]):
-                self._held["out", source] = max(0, self._held["out", source] - self._phases[source].outputs)
+        self._has_read(number)
         if phase.keeps_graph:
             self._held["graph", number, index] = passes.kept
         else:
@@ -132,10 +133,27 @@ class Update:
         if not phase.phase.frozen:
             self._held["out", number] += phase.outputs
 
+    def _has_read(self, number: int) -> None:
+        """Drop a micro-batch of what a forward pass has read, if no later phase reads it."""
+        phase = self._phases[number].phase
+        for source in (phase.images_from, phase.tangents_from):
+            if source is not None and not any(source in later.phase.reads for later in self._phases[number + 1 :]):
+                self._held["out", source] = max(0, self._held["out", source] - self._phases[source].outputs)
+
+    def _keep(self, phase: RankPhase, task: Task) -> Moment:
+        """Copy a micro-batch of images."""
+        self._held["kept"] += phase.outputs * (1 + (phase.num_beyond if task.micro_batch == 0 else 0))
+        self._held["messages"] = phase.received[0]
+        moment = self._moment(phase, None)
+        self._held["messages"] = 0
+        self._has_read(task.phase)
+        return moment
+
     def _backward(self, phase: RankPhase, task: Task) -> Iterator[Moment]:
         number, _, index = task
         owner = number if phase.phase.graphs_from is None else phase.phase.graphs_from
         takes = not phase.phase.frozen
+        assert phase.passes is not None
         gradients = self._states[phase.phase.network].gradients
         self._held.pop(("graph", owner, index), None)
         self._gradients[phase.phase.network] = 0

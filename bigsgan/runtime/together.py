@@ -58,3 +58,23 @@ def agree(ranks: Ranks, told: Told, refuse: Callable[[Sequence[Told]], UserError
 def refuse_together(ranks: Ranks, refused: UserError | None) -> None:
     """Raise on all ranks what some have refused, of the first of them. A collective."""
     agree(ranks, refused, lambda each: next(filter(None, each), None))
+
+
+def by_each(ranks: Ranks, work: Callable[[], Result], undo: Callable[[Result], object] = lambda result: None) -> Result:
+    """Do something on each rank; return this rank's result, or raise on all ranks what one refused. A collective.
+
+    ``undo`` takes back this rank's result where another one refuses.
+    """
+    done: list[Result] = []
+    refused = None
+    try:
+        done.append(work())
+    except UserError as error:
+        refused = error
+    try:
+        refuse_together(ranks, refused)
+    except UserError:
+        for result in done:
+            undo(result)
+        raise
+    return done[0]

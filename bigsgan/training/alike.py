@@ -27,7 +27,7 @@ TEACHER = "teacher"
 
 _MOST_HOSTS_NAMED = 4
 
-_Told = TypeVar("_Told")
+_Found = TypeVar("_Found")
 
 
 def check_plans(plan: RunPlan) -> None:
@@ -36,10 +36,11 @@ def check_plans(plan: RunPlan) -> None:
     Raises:
         UserError: With the first that differs from rank 0's, and the hosts that it differs on.
     """
-    told: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
-    told |= same_on_hosts(plan)
 
-    def refuse(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
+    def find() -> dict[str, Any]:
+        return {f"version of {name}": version for name, version in versions().items()} | same_on_hosts(plan)
+
+    def compare(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
         (host, first), *others = by_rank
         for key in first:
             hosts = [(name, told.get(key)) for name, told in others if told.get(key) != first[key]]
@@ -49,7 +50,7 @@ def check_plans(plan: RunPlan) -> None:
                 return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {named}", remedy)
         return None
 
-    _agree(told, refuse)
+    _find_alike(find, compare)
 
 
 def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDataset:
@@ -58,15 +59,16 @@ def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDatase
     Raises:
         UserError: It cannot be opened, on the hosts that the message names; or it holds different images there.
     """
-    if comm.world_size() == 1:
+    if comm.world_size() == 1:  # fingerprints of some data sets read all of them
         return build(data)
-    try:
-        dataset = build(data)
-        told: Fingerprint | UserError = dataset.fingerprint()
-    except UserError as error:
-        told = error
-    _agree(told, lambda by_rank: _different_data(by_rank, data))
-    return dataset
+    opened: list[ImageDataset] = []
+
+    def find() -> Fingerprint:
+        opened.append(build(data))
+        return opened[0].fingerprint()
+
+    _find_alike(find, lambda by_rank: _different_data(by_rank, data))
+    return opened[0]
 
 
 def refuse_other_codec(saved: object, data: Data) -> None:
@@ -99,31 +101,15 @@ def teacher_alike(recipe: Recipe) -> str | None:
     """
     if recipe.objective.teacher is None:
         return None
-    told: str | UserError | None
-    try:
-        told = teacher_digest(recipe)
-    except UserError as error:
-        if comm.world_size() == 1:
-            raise
-        told = error
-    value = recipe.objective.teacher.path
+    path = recipe.objective.teacher.path
 
-    def refuse(by_rank: Sequence[tuple[str, str | UserError | None]]) -> UserError | None:
-        errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
-        if errors:
-            error = errors[0][1]
-            named = f"on {_named([host for host, _ in errors])}"
-            return UserError(error.field, error.value, error.problem, error.remedy, error.detail or named)
+    def compare(by_rank: Sequence[tuple[str, str | None]]) -> UserError | None:
         (first_host, first), *others = by_rank
         hosts = [host for host, told in others if told != first]
-        if not hosts:
-            return None
         problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
-        return UserError(TEACHER_PATH, value, problem, "copy the same file to all hosts")
+        return UserError(TEACHER_PATH, path, problem, "copy the same file to all hosts") if hosts else None
 
-    _agree(told, refuse)
-    assert not isinstance(told, UserError)
-    return told
+    return _find_alike(lambda: teacher_digest(recipe), compare)
 
 
 def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
@@ -142,27 +128,43 @@ def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
     return digest
 
 
-def _different_data(by_rank: Sequence[tuple[str, Fingerprint | UserError]], data: Data) -> UserError | None:
-    field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
-    errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
-    listed = [(host, told) for host, told in by_rank if isinstance(told, Fingerprint)]
-    if errors:
-        error = errors[0][1]
-        hosts = f"on {_named([host for host, _ in errors])}" if listed else ""
-        detail = "; ".join(filter(None, (error.detail, hosts)))
-        return UserError(error.field, error.value, error.problem, error.remedy, detail)
-    first_host, first = listed[0]
-    found = [f"{words} on {host}" for host, told in listed if (words := first.difference(told))]
+def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> UserError | None:
+    (first_host, first), *others = by_rank
+    found = [f"{words} on {host}" for host, told in others if (words := first.difference(told))]
     if not found:
         return None
+    field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
     problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {_named(found)}"
     return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
 
 
-def _agree(told: _Told, refuse: Callable[[Sequence[tuple[str, _Told]]], UserError | None]) -> None:
-    """Compare on rank 0 what each rank tells, with its host, and raise the resulting error on all ranks."""
-    if comm.world_size() > 1:
-        agree(comm, (socket.gethostname(), told), refuse)
+def _find_alike(
+    find: Callable[[], _Found], compare: Callable[[Sequence[tuple[str, _Found]]], UserError | None]
+) -> _Found:
+    """Find something on each rank, and compare on rank 0 what was found, by host and rank. A collective.
+
+    Raises:
+        UserError: The resulting error; or what was refused instead, with the hosts, unless all refuse.
+    """
+    told: _Found | UserError
+    try:
+        told = find()
+    except UserError as error:
+        told = error
+
+    def refuse(by_rank: Sequence[tuple[str, _Found | UserError]]) -> UserError | None:
+        errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
+        found = [(host, told) for host, told in by_rank if not isinstance(told, UserError)]
+        if not errors:
+            return compare(found)
+        error = errors[0][1]
+        hosts = f"on {_named([host for host, _ in errors])}" if found else ""
+        detail = "; ".join(filter(None, (error.detail, hosts)))
+        return UserError(error.field, error.value, error.problem, error.remedy, detail)
+
+    agree(comm, (socket.gethostname(), told), refuse)
+    assert not isinstance(told, UserError), "who could not find it has refused"
+    return told
 
 
 def _named(texts: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ import torch
 from bigsgan.planner import sides
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.balance import one_of_each
-from bigsgan.planner.memory import predict
+from bigsgan.planner.memory import predict_each
 from tests.benchmarks.pipeline import (
     KINDS,
     NETWORKS,
@@ -157,9 +157,8 @@ def measure_memory():
         with fresh_ranks(g + d) as pool:
             measured = max(found["update"] for found in pool.run(allocations.peaks, options, both(stage), 5))
         with tempfile.TemporaryDirectory() as directory:
-            prediction = predict(tiny_plan(Path(directory), g + d, options, both(stage)), Traces())
-        held = [*prediction.update.values(), *prediction.penalised.values()]
-        peak = prediction.stays + sum(prediction.host.values()) + max(moment.total for moment in held)
+            predictions = predict_each(tiny_plan(Path(directory), g + d, options, both(stage)), Traces())
+        peak = max(each.updating + sum(each.host.values()) for each in predictions)
         row(name, f"{peak / 1e6:.1f}", f"{measured / 1e6:.1f}", f"{peak / measured:.3f}")
 
 

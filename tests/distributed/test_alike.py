@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -10,7 +11,8 @@ from PIL import Image
 from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
-from bigsgan.training.alike import check_plans
+from bigsgan.runtime.together import by_each
+from bigsgan.training.alike import check_plans, teacher_alike
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 
@@ -71,6 +73,49 @@ def test_data_that_one_host_lacks_is_told_with_its_name(ranks, tmp_path):
     assert ranks(2).run(begin, roots, FOLDER) == [told, told]
     told = f"data.root: '{roots[1]}' does not exist; give the directory with the images"
     assert ranks(2).run(begin, roots[1:] * 2, FOLDER) == [told, told]
+
+
+def with_teacher(paths):
+    """The digest of a teacher of this rank's own; what is refused, as text."""
+    teacher = SimpleNamespace(path=str(paths[comm.rank()]))
+    try:
+        return teacher_alike(SimpleNamespace(objective=SimpleNamespace(teacher=teacher)))
+    except UserError as error:
+        return str(error)
+
+
+def test_a_teacher_is_the_same_on_all_hosts(ranks, tmp_path):
+    here, there, missing = (tmp_path / name for name in ("here.pt", "there.pt", "missing.pt"))
+    here.write_bytes(b"a program")
+    there.write_bytes(b"another")
+    (digest, _) = same = ranks(2).run(with_teacher, [here, here])
+    assert same == [digest, digest]
+    field = "objective.teacher.path"
+    told = f"{field}: '{here}' differs between hosts: {HOST} have another file than {HOST} (rank 0)"
+    assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, there])] == [told] * 2
+    told = f"{field}: '{missing}' cannot be read: No such file or directory (on {HOST})"
+    assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, missing])] == [told] * 2
+
+
+def each_but(refusing):
+    """What this rank hears of work that one rank refuses, and what it has taken back."""
+    undone = []
+
+    def work():
+        if comm.rank() == refusing:
+            raise UserError("field", refusing, "is refused", "nothing")
+        return comm.rank()
+
+    try:
+        return by_each(comm, work, undone.append), undone
+    except UserError as error:
+        return str(error), undone
+
+
+def test_what_one_rank_refuses_is_raised_and_taken_back_on_all(ranks):
+    assert ranks(2).run(each_but, None) == [(0, []), (1, [])]
+    told = "field: 1 is refused; nothing"
+    assert ranks(2).run(each_but, 1) == [(told, [0]), (told, [])]
 
 
 def planned(overrides, directory):

@@ -1,6 +1,7 @@
 """What the doctor says of a recipe's updates."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,21 +12,25 @@ from bigsgan.bench.measure import Visit
 from bigsgan.data import RealImages
 from bigsgan.doctor import updates
 from bigsgan.doctor.checks import Subject
+from bigsgan.engines.zero import ZeroEngine
+from bigsgan.planner.memory import Prediction
+from bigsgan.planner.update import Peak
 from tests.tiny import tiny_plan
 
-SPEEDS = {  # share of the time that data takes, of communication, that the device computes; a GPU; what it says
-    "data": (0.4, 0.3, 0.5, True, "limited by reading data (40% of the time)"),
-    "communication": (0.01, 0.3, 0.97, True, "limited by communication (30% of the time)"),
-    "communication of CPUs": (0.01, 0.3, 0.97, False, "limited by communication (30% of the time)"),
-    "host": (0.0, 0.1, 0.5, True, "limited by the host, which launches kernels"),
-    "gpu": (0.01, 0.1, 0.97, True, "limited by the GPU"),
-    "cpu": (0.01, 0.1, 0.5, False, "limited by the CPU"),
+SPEEDS = {  # share of the time for data, that ranks wait, of communication, of computing; a GPU; what it says
+    "data": (0.4, 0.3, 0.3, 0.5, True, "limited by reading data (40% of the time)"),
+    "ranks": (0.01, 0.3, 0.4, 0.97, True, "limited by ranks that wait for each other (30% of the time)"),
+    "communication": (0.01, None, 0.3, 0.97, True, "limited by communication (30% of the time)"),
+    "communication of CPUs": (0.01, 0.1, 0.3, 0.97, False, "limited by communication (30% of the time)"),
+    "host": (0.0, None, 0.1, 0.5, True, "limited by the host, which launches kernels"),
+    "gpu": (0.01, 0.1, 0.1, 0.97, True, "limited by the GPU"),
+    "cpu": (0.01, None, 0.1, 0.5, False, "limited by the CPU"),
 }
 
 
-@pytest.mark.parametrize("waits, talks, busy, has_device, said", SPEEDS.values(), ids=SPEEDS)
-def test_what_limits_updates(waits, talks, busy, has_device, said):
-    numbers = {"data_wait_share": waits, "communication_share": talks, "busy_share": busy}
+@pytest.mark.parametrize("data, waits, talks, busy, has_device, said", SPEEDS.values(), ids=SPEEDS)
+def test_what_limits_updates(data, waits, talks, busy, has_device, said):
+    numbers = {"data_wait_share": data, "waiting_share": waits, "communication_share": talks, "busy_share": busy}
     assert updates.limit(numbers, has_device) == said
 
 
@@ -47,10 +52,11 @@ def visits(*peaks):
 
 @pytest.mark.parametrize("held, status", [(100, "pass"), (92, "pass"), (90, "fail"), (110, "pass"), (112, "fail")])
 def test_memory_is_within_a_tenth_of_the_plan(held, status):
-    """Of the rank that holds most, 100 bytes being planned: samples, which are not made here, do not count."""
-    peak = {total: SimpleNamespace(total=total) for total in (40, 60, 900)}
-    planned = SimpleNamespace(stays=40, update={"a": peak[40]}, penalised={"b": peak[60]}, samples=peak[900])
-    with mock.patch.object(updates, "predict", return_value=planned):
+    """Of the rank that holds most, 100 bytes being planned: another's samples do not count, as none are made here."""
+    peak = {total: Peak(total, 0, 0) for total in (10, 40, 60, 900)}
+    planned = Prediction({}, 0, 40, {}, {"a": peak[40]}, {"b": peak[60]}, peak[10])
+    samples = replace(planned, penalised={}, samples=peak[900])
+    with mock.patch.object(updates, "predict_each", return_value=[planned, samples]):
         found = updates._with_memory(None, visits(held - 50, held), "text", {})
     assert found.status == status
     assert found.numbers["memory_error"] == pytest.approx(100 / held - 1)
@@ -102,6 +108,26 @@ def test_communication_of_cpus_is_measured(ranks, tmp_path):
     quick = found.numbers["communication_share"]
     assert 0 < quick < 1
     assert 0 <= found.numbers["idle_share"] < 1
+
+
+def asleep(directory, overrides):
+    """The check where each pass takes a while, and neither core nor message."""
+    compute = {kind: getattr(ZeroEngine, kind) for kind in ("forward", "backward")}
+
+    def slowly(kind):
+        return lambda *arguments: (time.sleep(0.03), compute[kind](*arguments))[1]
+
+    with mock.patch.multiple(ZeroEngine, **{kind: slowly(kind) for kind in compute}):
+        return examined_by_two(directory, overrides)
+
+
+@pytest.mark.slow
+def test_ranks_of_their_own_wait_for_each_other(ranks, tmp_path):
+    """With one micro-batch, G and D hardly compute at once. What they expect meanwhile is no communication."""
+    found, _ = ranks(2).run(asleep, tmp_path, ["engines.generator.ranks=1"])
+    assert "limited by ranks that wait for each other" in found.said
+    assert found.numbers["waiting_share"] > 0.3
+    assert found.numbers["communication_share"] < 0.2
 
 
 def compiled(directory):

@@ -45,16 +45,21 @@ LAYOUTS = {
     "G in 4 stages, D sharded": (4, (4, 1), (0, 1)),
     "G in 2 stages, D in 4": (4, (2, 4), (1, 0)),
     "G in 4 stages, D in 2": (4, (4, 2), (0, 1)),
+    "G in 2 stages of 2 replicas, D sharded": (4, (2, 1), (0, 3)),  # ranks send images to one rank, and get another's
 }
 
 
 SMALL = [name for name, (world_size, *_) in LAYOUTS.items() if world_size == 2]
 
 
+def layouts():
+    for name in LAYOUTS:
+        marks = () if name == SMALL[0] else pytest.mark.nightly if "replicas" in name else pytest.mark.slow
+        yield pytest.param(name, marks=marks)
+
+
 @pytest.mark.parametrize("mode", ["keep", pytest.param("recompute", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    "name", [SMALL[0], *(pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS if n != SMALL[0])]
-)
+@pytest.mark.parametrize("name", [*layouts()])
 def test_layouts_may_differ(ranks, name, mode):
     world_size, (g, d), (g_zero, d_zero) = LAYOUTS[name]
     options = ["accumulation=2", f"pipeline.generator_phase={mode}", *FINITE]

@@ -6,7 +6,7 @@ import pytest
 
 from bigsgan.config import NETWORKS
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.memory import predict
+from bigsgan.planner.memory import predict_each
 from tests.distributed import allocations
 from tests.tiny import tiny_plan, zero
 
@@ -91,6 +91,14 @@ LAYOUTS = {
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
     "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
     "BigGAN, each network on a rank": ([*BIGGAN, "engines.generator.ranks=1"], zero(1)),
+    "BigGAN, each network on a rank, overlapped": (
+        [*BIGGAN, "engines.generator.ranks=1", "objective.schedule=overlapped"],
+        zero(1),
+    ),
+    "perceptrons, each network on a rank, overlapped, 4 steps of D": (  # a third of what D's rank holds is kept images
+        [*PERCEPTRONS, "engines.generator.ranks=1", "objective={schedule: overlapped, d_steps: 4}"],
+        zero(1),
+    ),
     "BigGAN, each network on a rank, accumulating and recomputing": (
         [*BIGGAN, *RECOMPUTING, "engines.generator.ranks=1"],
         zero(3),
@@ -139,12 +147,12 @@ def test_the_peak_is_predicted(ranks, tmp_path, name):
     ds = content if "generator" in content else dict.fromkeys(NETWORKS, content)
     by_rank = ranks(2).run(allocations.peaks, overrides, ds, NUM_UPDATES)
     measured = max(found["update"] for found in by_rank)
-    prediction = predict(tiny_plan(tmp_path, 2, overrides, ds), Traces())
+    predictions = predict_each(tiny_plan(tmp_path, 2, overrides, ds), Traces())
     # Here the device's memory is the host's.
-    stays = prediction.stays + sum(prediction.host.values())
-    update = stays + max(p.total for p in [*prediction.update.values(), *prediction.penalised.values()])
+    hosts = [sum(prediction.host.values()) for prediction in predictions]
+    update = max(each.updating + host for each, host in zip(predictions, hosts, strict=True))
     scratch = max(found["scratch"] for found in by_rank)
     print(f"| {name} | {update / 1e6:.1f} | {measured / 1e6:.1f} | {update / measured:.3f} | {scratch / 1e6:.1f} |")
     assert update == pytest.approx(measured, rel=0.1)
-    samples = stays + prediction.samples.total
+    samples = max(each.stays + each.samples.total + host for each, host in zip(predictions, hosts, strict=True))
     assert samples == pytest.approx(max(found["samples"] for found in by_rank), rel=0.12)
