@@ -34,8 +34,8 @@ def from_pretrained(
 ) -> ExportedNetwork:
     """Open a folder that `bigsgan export --format hub` made, here or on the Hub.
 
-    Of a repository, the weights and config.json are downloaded and nothing else; HF_HUB_OFFLINE=1 takes them from the
-    local cache.
+    Of a repository, only the four files of such a folder are downloaded; HF_HUB_OFFLINE=1 takes them from the local
+    cache.
 
     Args:
         name: A folder, or a repository such as ``user/name``.
@@ -44,20 +44,21 @@ def from_pretrained(
         revision: Branch, tag or commit of the repository.
         options: Of ``huggingface_hub.snapshot_download``, such as ``cache_dir`` or ``token``.
 
+    Returns:
+        What ``bigsgan.load`` makes of a folder; of a repository a ``bigsgan.PretrainedNetwork``.
+
     Raises:
         UserError: There is no such folder or repository, it is no exported network, or huggingface_hub is missing.
     """
     if os.path.isdir(name):
         return load(name, device, dtype)
     require("hub", "from_pretrained", str(name))
-    library = importlib.import_module("huggingface_hub")
-    wanted = [CONFIG_FILE, WEIGHTS_FILE]
+    network = importlib.import_module("bigsgan.inference.pretrained").PretrainedNetwork
     try:
-        folder = library.snapshot_download(str(name), revision=revision, allow_patterns=wanted, **options)
-    except (OSError, ValueError) as error:  # of which the library's own are
+        return network.from_pretrained(name, revision=revision, device=device, dtype=dtype, **options)
+    except (OSError, ValueError, AttributeError) as error:  # the last of a config.json that holds no mapping
         problem, remedy = f"cannot be downloaded: {reason(error)}", "give a folder, or a repository that you can read"
         raise UserError("from_pretrained", str(name), problem, remedy) from error
-    return load(folder, device, dtype)
 
 
 def push_to_hub(folder: str | Path, name: str, private: bool | None = None, token: str | None = None) -> str:
@@ -83,16 +84,16 @@ def push_to_hub(folder: str | Path, name: str, private: bool | None = None, toke
     return str(commit.commit_url)
 
 
-def refuse_folder(out: Path) -> None:
+def refuse_folder(out: Path, field: str = "--out") -> None:
     """Refuse a folder that cannot be made, or whose files an export would replace: a model card is edited by hand.
 
     Raises:
         UserError: It is so.
     """
-    refuse_directory(out, "--out")
+    refuse_directory(out, field)
     if held := [name for name in FILES if os.path.lexists(out / name)]:
         problem, detail = "must be a new directory, or one without these files", f"it holds {', '.join(held)}"
-        raise UserError("--out", str(out), problem, "give another directory, or remove them", detail)
+        raise UserError(field, str(out), problem, "give another directory, or remove them", detail)
 
 
 def write_folder(

@@ -423,6 +423,8 @@ def test_the_hub_without_its_package(run, monkeypatch):
         bigsgan.from_pretrained("user/name")
     with pytest.raises(UserError, match=rf"^push_to_hub: {missing}"):
         bigsgan.push_to_hub(folder, "user/name")
+    with pytest.raises(UserError, match=r"^bigsgan.PretrainedNetwork: needs the package huggingface_hub, which is not"):
+        _ = bigsgan.PretrainedNetwork
 
 
 def test_the_extras_bring_what_is_asked_for():
