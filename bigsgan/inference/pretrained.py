@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from bigsgan.engines.base import DTYPES
-from bigsgan.inference.hub import FILES, refuse_folder
+from bigsgan.inference.folder import FILES, refuse_folder
 from bigsgan.inference.loading import WEIGHTS_FILE, ExportedNetwork, load
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.extras import require

@@ -23,7 +23,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
-from bigsgan.inference.hub import write_folder
+from bigsgan.inference.folder import write_folder
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
 from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
