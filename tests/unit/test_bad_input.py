@@ -33,7 +33,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "batch=": ("batch", "must be an integer, got null", "write an integer"),
     "batch={size: 64}": ("batch", "must be a single value, got a section", "write the value alone"),
     "batch.size=64": ("batch.size", "unknown key: batch is a value, not a section", "override batch"),
-    "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 ranks", "set batch=66"),
+    "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 rank ", "set batch=66"),
     "engines.discriminator.accumulation=128": (
         "batch",
         "must be a multiple of 128, got 64 (128 micro-batches on 1",
