@@ -342,6 +342,14 @@ SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
             "remove accumulation from engines.generator",
         ),
     ),
+    "keep_best": (
+        ["metrics={names: [fid2k, pr2k], every_nimg: 64}", "checkpoints.keep_best.metric=metrics/fid9k"],
+        (
+            "checkpoints.keep_best.metric",
+            "must be a metric that metrics.names asks for (fid2k, pr2k), got 'metrics/fid9k'",
+            "set metrics/fid2k, or add fid9k to metrics.names",
+        ),
+    ),
     "r1 and r2": (
         ["objective.r1={weight: 1, every: 2}", "objective.r2={weight: 1}"],
         ("objective.r2", "must have the form and every of objective.r1 (exact, every", "give both the same form"),
