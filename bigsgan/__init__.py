@@ -6,9 +6,9 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["from_pretrained", "load", "push_to_hub"]
+__all__ = ["PretrainedNetwork", "from_pretrained", "load", "push_to_hub"]
 
-_PLACES = {"load": "loading", "from_pretrained": "hub", "push_to_hub": "hub"}
+_PLACES = {"load": "loading", "from_pretrained": "hub", "push_to_hub": "hub", "PretrainedNetwork": "pretrained"}
 
 
 def __getattr__(name: str) -> Any:

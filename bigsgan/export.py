@@ -22,8 +22,8 @@ from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
+from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.graphs import SUFFIXES, write_graph
-from bigsgan.inference.hub import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.loading import CODEC
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler

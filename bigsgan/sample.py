@@ -136,6 +136,9 @@ def _check(options: Options, out: Path) -> None:
         refuse_directory(out, "--out")
     else:
         refuse_output(out)
+        if out.suffix not in ("", ".png", ".gif", NPZ):
+            remedy = f"give {out.with_suffix('.png')}"
+            raise UserError("--out", str(out), f"must end in .png, .gif or {NPZ}", remedy)
 
 
 def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     with logs_aside():
         module = importlib.import_module("bigsgan.plan")
     module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))
+    if options.gpus is not None and speed is None and not options.pipeline and not options.json:
+        print("To see which layouts fit into these GPUs, add --gpu-memory GIB.")
     return 0
 
 

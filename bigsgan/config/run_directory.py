@@ -207,7 +207,8 @@ def compare_recipes(
         if key not in saved.keys() | given.keys():
             raise UserError("--allow-change", key, "must be a key of the recipe", "write a dotted key such as batch")
     found = []
-    for key in sorted(saved.keys() | given.keys()):
+    # of another family all keys differ, and the family says why
+    for key in sorted(saved.keys() | given.keys(), key=lambda key: (not key.endswith(".family"), key)):
         old, new = saved.get(key), given.get(key)
         if old == new:
             continue

@@ -180,7 +180,8 @@ def _check_division(recipe: Recipe, network: str, accumulation: int, replicas: i
     parts = accumulation * replicas
     if batch % parts:
         problem = f"must be a multiple of {parts}"
-        detail = f"{accumulation} micro-batches on {replicas} ranks for the {network}"
+        micro_batches = f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}"
+        detail = f"{micro_batches} on {replicas} rank{'s' if replicas > 1 else ''} for the {network}"
         raise UserError("batch", batch, problem, f"set batch={-(-batch // parts) * parts}", detail)
     getattr(recipe, network).check_micro_batch(batch // parts, parts)
     if network == "generator" and recipe.objective.path_length:

@@ -112,7 +112,7 @@ def test_a_bad_recipe_is_recorded_and_a_failed_rank_is_started_again(tmp_path):
     assert "unknown JobState=FAILED ExitCode=2:0 Restarts=0" in said  # which the ranks alone find
     assert "killed JobState=COMPLETED ExitCode=0:0 Restarts=1" in said
     outputs = [path.read_text() for path in sorted(tmp_path.glob("slurm-*.out"))]
-    message = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator)"
+    message = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batch on 2 ranks for the generator)"
     assert sum(text.count(message) for text in outputs) == 1
     assert sum(text.count("bigsgan: /dev/null/run") + text.count("bigsgan: out: ") for text in outputs) == 1
     assert checkpoint.find_intact(tmp_path / "killed").nimg == TOTAL

@@ -37,7 +37,7 @@ def test_deepspeed_on_two_hosts(tmp_path):
     assert "bigsgan: wrong: node9 cannot be reached: " in done.stderr
     bad = (tmp_path / "bad.log").read_text()
     assert (
-        bad.count("bigsgan: batch: must be a multiple of 2, got 3 (1 micro-batches on 2 ranks for the generator)") == 1
+        bad.count("bigsgan: batch: must be a multiple of 2, got 3 (1 micro-batch on 2 ranks for the generator)") == 1
     ), bad
     found = checkpoint.find_intact(tmp_path / "run")
     assert (found.nimg, found.manifest["world_size"]) == (64, 2)
@@ -162,7 +162,7 @@ def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
     assert done.returncode == 0
     assert done.stdout.split("\n")[:4] == ["first 2", "second 2", "drained 85", "complete"]
     told = [line for name in ("bad", "second_bad") for line in logs[name].splitlines() if "bigsgan: " in line]
-    problem = "must be a multiple of 2, got 3 (1 micro-batches on 2 ranks for the generator)"
+    problem = "must be a multiple of 2, got 3 (1 micro-batch on 2 ranks for the generator)"
     assert told == [f"bigsgan: batch: {problem}; set batch=4"]
     assert "stopped by SIGTERM at " in logs["first"]
     assert "Resuming from " in logs["first"]

@@ -12,7 +12,7 @@ from bigsgan import elastic
 from bigsgan.errors import UserError
 from tests.distributed.launching import TIMEOUT, needs_two_devices
 
-MESSAGE = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator); set batch=64"
+MESSAGE = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batch on 2 ranks for the generator); set batch=64"
 
 
 @needs_two_devices

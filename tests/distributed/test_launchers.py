@@ -38,7 +38,7 @@ def check(launcher: str, result: subprocess.CompletedProcess[str], message: str)
 @pytest.mark.parametrize("launcher", STATUS)
 def test_a_bad_recipe_is_answered_once(launcher, tmp_path):
     result = launch(launcher, tmp_path, "batch=63")
-    problem = "must be a multiple of 2, got 63 (1 micro-batches on 2 ranks for the generator)"
+    problem = "must be a multiple of 2, got 63 (1 micro-batch on 2 ranks for the generator)"
     check(launcher, result, f"batch: {problem}; set batch=64")
     assert list(tmp_path.iterdir()) == []
 

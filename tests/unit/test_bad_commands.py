@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "train batch=63 --local_rank=0 accumulation=2": (
         "batch",
-        "must be a multiple of 2, got 63 (2 micro-batches on 1 ranks",
+        "must be a multiple of 2, got 63 (2 micro-batches on 1 rank ",
         "batch=64",
     ),
     "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
@@ -104,7 +104,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
     "odd ranks": (
         {"WORLD_SIZE": "3", "RANK": "0"},
-        ("batch", "must be a multiple of 3, got 64 (1 micro-batches on 3 ranks", "batch=66"),
+        ("batch", "must be a multiple of 3, got 64 (1 micro-batch on 3 ranks", "batch=66"),
     ),
     "no address": (
         {"WORLD_SIZE": "1", "RANK": "0"},

@@ -33,7 +33,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "batch=": ("batch", "must be an integer, got null", "write an integer"),
     "batch={size: 64}": ("batch", "must be a single value, got a section", "write the value alone"),
     "batch.size=64": ("batch.size", "unknown key: batch is a value, not a section", "override batch"),
-    "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 ranks", "set batch=66"),
+    "accumulation=3": ("batch", "must be a multiple of 3, got 64 (3 micro-batches on 1 rank ", "set batch=66"),
     "engines.discriminator.accumulation=128": (
         "batch",
         "must be a multiple of 128, got 64 (128 micro-batches on 1",
@@ -340,6 +340,14 @@ SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
             "objective.reuse_fakes",
             "needs equal accumulation in both networks",
             "remove accumulation from engines.generator",
+        ),
+    ),
+    "keep_best": (
+        ["metrics={names: [fid2k, pr2k], every_nimg: 64}", "checkpoints.keep_best.metric=metrics/fid9k"],
+        (
+            "checkpoints.keep_best.metric",
+            "must be a metric that metrics.names asks for (fid2k, pr2k), got 'metrics/fid9k'",
+            "set metrics/fid2k, or add fid9k to metrics.names",
         ),
     ),
     "r1 and r2": (

@@ -127,6 +127,7 @@ SAMPLE: dict[str, tuple[str, ...]] = {
         "must lie in a directory, got 'no/x.png' (that directory does",
         "make the directory first",
     ),
+    "--run run --out x.jpg": ("--out", "must end in .png, .gif or .npz, got 'x.jpg'", "give x.png"),
 }
 
 

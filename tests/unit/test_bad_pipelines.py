@@ -61,7 +61,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "a batch for more replicas": (
         ["batch=9", "accumulation=2"],
-        ("batch", "must be a multiple of 2, got 9 (2 micro-batches on 1 ranks", "batch=10"),
+        ("batch", "must be a multiple of 2, got 9 (2 micro-batches on 1 rank ", "batch=10"),
     ),
 }
 

@@ -107,7 +107,7 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
     found = planned(tmp_path, 3)
     # 8 images divide by 2 and by 1, but not by 3 ranks.
     assert {name for name, each in found.items() if each.plan is not None} == {*BASELINES, "separate_ranks"}
-    assert "(1 micro-batches on 3 ranks" in found["data_parallel"].reason
+    assert "(1 micro-batch on 3 ranks" in found["data_parallel"].reason
     with pytest.raises(
         UserError, match=r"^--variants: 'zero1,zero2' cannot run here: batch: must be a multiple of 3, got 8"
     ):

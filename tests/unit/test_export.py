@@ -23,7 +23,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import Subject, model_card
-from bigsgan.inference.hub import write_folder
+from bigsgan.inference.folder import write_folder
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
 from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
@@ -423,6 +423,8 @@ def test_the_hub_without_its_package(run, monkeypatch):
         bigsgan.from_pretrained("user/name")
     with pytest.raises(UserError, match=rf"^push_to_hub: {missing}"):
         bigsgan.push_to_hub(folder, "user/name")
+    with pytest.raises(UserError, match=r"^bigsgan.PretrainedNetwork: needs the package huggingface_hub, which is not"):
+        _ = bigsgan.PretrainedNetwork
 
 
 def test_the_extras_bring_what_is_asked_for():

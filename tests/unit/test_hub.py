@@ -145,15 +145,16 @@ def test_up_down_and_out_of_the_cache(hub, tmp_path):
     assert cli.main(words) == 0
     (folder / "private.txt").write_text("not for others")
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    for name in ("name", "user/name"):  # which the Hub completes, or not
-        Hub.files.clear()
-        printed = python(tmp_path, f"print(bigsgan.push_to_hub('folder', '{name}'))", HF_ENDPOINT=endpoint)
-        assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
+    code = (
+        "for name in ('name', 'user/name'): print(bigsgan.push_to_hub('folder', name))"  # the Hub completes the first
+    )
+    printed = python(tmp_path, code, HF_ENDPOINT=endpoint)
+    assert printed.splitlines()[-2:] == 2 * [f"{endpoint}/{NAME}/commit/{COMMIT}"]
     assert Hub.files == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "private.txt"}
     Hub.files["evil.py"] = b"raise SystemExit(1)"
     python(tmp_path, SAVE.replace("FILE", "'online'"), HF_ENDPOINT=endpoint)
     cached = sorted(path.name for path in (tmp_path / "home").rglob("snapshots/*/*"))
-    assert cached == ["config.json", "model.safetensors"]
+    assert cached == ["README.md", "config.json", "model.safetensors", "samples.png"]
     Hub.files.clear()
     python(tmp_path, SAVE.replace("FILE", "'offline'"), HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
     with torch.random.fork_rng():
@@ -163,10 +164,64 @@ def test_up_down_and_out_of_the_cache(hub, tmp_path):
         assert torch.equal(load_file(tmp_path / name)["images"], wanted), name
 
 
+CHANGE = """
+from huggingface_hub import ModelHubMixin
+G = bigsgan.PretrainedNetwork.from_pretrained("user/name", dtype="fp32")
+assert isinstance(G, ModelHubMixin) and not G.training
+G.save_pretrained("copy")
+with torch.no_grad():
+    for parameter in G.parameters():
+        parameter.mul_(2)
+print(G.push_to_hub("user/name", commit_message="twice"))
+"""
+
+
+def test_a_network_with_the_mixin(hub, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    run, _ = make_run(tmp_path)
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--batch", "25", "--dtype", "bf16"]
+    assert cli.main(words) == 0
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    Hub.files.update(files)
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    printed = python(tmp_path, CHANGE, HF_ENDPOINT=endpoint)
+    assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
+    assert Hub.files.keys() == files.keys() == {path.name for path in copy.iterdir()}
+    for name in files.keys() - {"model.safetensors"}:
+        assert (copy / name).read_bytes() == Hub.files[name] == files[name], name
+    (tmp_path / "pushed").write_bytes(Hub.files["model.safetensors"])
+    state, copied, pushed = (
+        load_file(path) for path in (folder / "model.safetensors", copy / "model.safetensors", tmp_path / "pushed")
+    )
+    parameters = {name for name, _ in bigsgan.load(folder).network.named_parameters()}
+    assert state.keys() == copied.keys() == pushed.keys()
+    assert {state[name].dtype for name in parameters} == {torch.bfloat16}
+    for name, tensor in state.items():
+        wanted = 2 * tensor if name in parameters else tensor
+        for found, value in ((copied[name], tensor), (pushed[name], wanted)):
+            assert found.dtype == value.dtype, name
+            assert torch.equal(found, value), name
+
+
+def test_a_folder_is_not_overwritten(tmp_path):
+    pytest.importorskip("huggingface_hub")
+    run, _ = make_run(tmp_path)
+    folder = tmp_path / "folder"
+    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--no-standing", "--batch", "25"]
+    assert cli.main(words) == 0
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    generator = bigsgan.PretrainedNetwork.from_pretrained(folder)
+    with pytest.raises(UserError, match=r"^save_directory: must be a new directory, or one without these files, got "):
+        generator.save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
 def test_what_is_not_there(hub, tmp_path):
     pytest.importorskip("huggingface_hub")
+    Hub.files["config.json"] = b"[]"
     code = """
-for name in ("user/other", "no/repository/name"):
+for name in ("user/other", "no/repository/name", "user/name"):
     try:
         bigsgan.from_pretrained(name)
     except bigsgan.errors.UserError as error:
@@ -174,8 +229,8 @@ for name in ("user/other", "no/repository/name"):
 """
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     for offline in ("0", "1"):
-        lines = python(tmp_path, code, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE=offline).splitlines()[-2:]
-        for line, name in zip(lines, ("user/other", "no/repository/name"), strict=True):
+        lines = python(tmp_path, code, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE=offline).splitlines()[-3:]
+        for line, name in zip(lines, ("user/other", "no/repository/name", NAME), strict=True):
             assert line.startswith(f"from_pretrained: '{name}' cannot be downloaded: ")
             assert line.endswith("; give a folder, or a repository that you can read")
 

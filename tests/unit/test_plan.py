@@ -89,6 +89,13 @@ def test_what_a_choice_buys_is_seen(capsys):
         assert all(few < many for few, many in zip(light, standard, strict=True))
 
 
+def test_a_number_of_gpus_alone_is_told_what_is_missing(capsys):
+    hint = "To see which layouts fit into these GPUs, add --gpu-memory GIB."
+    for options, hinted in ((["--gpus", "8"], True), ([], False), (["--gpus", "8", "--json"], False)):
+        assert main(["plan", *options]) == 0
+        assert (hint in capsys.readouterr().out.splitlines()) == hinted
+
+
 def gat_parameters(depths, width, heads):
     """Of G and D by hand, at patch 2 on latents 4x32x32 of 1,000 classes, with 4 levels."""
     inside = int(8 / 3 * width)

@@ -158,7 +158,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(tmp_path, wo
         plan_run(least(tmp_path, *overrides), world_size)
     assert str(caught.value).startswith("batch: must be a multiple of ")
     assert ", got 24 (" in str(caught.value)
-    assert f"on {world_size} ranks for the {network}); " in str(caught.value)
+    assert f"on {world_size} rank{'s' if world_size > 1 else ''} for the {network}); " in str(caught.value)
     assert str(caught.value).endswith(remedy)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import compare_recipes, flat, read_saved_recipe, refuse_output, write_recipe
+from bigsgan.doctor.games import FAMILIES
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
@@ -71,6 +72,11 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
     else:
         assert str(caught.value).endswith(f"{remedy}; or accept it by --allow-change {caught.value.field}")
     assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_a_recipe_of_another_family_is_told_by_its_family(tmp_path):
+    with pytest.raises(UserError, match=r"^discriminator\.family: must be 'biggan', as in the run '.*', got 'dcgan';"):
+        compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, *FAMILIES["dcgan"]))
 
 
 def test_a_change_is_accepted_where_the_user_says_so(tmp_path):

@@ -77,11 +77,11 @@ def test_a_dry_run_prints_the_command_and_the_script(here, capsys):
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "batch": (
         ["--nodes", "3", "--gpus-per-node", "1"],
-        "batch: must be a multiple of 3, got 8 (1 micro-batches on 3 ranks for the",
+        "batch: must be a multiple of 3, got 8 (1 micro-batch on 3 ranks for the",
     ),
     "a later line": (
         ["--sweep", "sweep.txt"],
-        "batch: must be a multiple of 2, got 9 (1 micro-batches on 2 ranks for the",
+        "batch: must be a multiple of 2, got 9 (1 micro-batch on 2 ranks for the",
     ),
     "one out": (["--sweep", "same.txt"], "--sweep: 'unset' is the `out` of both task 1 and task 2; give each line its"),
     "array 0": (
