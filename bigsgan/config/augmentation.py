@@ -87,7 +87,7 @@ class Augmentation(Section):
         return self
 
     def check(self, data: Data) -> None:
-        """Raise UserError where the section does not fit the data."""
+        """Raise UserError if the section does not fit the data."""
         if self.kind == "ada" and data.codec.kind != "pixels":
             problem, detail = f"must be diffaugment with data.codec.kind={data.codec.kind}", "ADA augments pixels"
             remedy = "set augmentation.kind=diffaugment, or augmentation=null"

@@ -92,7 +92,7 @@ class Recipe(Section):
 
     @property
     def judged_channels(self) -> int:
-        """Channels of a sample that travels from G to D: those of all its images."""
+        """Channels of a sample that travels from G to D, over all its images."""
         return self.data.channels * self.generator.images_per_sample
 
     @property

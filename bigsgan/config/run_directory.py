@@ -74,7 +74,7 @@ def same_on_hosts(plan: RunPlan) -> dict[str, Any]:
 
 
 def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -> None:
-    """Write the resolved recipe into the run directory, with copies of its DeepSpeed files, whose names it gives.
+    """Write the resolved recipe into the run directory, and copies of its DeepSpeed files, which it then names.
 
     Raises:
         UserError: The directory cannot be written.
@@ -176,8 +176,8 @@ def refuse_parts_of_runs(out: Path, option: str) -> None:
     for path in (Path(os.path.realpath(out.parent), out.name), Path(os.path.realpath(out))):
         for run in path.parents:
             if path.relative_to(run).parts[0] in _OWN_NAMES and _is_run(run):
-                shown = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
-                raise UserError(option, str(out), f"belongs to the run {shown}", "give a path outside the run")
+                name = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
+                raise UserError(option, str(out), f"belongs to the run {name}", "give a path outside the run")
 
 
 def _is_run(directory: Path) -> bool:

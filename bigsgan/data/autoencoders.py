@@ -23,7 +23,7 @@ from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 
 _PIXELS_AT_A_TIME = 2**18
-"""Pixels of all images that are decoded or encoded together: those of four images of 256x256."""
+"""Pixels of all images that are decoded or encoded together: enough for four images of 256x256."""
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"

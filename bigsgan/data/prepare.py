@@ -308,12 +308,12 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Converte
 
 
 def _sum_up(task: Task) -> Prepared:
-    """Combine the reports of all parts; refuse a class without a readable image."""
+    """Read the reports of all parts, and combine them."""
     return sum_up(task, [json.loads(task.report(number).read_text()) for number in task.parts()])
 
 
 def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
-    """Combine reports of all parts; see ``_sum_up``."""
+    """Combine the reports of all parts; refuse a class without a readable image."""
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
     source, num = task.source, len(task.source.paths)
     found = {source.labels[index] for index in range(num) if index not in unreadable}

@@ -161,7 +161,7 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
 
 
 def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
-    """Report metrics. To copy the statistics to the host is the only place where the loop waits for the device."""
+    """Report metrics. Only here does the loop wait for the device, to copy the statistics to the host."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
     own_peak = comm.peak_memory_bytes() / 2**30

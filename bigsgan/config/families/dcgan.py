@@ -35,7 +35,7 @@ class DCGANGenerator(_DCGAN, GeneratorSection):
 
 
 class DCGANDiscriminator(_DCGAN):
-    """DCGAN's discriminator, with a projection head where there are classes."""
+    """DCGAN's discriminator, with a projection head if there are classes."""
 
     norm: Literal["batch", "spectral", "none"] = "batch"
     """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""

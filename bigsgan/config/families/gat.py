@@ -29,7 +29,7 @@ class GATGenerator(GATNetwork, TransformerGenerator):
 
 
 class GATDiscriminator(GATNetwork):
-    """GAT's discriminator, with a projection head where there are classes."""
+    """GAT's discriminator, with a projection head if there are classes."""
 
     draws = True
     has_tokens = True

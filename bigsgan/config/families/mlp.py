@@ -22,7 +22,7 @@ class MLPGenerator(GeneratorSection):
 
 
 class MLPDiscriminator(NetworkSection):
-    """Fully connected discriminator, with a projection head where there are classes."""
+    """Fully connected discriminator, with a projection head if there are classes."""
 
     family: Literal["mlp"] = "mlp"
     width: Width = 256

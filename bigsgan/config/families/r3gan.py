@@ -69,7 +69,7 @@ class R3GANGenerator(R3GANNetwork, GeneratorSection):
 
 
 class R3GANDiscriminator(R3GANNetwork):
-    """R3GAN's discriminator, with a projection head where there are classes."""
+    """R3GAN's discriminator, with a projection head if there are classes."""
 
     family: Literal["r3gan"] = "r3gan"
     embedding_size: Width = 768

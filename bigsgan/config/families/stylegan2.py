@@ -95,7 +95,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
 
 
 class StyleGAN2Discriminator(_StyleGAN2):
-    """StyleGAN2's discriminator, with a projection of the mapped label where there are classes."""
+    """StyleGAN2's discriminator, with a projection of the mapped label if there are classes."""
 
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
