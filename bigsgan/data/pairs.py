@@ -51,7 +51,9 @@ class FilePairs:
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""
-        roots = [str(Path(str(root)).expanduser()) for root in (self.data.input_root or self.data.root, self.data.root)]
+        data = self.data
+        sources = data.input_root if data.kind == "paired_folders" else data.root
+        roots = [str(Path(str(root)).expanduser()) for root in (sources, data.root)]
         names = [path.removeprefix(root) for pair in self.pairs for path, root in zip(pair, roots, strict=True)]
         some = [path for i in some_of(len(self)) for path in self.pairs[i]]
         encoded = digest(name.encode("utf-8", "surrogateescape") for name in names)

@@ -157,6 +157,7 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
     if run.snapshots:
         run.snapshots.rewind(run.counters.nimg)
     run.statistics.clear()
+    run.diversity = None  # of samples that were made after the checkpoint
     clock.restart(run.counters.nimg)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
+from bigsgan.training import loop
 from bigsgan.training.alarms import DIVERSITY, Alarms, diversity
 
 HEALTHY = {
@@ -81,3 +84,9 @@ def test_diversity_is_that_of_a_column_over_that_of_real_images():
     far = torch.zeros(2, 1, 1, 2)
     far[1, 0, 0] = torch.tensor([3.0, 4.0])
     assert diversity(far, 1, torch.tensor([[0.0], [2.0]]).view(2, 1, 1, 1)) == pytest.approx(5 / 2)
+
+
+def test_a_rollback_forgets_the_diversity_of_later_samples():
+    run, clock = mock.MagicMock(diversity=0.1), mock.MagicMock()
+    loop._roll_back(run, mock.MagicMock(), clock)
+    assert run.diversity is None
