@@ -48,20 +48,20 @@ def collectives(subject: Subject) -> Finding:
         text = f"{each.name}: " + ", ".join(f"{name} {rate / 1e9:.2f} GB/s" for name, rate in rates.items())
         if each.link is not None:
             link, sharing = each.link
-            expected = link.rate / sharing
-            share = max(rates.values()) / expected
+            expected, best = link.rate / sharing, max(rates.values())
+            share = best / expected
             text += f", {share:.0%} of {link.name}'s {expected / 1e9:.3g} GB/s a rank"
             for record in measured:
                 record |= {"link": link.name, "expected_rate": expected}
             if share < LEAST_SHARE:
-                low = low or f"{each.name}: {max(rates.values()) / 1e9:.2f} GB/s a rank, {share:.0%} of {link.name}'s"
+                low = low or f"{each.name}: {best / 1e9:.2f} GB/s a rank, {share:.0%} of {link.name}'s rate"
         texts.append(text)
     slowest = min(record["rate"] for record in found if record["bytes"] > SIZES[-1] // 2)
     latency = min(record["seconds"] for record in found)
     numbers = {"backend": backend, "sizes": found, "least_share": LEAST_SHARE}
     text = f"{'; '.join(texts)}; at least {1e6 * latency:.0f} us, over {backend}"
     if low and backend == "nccl":
-        return failed(f"{low} {text}", REMEDY, numbers, -slowest)
+        return failed(f"{low}; {text}", REMEDY, numbers, -slowest)
     return passed(text + (f"; less than half of a link's rate ({low})" if low else ""), numbers, -slowest)
 
 

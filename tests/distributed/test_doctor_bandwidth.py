@@ -63,7 +63,7 @@ def test_hosts_with_unequal_numbers_of_ranks(ranks):
     "rate, backend, status, note",
     [
         (1e3, "nccl", "pass", ""),
-        (1e18, "nccl", "fail", "of InfiniBand's"),
+        (1e18, "nccl", "fail", "% of InfiniBand's rate; all ranks: "),
         (1e18, "gloo", "pass", "less than half of a"),
     ],
 )
