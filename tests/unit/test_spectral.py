@@ -42,12 +42,15 @@ def interpreted() -> Iterator[None]:
 
 
 def made(name: str, dtype: torch.dtype) -> SpectralLayer:
-    """A layer with drawn weights, whose vectors are near the truth."""
+    """A layer with drawn weights and vectors after one step: of random vectors, the sum that is sigma may cancel."""
     layer = LAYERS[name]()
     generator = torch.Generator().manual_seed(0)
     layer.initialize(lambda _: generator)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
+        u, v = spectral.iterated(layer.as_matrix(layer.weight), layer.u, layer.eps)
+        layer.u.copy_(u)
+        layer.v.copy_(v)
     layer.weight.data = layer.weight.data.to(dtype)
     if dtype == torch.float64:
         layer.double()
