@@ -199,8 +199,9 @@ def build_folder(data: Data) -> FolderImages:
     """
     root = data_directory("data.root", data.root, "give the directory with the images")
     try:
-        if data.num_classes:
-            paths, labels = by_class(data, {folder.name: folder for folder in class_folders(root)}, image_files)
+        folders = {folder.name: folder for folder in class_folders(root)} if data.num_classes else {}
+        if folders or (data.num_classes and image_files(root)):
+            paths, labels = by_class(data, folders, image_files)
         else:
             paths = image_files(root)
             labels = [0] * len(paths)

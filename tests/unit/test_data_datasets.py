@@ -212,6 +212,12 @@ def test_images_without_class_folders_are_trained_without_classes(tmp_path):
         build_dataset(folder(tmp_path, num_classes=10))
 
 
+@pytest.mark.parametrize("num_classes", [0, 10])
+def test_an_empty_directory_contains_no_images(tmp_path, num_classes):
+    with pytest.raises(UserError, match=r"^data.root: '.*' contains no images; give a directory with files of \."):
+        build_dataset(folder(tmp_path, num_classes=num_classes))
+
+
 @pytest.mark.parametrize("num_classes", [0, 2])
 def test_folders_without_images_are_refused(tmp_path, num_classes):
     write_images(tmp_path, "cat/1.png")

@@ -54,11 +54,6 @@ def made(name: str, dtype: torch.dtype) -> SpectralLayer:
     layer.weight.data = layer.weight.data.to(dtype)
     if dtype == torch.float64:
         layer.double()
-    matrix, u, v = layer.weight.detach().double(), layer.u.double(), layer.v.double()
-    for _ in range(2):  # far from the singular vectors sigma may be near 0, and rounding without bound
-        _, u, v = reference(matrix, u, v, moving=True)
-    layer.u.copy_(u)
-    layer.v.copy_(v)
     return layer
 
 
