@@ -17,10 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero import partitioned_param_coordinator
+from deepspeed.utils import nvtx
 
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
@@ -29,8 +31,8 @@ from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
 from tests.stand_in import sanitizing
 
-WARM_UP, LONGER = 2, 3
-"""Updates in which allocators fill; at stage 3, which learns the order of modules, and where ranks talk, one more."""
+WARM_UP, LONGER = 1, 2
+"""Updates in which allocators fill; at stage 3, which learns the order of modules."""
 
 SAMPLES_AT_A_TIME = 64
 """Of the 100 in a grid, and so in two parts."""
@@ -57,6 +59,7 @@ def prepare() -> None:
     state.float = _finite  # nor do optimizers count their steps
     Recovery.failed = lambda self, *arguments, **options: None
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
+    nvtx.enable_nvtx = False  # ranges around each of its functions, for a profiler
 
 
 def _finite(number: Any) -> float:
@@ -101,8 +104,8 @@ def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[st
         ``launches``: kernels in each of them.
     """
     made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
-    is_longer = ds["zero_optimization"]["stage"] == 3 or comm.world_size() > 1
-    scenarios.update(made, LONGER if is_longer else WARM_UP)
+    warm_up = LONGER if ds["zero_optimization"]["stage"] == 3 else WARM_UP
+    scenarios.update(made, TRACED_UPDATE if made.step.executor.observer is not None else warm_up)
     before = launches()
     with _waits() as waits:
         scenarios.update(made, 2)
