@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero import partitioned_param_coordinator
 from deepspeed.utils import nvtx
+from torch.distributed import distributed_c10d
 
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
@@ -38,14 +39,23 @@ SAMPLES_AT_A_TIME = 64
 """Of the 100 in a grid, and so in two parts."""
 
 
+_new_group = distributed_c10d._new_process_group_helper
+
+
+def _tell_and_make_group(size: int, *arguments: Any, **options: Any) -> Any:
+    """Make a group, after the stand-in of NCCL has learned its size, which a part of a communicator does not tell."""
+    ctypes.CDLL("libnccl.so.2").stand_in_size(size)
+    return _new_group(size, *arguments, **options)
+
+
 def prepare() -> None:
     """Make a rank ready for cells. Objects travel by the hosts' gloo: the stand-in carries and computes nothing."""
     if comm.world_size() > 1:
         group = dist.new_group(backend="gloo")
 
-        def from_rank_zero(value: Any) -> Any:
+        def from_rank(source: int, value: Any) -> Any:
             values = [value]
-            dist.broadcast_object_list(values, 0, group=group, device=torch.device("cpu"))
+            dist.broadcast_object_list(values, source, group=group, device=torch.device("cpu"))
             return values[0]
 
         def gather_objects(value: Any) -> list[Any] | None:
@@ -53,7 +63,8 @@ def prepare() -> None:
             dist.all_gather_object(values, value, group=group)
             return values if comm.rank() == 0 else None
 
-        comm.from_rank_zero, comm.gather_objects = from_rank_zero, gather_objects
+        comm.from_rank, comm.gather_objects = from_rank, gather_objects
+    distributed_c10d._new_process_group_helper = _tell_and_make_group
     # What depends on numbers, of which there are none here.
     saver.first_not_finite = lambda tensors: None
     state.float = _finite  # nor do optimizers count their steps
@@ -94,6 +105,12 @@ def walk(cells: dict[str, Any], shown: bool = True, deterministic: bool = False)
         sanitizing.forget()
     choose_kernels(False)
     return found
+
+
+def walk_apart(cells: dict[str, Any], shown: bool) -> dict[str, list[Any]]:
+    """What ``run`` finds, by the cell's name and by rank."""
+    own = walk(cells, shown)
+    return {name: [each[name] for each in comm.gather_objects(own) or []] for name in cells}
 
 
 def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[str, Any]:
