@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -61,12 +61,13 @@ class Nursery:
 
     Args:
         environment: Variables that it and its ranks begin with.
+        modules: What it imports, in this order.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], modules: Sequence[str] = MODULES) -> None:
         self._pipe, theirs = SPAWN.Pipe()
         with mock.patch.dict(os.environ, environment):
-            SPAWN.Process(target=_tend, args=(theirs,), daemon=True).start()
+            SPAWN.Process(target=_tend, args=(theirs, modules), daemon=True).start()
         theirs.close()
 
     def begin(self, function: Callable[..., None], *arguments: Any) -> Callable[[], tuple[Forked, Connection]]:
@@ -95,8 +96,8 @@ def nurseries(accelerator: str) -> tuple[Nursery, ...]:
     return tuple(Nursery({"DS_ACCELERATOR": accelerator}) for _ in range(2))
 
 
-def _tend(pipe: Connection) -> None:
-    for module in MODULES:
+def _tend(pipe: Connection, modules: Sequence[str]) -> None:
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

@@ -6,13 +6,14 @@ import logging
 import os
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing import connection
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.distributed.nursery import SPAWN, nurseries
+from tests.distributed.nursery import SPAWN, Nursery, nurseries
 from tests.ports import free_port
 
 ON_GPU = "TESTS_ON_GPU"
@@ -28,13 +29,16 @@ class RankPool:
         world_size: Number of processes.
         environment: Variables that they begin with; on CPUs unless these, or ``TESTS_ON_GPU=1``, say otherwise. Ranks
             without such begin quicker.
+        born: Where they fork, if they have variables and are to begin as quickly; these had others as it began.
     """
 
-    def __init__(self, world_size: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, world_size: int, environment: dict[str, str] | None = None, born: Sequence[Nursery] = ()
+    ) -> None:
         self.world_size = world_size
         if environment is None and os.environ.get(ON_GPU) == "1":
             environment = {"DS_ACCELERATOR": "cuda"}
-        self._environment = environment
+        self._environment, self._born = environment, born
         self._ranks: list[Any] = []
 
     def run(self, function: Any, *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
@@ -79,9 +83,10 @@ class RankPool:
 
     def _start(self) -> None:
         port = free_port()
-        if self._environment is None:
-            born = nurseries("cpu")
-            begun = [born[r % len(born)].begin(_serve, r, self.world_size, port) for r in range(self.world_size)]
+        born = nurseries("cpu") if self._environment is None else self._born
+        if born:
+            more = self.world_size, port, self._environment or {}
+            begun = [born[r % len(born)].begin(_serve, r, *more) for r in range(self.world_size)]
             self._ranks = [wait() for wait in begun]
             return
         for rank in range(self.world_size):
@@ -105,7 +110,8 @@ def _share_gpu(accelerator: Any) -> None:
     importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
 
 
-def _serve(pipe: Any, rank: int, world_size: int, port: int) -> None:
+def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[str, str] | None = None) -> None:
+    os.environ.update(environment or {})
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     logging.getLogger("bigsgan").setLevel(logging.ERROR)

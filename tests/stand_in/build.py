@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,12 +64,23 @@ def obstacle() -> str | None:
 
 
 def build(directory: Path) -> list[Path]:
-    """Compile all libraries; return their paths, in the order in which LD_PRELOAD takes them."""
-    wanted = _functions_of_torch()
-    for name, library in LIBRARIES.items():
-        _build(name, library, wanted, directory)
-    (directory / "libcuda.so").symlink_to("libcuda.so.1")
+    """Compile all libraries, if they are not there; return their paths, in the order in which LD_PRELOAD takes them."""
+    last = directory / "libcuda.so"
+    if not last.is_symlink():
+        directory.mkdir(exist_ok=True)
+        wanted = _functions_of_torch()
+        for name, library in LIBRARIES.items():
+            _build(name, library, wanted, directory)
+        last.symlink_to("libcuda.so.1")
     return [directory / library.file for library in LIBRARIES.values()]
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Let no other process in here at the same time."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def environment(directory: Path, libraries: list[Path]) -> dict[str, str]:

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero import partitioned_param_coordinator
+from deepspeed.utils import nvtx
+from torch.distributed import distributed_c10d
 
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
@@ -29,11 +32,20 @@ from bigsgan.training.recovery import Recovery
 from tests.distributed import scenarios
 from tests.stand_in import sanitizing
 
-WARM_UP, LONGER = 2, 3
-"""Updates in which allocators fill; at stage 3, which learns the order of modules, and where ranks talk, one more."""
+WARM_UP, LONGER = 1, 2
+"""Updates in which allocators fill; at stage 3, which learns the order of modules."""
 
 SAMPLES_AT_A_TIME = 64
 """Of the 100 in a grid, and so in two parts."""
+
+
+_new_group = distributed_c10d._new_process_group_helper
+
+
+def _tell_and_make_group(size: int, *arguments: Any, **options: Any) -> Any:
+    """Make a group, after the stand-in of NCCL has learned its size, which a part of a communicator does not tell."""
+    ctypes.CDLL("libnccl.so.2").stand_in_size(size)
+    return _new_group(size, *arguments, **options)
 
 
 def prepare() -> None:
@@ -41,9 +53,9 @@ def prepare() -> None:
     if comm.world_size() > 1:
         group = dist.new_group(backend="gloo")
 
-        def from_rank_zero(value: Any) -> Any:
+        def from_rank(source: int, value: Any) -> Any:
             values = [value]
-            dist.broadcast_object_list(values, 0, group=group, device=torch.device("cpu"))
+            dist.broadcast_object_list(values, source, group=group, device=torch.device("cpu"))
             return values[0]
 
         def gather_objects(value: Any) -> list[Any] | None:
@@ -51,12 +63,14 @@ def prepare() -> None:
             dist.all_gather_object(values, value, group=group)
             return values if comm.rank() == 0 else None
 
-        comm.from_rank_zero, comm.gather_objects = from_rank_zero, gather_objects
+        comm.from_rank, comm.gather_objects = from_rank, gather_objects
+    distributed_c10d._new_process_group_helper = _tell_and_make_group
     # What depends on numbers, of which there are none here.
     saver.first_not_finite = lambda tensors: None
     state.float = _finite  # nor do optimizers count their steps
     Recovery.failed = lambda self, *arguments, **options: None
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
+    nvtx.enable_nvtx = False  # ranges around each of its functions, for a profiler
 
 
 def _finite(number: Any) -> float:
@@ -93,6 +107,12 @@ def walk(cells: dict[str, Any], shown: bool = True, deterministic: bool = False)
     return found
 
 
+def walk_apart(cells: dict[str, Any], shown: bool) -> dict[str, list[Any]]:
+    """What ``run`` finds, by the cell's name and by rank."""
+    own = walk(cells, shown)
+    return {name: [each[name] for each in comm.gather_objects(own) or []] for name in cells}
+
+
 def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[str, Any]:
     """Warm up, look at two updates, one with and one without a lazy penalty, then sample, report and save if shown.
 
@@ -101,8 +121,8 @@ def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[st
         ``launches``: kernels in each of them.
     """
     made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
-    is_longer = ds["zero_optimization"]["stage"] == 3 or comm.world_size() > 1
-    scenarios.update(made, LONGER if is_longer else WARM_UP)
+    warm_up = LONGER if ds["zero_optimization"]["stage"] == 3 else WARM_UP
+    scenarios.update(made, TRACED_UPDATE if made.step.executor.observer is not None else warm_up)
     before = launches()
     with _waits() as waits:
         scenarios.update(made, 2)

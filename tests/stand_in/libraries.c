@@ -106,8 +106,10 @@ int ncclCommUserRank(Communicator *c, int *n) { *n = c->rank; return 0; }
 int ncclCommInitRank(void **c, int n, Id id, int rank) { *c = made(n, rank); return 0; }
 int ncclCommInitRankConfig(void **c, int n, Id id, int rank, void *config) { *c = made(n, rank); return 0; }
 int ncclCommInitRankScalable(void **c, int n, int rank, int k, void *ids, void *config) { *c = made(n, rank); return 0; }
+static int size; /* of the group that is made next */
+void stand_in_size(int num) { size = num; }
 int ncclCommSplit(Communicator *c, int color, int key, void **split, void *config) {
-    *split = color < 0 ? NULL : made(c->size, key);
+    *split = color < 0 ? NULL : made(size ? size : c->size, key);
     return 0;
 }
 int ncclAllReduce(const void *from, void *to, size_t n, int type) { return move(to, from, n * size_of(type)); }

@@ -61,6 +61,9 @@ SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 IN_PIPELINES = [name for name in RUNS if name[0] in "01" and name.endswith("device")]
 """Layouts that a network in pipeline stages has."""
 
+APART = ["1-bf16-device", "3-bf16-device"]
+"""Layouts in which CI gives G and D a rank each."""
+
 NOT_IN_PIPELINES = {"pix2pix_features": "objective.feature_matching"}
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
