@@ -20,6 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.planner import apart, report
 from bigsgan.planner.counting import METHODS, count_work, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
+from bigsgan.planner.teaching import left_out
 from bigsgan.runtime import comm, memory
 
 
@@ -30,6 +31,9 @@ def describe_networks(plan: RunPlan) -> str:
     for network in NETWORKS:
         cost = counted[network]
         lines.append(f"{network:14}{cost['parameters']:>15,}{cost['forward_flop'] / 1e9:>26.3f}")
+    if counted["heads_flop"]:
+        text = "of D for a teacher's features, at a real image"
+        lines.append(f"{'heads':14}{'':15}{counted['heads_flop'] / 1e9:>26.3f}  {text}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
     for label, name, network in (("penalties", "penalties_flop", "D"), ("path length", "path_length_flop", "G")):
         if not counted[name]:
@@ -40,7 +44,9 @@ def describe_networks(plan: RunPlan) -> str:
             (other,) = METHODS.keys() - {method}
             line += f", {METHODS[method]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
         lines.append(line)
-    return "\n".join(lines)
+    if counted["teacher_flop"] is not None:
+        lines.append(f"{'teacher':14}{'':15}{counted['teacher_flop'] / 1e9:>26.3f}  of its program in an update")
+    return "\n".join([*lines, *filter(None, [left_out(plan.recipe)])])
 
 
 class Speed(NamedTuple):
@@ -53,7 +59,8 @@ class Speed(NamedTuple):
 def estimate_time(plan: RunPlan, speed: Speed) -> dict[str, float]:
     """Seconds of a mean update, images a second, and days of the run, on the plan's ranks at a given speed."""
     counted, recipe = count_work(plan), plan.recipe
-    flop = counted["update_flop"] + counted["penalties_flop"]
+    names = ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop")
+    flop = sum(counted[name] or 0 for name in names)
     images = plan.world_size * speed.utilization * speed.peak / flop
     days = recipe.total_nimg / images / 86_400
     return {"update_seconds": recipe.batch / images, "images_per_second": images, "days": days}
@@ -127,7 +134,8 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     if as_json:
         print(json.dumps({**report.as_json(found, resources), "ranks_of_their_own": apart.as_json(beside)}, indent=2))
     else:
-        print("\n".join(filter(None, [report.table(found, resources), apart.table(beside)])))
+        about = left_out(surveyor.recipe([]))
+        print("\n".join(filter(None, [report.table(found, resources), apart.table(beside), about])))
     report.check(found, resources)
     if not as_json:
         print(report.advice(found) if beside.winner is None else apart.advice(beside))

@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
     "recipe",
     [
         pytest.param("digits", marks=pytest.mark.slow),
-        *(pytest.param(f"digits_{f}", marks=pytest.mark.nightly) for f in ("dcgan", "gat", "r3gan", "stylegan2")),
+        *(
+            pytest.param(f"digits_{f}", marks=pytest.mark.nightly)
+            for f in ("cat", "dcgan", "gat", "r3gan", "stylegan2")
+        ),
     ],
 )
 def test_recipes_learn_the_digits(recipe, tmp_path):

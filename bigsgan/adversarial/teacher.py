@@ -41,6 +41,7 @@ class Teacher:
 
     Attributes:
         device: The program's device.
+        tensors: The program's parameters and buffers.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Teacher:
         """
         self.device = device
         self._program, self._section, self._policy, self._side = program, section, policy, side
-        tensors = [*program.parameters(), *program.buffers()]
-        self._dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        self.tensors = [*program.parameters(), *program.buffers()]
+        self._dtype = next((t.dtype for t in self.tensors if t.is_floating_point()), torch.float32)
         self._mean, self._std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (_MEAN, _STD))
 
     @torch.no_grad()

@@ -21,75 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
+from bigsgan.models import gat
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.gat import DiscriminatorBlock, EqualizedPair, Modulation, flat_generator
-from bigsgan.models.layers import Generators, full
-from bigsgan.models.plain import Embedding
-from bigsgan.models.transformer import (
-    Attention,
-    Linear,
-    Positions,
-    RMSNorm,
-    SwiGLU,
-    images_of,
-    normalized,
-    patches_of,
-)
+from bigsgan.models.layers import Generators
+from bigsgan.models.transformer import Attention, Linear, Positions, patches_of
 
 _STD = 0.02
-"""Of embeddings and of class tokens."""
-
-
-class GeneratorBlock(nn.Module):
-    """Attention and a perceptron, each between scale, shift and gate that w gives; the first begins with positions."""
-
-    def __init__(self, config: CATGenerator, side: int, is_first: bool) -> None:
-        super().__init__()
-        self.positions = Positions(config.width, side) if is_first else None
-        self.modulation = Modulation(config.width, 6 if config.shift else 4, config.bf16)
-        self.attention = Attention(config.width, config.heads, side, config.bf16)
-        self.perceptron = SwiGLU(config.width, config.bf16)
-
-    def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
-        """(N, W) of the first block, (N, T, W), (N, W), images -> (N, T, W), (N, W), images."""
-        if self.positions is not None:
-            (w,) = carry
-            images: tuple[Tensor, ...] = ()
-            x = self.positions.table.to(self.modulation.linear.weight.dtype).expand(w.shape[0], -1, -1)
-        else:
-            x, w, *rest = carry
-            images = tuple(rest)
-        scale, gate, scale_after, gate_after, *shifts = self.modulation(w)
-        shift, shift_after = shifts or (None, None)
-        x = x + gate * self.attention(modulated(x, scale, shift))
-        x = x + gate_after * self.perceptron(modulated(x, scale_after, shift_after))
-        return x, w, *images
-
-
-class Head(nn.Module):
-    """What a level adds to the image before it."""
-
-    def __init__(self, config: CATGenerator, side: int, channels: int, is_last: bool) -> None:
-        super().__init__()
-        self.patch, self.side, self.channels, self.is_last = config.patch, side, channels, is_last
-        self.modulation = Modulation(config.width, 2 if config.shift else 1, config.bf16)
-        self.linear = Linear(config.width, config.patch**2 * channels, config.bf16)
-
-    def forward(self, x: Tensor, w: Tensor, *images: Tensor) -> tuple[Tensor, ...]:
-        """(N, T, W), (N, W), (N, l * C, H, W) but at the first level -> the same with one image more; at last it alone.
-
-        Images are float32 whatever the network's type, not bounded.
-        """
-        tokens = self.linear(modulated(x, *self.modulation(w)))
-        image = full(images_of(tokens, self.patch, self.side))
-        made = torch.cat([*images, images[0][:, -self.channels :] + image], dim=1) if images else image
-        return (made,) if self.is_last else (x, w, made)
-
-
-def modulated(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Normalize (N, T, W), scale by 1 + (N, 1, W), and add a shift (N, 1, W) if there is one."""
-    scaled = normalized(x) * (1 + scale)
-    return scaled if shift is None else scaled + shift
+"""Of class tokens."""
 
 
 class Scales(nn.Module):
@@ -160,29 +98,21 @@ class ScaleWiseAttention(Attention):
         return self.out(torch.cat(mixed, dim=2).transpose(1, 2).reshape(n, num, width))
 
 
-class DiscriminatorHead(nn.Module):
-    """Each class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map."""
+class DiscriminatorHead(gat.DiscriminatorHead):
+    """GAT's, on the class token of each level."""
 
     def __init__(self, config: CATDiscriminator, sides: Sequence[int], num_classes: int) -> None:
-        super().__init__()
-        size = config.embedding_size
+        super().__init__(config, num_classes)
         self.places = [sum(1 + side**2 for side in sides[:i]) for i in range(len(sides))]
-        self.norm = RMSNorm(config.width)
-        self.linear = Linear(config.width, size if num_classes else 1, config.bf16)
-        self.embedding = Embedding(num_classes, size, _STD) if num_classes else None
-        self.mapping = EqualizedPair(size, size, config.bf16) if num_classes else None
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, S, W), (N,) -> logits (N, L), float32 whatever the network's type."""
-        features = full(self.linear(self.norm(torch.stack([x[:, place] for place in self.places], dim=1))))
-        if self.embedding is None or self.mapping is None:
-            return (features.squeeze(2),)
-        return ((features * full(self.mapping(self.embedding(labels)))[:, None]).sum(dim=2),)
+        return (self.logits(torch.stack([x[:, place] for place in self.places], dim=1), labels),)
 
 
 def generator_layers(config: CATGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution)."""
-    return flat_generator(config, resolution, image_channels, num_classes, GeneratorBlock, Head)
+    return gat.generator_layers(config, resolution, image_channels, num_classes, shift=config.shift)
 
 
 def discriminator_layers(
@@ -191,5 +121,5 @@ def discriminator_layers(
     """Flat layer list: images (N, L * image channels, resolution, resolution), labels (N,) -> logits (N, L)."""
     sides = [side // config.patch for side in config.sides(resolution)]
     layers: list[nn.Module] = [Scales(config, resolution, image_channels)]
-    layers += [DiscriminatorBlock(config, ScaleWiseAttention(config, sides)) for _ in range(config.depth)]
+    layers += [gat.DiscriminatorBlock(config, ScaleWiseAttention(config, sides)) for _ in range(config.depth)]
     return [*layers, DiscriminatorHead(config, sides, num_classes)]

@@ -14,14 +14,13 @@ first head; of the discriminator: (images (N, L * C, H, W), labels (N,), seeds (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
+from bigsgan.config.families.cat import CATDiscriminator
+from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
 from bigsgan.config.objective import Teacher
 from bigsgan.models import noise
@@ -38,8 +37,6 @@ from bigsgan.models.transformer import (
     normalized,
     patches_of,
 )
-
-ConfigT = TypeVar("ConfigT", bound=TransformerGenerator)
 
 _STD = 0.02
 """Of embeddings and of the class token."""
@@ -132,12 +129,15 @@ class Modulation(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Attention and a perceptron, each between a scale and a gate that w gives; the first begins with positions."""
+    """Attention and a perceptron, each between a scale and a gate that w gives; the first begins with positions.
 
-    def __init__(self, config: GATGenerator, side: int, is_first: bool) -> None:
+    With ``shift``, as CAT has it, w gives what is added behind a scale, too.
+    """
+
+    def __init__(self, config: TransformerGenerator, side: int, is_first: bool, shift: bool) -> None:
         super().__init__()
         self.positions = Positions(config.width, side) if is_first else None
-        self.modulation = Modulation(config.width, 4, config.bf16)
+        self.modulation = Modulation(config.width, 6 if shift else 4, config.bf16)
         self.attention = Attention(config.width, config.heads, side, config.bf16)
         self.perceptron = SwiGLU(config.width, config.bf16)
 
@@ -150,19 +150,19 @@ class GeneratorBlock(nn.Module):
         else:
             x, w, *rest = carry
             images = tuple(rest)
-        scale, gate, scale_after, gate_after = self.modulation(w)
-        x = x + gate * self.attention(normalized(x) * (1 + scale))
-        x = x + gate_after * self.perceptron(normalized(x) * (1 + scale_after))
+        scale, gate, scale_after, gate_after, *shifts = self.modulation(w)
+        x = x + gate * self.attention(modulated(x, scale, *shifts[:1]))
+        x = x + gate_after * self.perceptron(modulated(x, scale_after, *shifts[1:]))
         return x, w, *images
 
 
 class Head(nn.Module):
     """What a level adds to the image before it."""
 
-    def __init__(self, config: GATGenerator, side: int, channels: int, is_last: bool) -> None:
+    def __init__(self, config: TransformerGenerator, side: int, channels: int, is_last: bool, shift: bool) -> None:
         super().__init__()
         self.patch, self.side, self.channels, self.is_last = config.patch, side, channels, is_last
-        self.modulation = Modulation(config.width, 1, config.bf16)
+        self.modulation = Modulation(config.width, 2 if shift else 1, config.bf16)
         self.linear = Linear(config.width, config.patch**2 * channels, config.bf16)
 
     def forward(self, x: Tensor, w: Tensor, *images: Tensor) -> tuple[Tensor, ...]:
@@ -170,10 +170,15 @@ class Head(nn.Module):
 
         Images are float32 whatever the network's type, not bounded.
         """
-        (scale,) = self.modulation(w)
-        image = full(images_of(self.linear(normalized(x) * (1 + scale)), self.patch, self.side))
+        image = full(images_of(self.linear(modulated(x, *self.modulation(w))), self.patch, self.side))
         made = torch.cat([*images, images[0][:, -self.channels :] + image], dim=1) if images else image
         return (made,) if self.is_last else (x, w, made)
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Normalize (N, T, W), scale by 1 + (N, 1, W), and add a shift (N, 1, W) if there is one."""
+    scaled = normalized(x) * (1 + scale)
+    return scaled if shift is None else scaled + shift
 
 
 class LevelNoise(nn.Module):
@@ -262,7 +267,7 @@ class DiscriminatorHead(nn.Module):
 
     teacher: TeacherHead | None
 
-    def __init__(self, config: GATDiscriminator, num_classes: int) -> None:
+    def __init__(self, config: GATDiscriminator | CATDiscriminator, num_classes: int) -> None:
         super().__init__()
         size = config.embedding_size
         self.norm = RMSNorm(config.width)
@@ -278,32 +283,29 @@ class DiscriminatorHead(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, 1 + T, W), (N,) -> logits (N,), float32 whatever the network's type."""
-        features = full(self.linear(self.norm(x[:, 0])))
+        return (self.logits(x[:, :1], labels).squeeze(1),)
+
+    def logits(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Class tokens (N, L, W), (N,) -> (N, L)."""
+        features = full(self.linear(self.norm(tokens)))
         if self.embedding is None or self.mapping is None:
-            return (features.squeeze(1),)
-        return ((features * full(self.mapping(self.embedding(labels)))).sum(dim=1),)
+            return features.squeeze(2)
+        return (features * full(self.mapping(self.embedding(labels)))[:, None]).sum(dim=2)
 
 
-def generator_layers(config: GATGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution)."""
-    return flat_generator(config, resolution, image_channels, num_classes, GeneratorBlock, Head)
-
-
-def flat_generator(
-    config: ConfigT,
-    resolution: int,
-    image_channels: int,
-    num_classes: int,
-    block: Callable[[ConfigT, int, bool], nn.Module],
-    head: Callable[[ConfigT, int, int, bool], nn.Module],
+def generator_layers(
+    config: TransformerGenerator, resolution: int, image_channels: int, num_classes: int, shift: bool = False
 ) -> list[nn.Module]:
-    """Flat layer list of mapping, blocks, and a head behind each level's equal share of them."""
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution).
+
+    A mapping, blocks, and a head behind each level's equal share of them; with ``shift``, those of a CAT.
+    """
     side, between = resolution // config.patch, config.depth // config.levels
     layers: list[nn.Module] = [Mapping(config, num_classes)]
     for i in range(config.depth):
-        layers.append(block(config, side, i == 0))
+        layers.append(GeneratorBlock(config, side, i == 0, shift))
         if (i + 1) % between == 0:
-            layers.append(head(config, side, image_channels, i == config.depth - 1))
+            layers.append(Head(config, side, image_channels, i == config.depth - 1, shift))
     return layers
 
 

@@ -26,6 +26,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census, Stretch
 from bigsgan.planner.layers import LayerTape, Mode, trace_layers, watched
 from bigsgan.planner.passes import Passes, WholePass
+from bigsgan.planner.teaching import Predicting, Program, empty_targets, trace_program
 
 _META = torch.device("meta")
 _SMALLEST = 2
@@ -43,6 +44,13 @@ class Traces:
         self._tapes: dict[tuple, tuple[list[LayerTape], list[LayerTape]]] = {}
         self._wholes: dict[tuple, tuple[WholePass, WholePass]] = {}
         self._passes: dict[tuple, Passes] = {}
+        self._programs: list[Program | None] = []
+
+    def program(self, plan: RunPlan) -> Program | None:
+        """The teacher's; None where there is none, or no file at its path."""
+        if not self._programs:
+            self._programs.append(trace_program(plan.recipe))
+        return self._programs[0]
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
         """A network with all its layers, on the meta device."""
@@ -81,10 +89,12 @@ class Traces:
         """A network's passes when a penalty differentiates them twice: exact R1 in D, path length in G."""
         key = self._key(plan, network), plan.engines[network].section.activation_checkpointing
         if key not in self._wholes:
-            trace = trace_discriminator if network == "discriminator" else trace_generator
             stack = self.prepared(plan, network)
+            trace = partial(trace_generator, plan, stack)
+            if network == "discriminator":
+                trace = partial(trace_discriminator, plan, stack, program=self.program(plan))
             self._choose_kernels(plan, network, True)
-            self._wholes[key] = self._at_two_sizes(plan, network, partial(trace, plan, stack))
+            self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
@@ -111,7 +121,12 @@ class Traces:
         stack.checkpointing = False
         self._choose_kernels(plan, network, mode == "train with tangents")
         ahead = PathLengthPenalty.ahead if network == "generator" else 0
-        return trace_layers(stack, meta_inputs(plan, network, num_samples * segments), mode, segments, ahead)
+        predicting = None
+        if stack.predicts and mode != "judge":
+            empty = partial(empty_targets, plan.recipe, self.program(plan))
+            predicting = partial(Predicting, segments=segments, empty_targets=empty)
+        inputs = meta_inputs(plan, network, num_samples * segments)
+        return trace_layers(stack, inputs, mode, segments, ahead, predicting)
 
     def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
         unit = self._unit(plan, network)
@@ -146,12 +161,19 @@ def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
     return first if first == second or isinstance(first, bool) else between(first, second)
 
 
-def trace_discriminator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
-    """Trace D's passes of an update with its penalties."""
+def trace_discriminator(
+    plan: RunPlan, stack: LayerStack, num_samples: int, program: Program | None = None
+) -> WholePass:
+    """Trace D's passes of an update with its penalties, and with the predicted features of a teacher's ``program``."""
     objective = DiscriminatorObjective(plan.objective, Statistics(_META), d_step=0)
     inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
     root = Root(stack)
-    return _trace_whole(stack, inputs, lambda: root(inputs, moving=False, loss=objective))
+
+    def compute() -> Tensor:
+        targets = empty_targets(plan.recipe, program, num_samples) if stack.predicts else ()
+        return root(inputs, moving=False, loss=objective, targets=targets)
+
+    return _trace_whole(stack, inputs, compute)
 
 
 def trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:

@@ -13,6 +13,7 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.models.build import build_network
 from bigsgan.monitor import Statistics
+from bigsgan.planner.teaching import trace_program
 
 _META = torch.device("meta")
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
@@ -25,6 +26,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. G's
     images cost a forward pass, and later a backward pass of twice the work. D goes forward and backward over real and
     fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
+    D's heads for a teacher's features go forward and backward over real images; ``heads_flop`` is their forward pass.
+    ``teacher_flop`` is what the teacher's program adds to an update, and not part of it; None if there is no file.
     D's penalties and G's path length are averaged over updates, as a lazy one is only in some: by the plan's method,
     and by each. Recomputation by activation checkpointing does not count, as in model FLOP utilisation.
     """
@@ -34,14 +37,16 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
     num_made = d_steps + made_again
-    update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator
+    heads, program = count_heads(plan), trace_program(plan.recipe)
+    update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator + 3 * d_steps * heads
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
     lengths = {method: _count_path_length(plan, method) for method in METHODS}
     taken = {"penalties_flop": penalties[method_of(plan, "discriminator")]}
     taken |= {"path_length_flop": lengths[method_of(plan, "generator")]}
     by_method = {"penalties_flop": penalties, "path_length_flop": lengths}
-    return {**networks, "update_flop": update, **taken, "by_method": by_method}
+    taught = {"heads_flop": heads, "teacher_flop": d_steps * program.flop if program else None}
+    return {**networks, "update_flop": update, **taken, **taught, "by_method": by_method}
 
 
 def method_of(plan: RunPlan, network: str) -> str:
@@ -93,8 +98,20 @@ def _count_forward(plan: RunPlan, network: str, ahead: int) -> tuple[int, int]:
     return sum(found[:ahead]), sum(found[ahead:])
 
 
+def count_heads(plan: RunPlan) -> int:
+    """Operations of what D predicts of a teacher's features of one real image; 0 without a teacher."""
+    if plan.recipe.objective.teacher is None:
+        return 0
+    num_samples = plan.engines["discriminator"].micro_batch_size
+    with _META:
+        stack = build_network(plan.recipe, "discriminator").eval().requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        stack.with_predictions(*meta_inputs(plan, "discriminator", num_samples))
+    return counter.get_total_flops() // num_samples - sum(count_layers(plan, "discriminator"))
+
+
 def count_layers(plan: RunPlan, network: str) -> list[int]:
-    """Operations of a forward pass for one image, layer by layer."""
+    """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features."""
     num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
     with _META:
         stack = build_network(plan.recipe, network).eval().requires_grad_(False)

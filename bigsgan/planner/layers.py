@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -56,11 +56,17 @@ STRETCHES = ("plain", "forward", "recomputed", "backward")
 
 
 def trace_layers(
-    network: LayerStack, inputs: Sequence[Tensor], mode: Mode, segments: int, ahead: int = 0
+    network: LayerStack,
+    inputs: Sequence[Tensor],
+    mode: Mode,
+    segments: int,
+    ahead: int = 0,
+    predicting: Callable[[nn.Module], nn.Module] | None = None,
 ) -> list[LayerTape]:
     """Trace layers on the meta device without activation checkpointing, one after the other.
 
-    Tangents, or gradients where the parameters are frozen, begin behind the layers ``ahead``.
+    Tangents, or gradients where the parameters are frozen, begin behind the layers ``ahead``. ``predicting`` wraps the
+    last layer.
     """
     network.requires_grad_(mode != "judge")
     carry = [_Carried.of(tensor, False) for tensor in inputs]
@@ -79,6 +85,8 @@ def trace_layers(
                 tapes[-1] = tapes[-1]._replace(outs=(*tapes[-1].outs, *begun))
         if mode == "train with tangents" and i >= ahead:
             part = part.wrapped(dual.DualLayer)
+        if predicting is not None and i == len(network.layers) - 1:
+            part = part.wrapped(predicting)
         key = _signature(part), tuple(carry)
         if key not in known:
             known[key] = _trace_layer(part, carry, segments)

@@ -29,7 +29,7 @@ class Prediction:
     Attributes:
         states: Of each network.
         average: Of the moving average, and of the power function averages.
-        buffers: Of both networks' buffers, with their copies.
+        buffers: Of both networks' buffers, with their copies, and of a teacher's program.
         host: What stays in the host's memory, by what it is; the rest is on the device.
         update: Fullest moments of an update, beside what stays.
         penalised: The same of an update with the penalties that are not in every one; empty if there are none.
@@ -114,6 +114,8 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
     # averaged too.
     buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
+    if (program := traces.program(plan)) and parts["discriminator"].is_last:
+        buffers += program.held
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
         gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}

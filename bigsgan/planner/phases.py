@@ -127,6 +127,10 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         outputs = slope
     from_others = image if plan.images_travel and part.is_first and phase.images_from is not None else 0
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
+    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan)
+    data = phase.num * image if trains and part.is_first else 0
+    if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
+        data = phase.num * (image + num * _pixels(plan))
     shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
     return RankPhase(
         phase=phase._replace(num=shown, num_samples=num * segments),  # pipelines are planned by these
@@ -136,10 +140,17 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         received=(from_others, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
         outputs=outputs,
         sends=(0, to_others) if part.is_last or not part.is_held else entering(part.bounds[1]),
-        data=phase.num * image if trains and part.is_first else 0,
+        data=data,
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
+        before=program.peak(num) if program and teaches and part.is_last else 0,
     )
+
+
+def _pixels(plan: RunPlan) -> int:
+    """Bytes of a real image that stands beside what networks see of it."""
+    data = plan.recipe.data
+    return 0 if data.codec.kind == "pixels" else data.image_channels * data.resolution**2 * FLOAT
 
 
 def order_tasks(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Task]:

@@ -23,7 +23,7 @@ from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta, check_divisible, divide_layers
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.monitor import Statistics
-from bigsgan.planner.counting import count_layers
+from bigsgan.planner.counting import count_heads, count_layers
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
@@ -34,10 +34,12 @@ class StageWork(NamedTuple):
     Attributes:
         whole: Of all its layers.
         behind: Of those that penalties differentiate through: of G, those behind the styles.
+        heads: Of what D's last stage predicts of a teacher's features of a real image, beside that.
     """
 
     whole: float
     behind: float
+    heads: float = 0.0
 
 
 class UpdateKind(NamedTuple):
@@ -91,8 +93,9 @@ class Work:
             return 0.0
         network, own = phase.network, self.stages[phase.network][stage]
         samples: float = phase.num_samples * self.plan.placement(network).num_replicas
+        heads = own.heads * samples / 2 if phase.does == "trains" else 0.0
         samples *= kind.segments / 2 if phase.does in ("trains", "differentiates") and network != "generator" else 1
-        forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0))
+        forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0)) + heads
         if task.kind == "forward":
             return forward
         again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
@@ -140,7 +143,11 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
     by = "parameters" if section.partition == "profile" else section.partition
     bounds = divide_layers(layers, by, plan.placement(network).num_stages)
     ahead = PathLengthPenalty.ahead if network == "generator" else 0
-    return [StageWork(sum(flop[start:stop]), sum(flop[max(start, ahead) : stop])) for start, stop in pairwise(bounds)]
+    heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
+    return [
+        StageWork(sum(flop[start:stop]), sum(flop[max(start, ahead) : stop]), heads.get(stop, 0.0))
+        for start, stop in pairwise(bounds)
+    ]
 
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:

@@ -36,6 +36,7 @@ class RankPhase:
         data: Bytes of the whole phase's real images, which stay until the end of the update.
         num_beyond: Number of micro-batches that the planner does not go through.
         pinned: Whether ZeRO 3 keeps all parameters gathered.
+        before: Bytes that a teacher's program needs before each forward pass.
     """
 
     phase: Phase
@@ -48,6 +49,7 @@ class RankPhase:
     data: int
     num_beyond: int
     pinned: bool
+    before: int = 0
 
 
 class Moment(NamedTuple):
@@ -120,6 +122,9 @@ class Update:
             self._held["data"] = max(self._held["data"], phase.data)
             self._held["out", number] += phase.outputs * phase.num_beyond
         self._held["in", number, index] = phase.inputs + phase.received[0]
+        if phase.before:
+            moment = self._moment(phase, None)
+            yield moment._replace(held=moment.held + phase.before)
         passes = phase.passes
         assert passes is not None
         stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward

@@ -8,6 +8,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
 from tests.distributed import allocations
+from tests.teachers import write_teacher
 from tests.tiny import tiny_plan, zero
 
 NUM_UPDATES = 5
@@ -143,7 +144,24 @@ IN_CI = (
     "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_CI else pytest.mark.nightly) for name in LAYOUTS]
 )
 def test_the_peak_is_predicted(ranks, tmp_path, name):
-    overrides, content = LAYOUTS[name]
+    check(ranks, tmp_path, name, *LAYOUTS[name])
+
+
+TAUGHT = [
+    *(option for option in GAT if not option.startswith("objective")),
+    "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name, more", [("ZeRO 1", []), ("2 stages", STAGES), ("ZeRO 1, recomputing", RECOMPUTING)])
+def test_the_peak_with_a_teacher_is_predicted(ranks, tmp_path, name, more):
+    """Whose features and heads are as large as D's activations, and whose program as its weights."""
+    teacher = write_teacher(tmp_path / "t.pt", 768, 112)[0].replace("hidden: 10", "hidden: 1024")
+    check(ranks, tmp_path, f"GAT with a teacher, {name}", [*TAUGHT, *more, teacher], zero(1))
+
+
+def check(ranks, tmp_path, name, overrides, content):
     ds = content if "generator" in content else dict.fromkeys(NETWORKS, content)
     by_rank = ranks(2).run(allocations.peaks, overrides, ds, NUM_UPDATES)
     measured = max(found["update"] for found in by_rank)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from bigsgan.data import prepare
 from bigsgan.runtime import comm
 from tests.bad_input import RECIPE, WentOnError
 from tests.bad_runs import make_run
+from tests.preparing import write_source
 
 
 @pytest.fixture
@@ -27,6 +29,18 @@ def one_thread() -> Iterator[None]:
 def seeded() -> None:
     """Draw the same numbers whatever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `bigsgan data prepare` writes at a time has four images, so that a few make several parts."""
+    monkeypatch.setattr(prepare, "_PART_SIZE", 4)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Images of all kinds, to be prepared."""
+    return write_source(tmp_path / "source")
 
 
 @pytest.fixture

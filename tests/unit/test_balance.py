@@ -33,6 +33,12 @@ GAMES = {
     "two steps": ["objective.d_steps=2"],
     "reused fakes": ["objective.reuse_fakes=true"],
     "relativistic": ["objective.loss=relativistic"],
+    "a teacher": [
+        *FAMILIES["gat"],
+        "objective.d_steps=2",
+        "objective.r1={weight: 1, every: 4}",
+        "objective.teacher={path: away.pt}",
+    ],
     "r1 by a double backward": ["objective.r1={weight: 1, every: 4, method: double_backward}"],
     "r1 in forward mode": ["objective={d_steps: 2, r1: {weight: 1, every: 4, method: forward_mode}}"],
     "two penalties": ["objective={r1: {weight: 1, every: 4}, gradient_penalty: {weight: 1}}"],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from bigsgan.adversarial.consistency import Consistency
@@ -20,22 +20,15 @@ from bigsgan.models import cat, gat
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from tests import REPOSITORY
+from tests.levels import built, numel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = {"depth": 4, "width": 16, "heads": 2}
 
 
-def generator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
-    config = CATGenerator.model_validate(section)
-    config.check(Data(resolution=side))
-    return LayerStack(cat.generator_layers(config, side, channels, num_classes))
-
-
-def discriminator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
-    config = CATDiscriminator.model_validate(section)
-    config.check(Data(resolution=side))
-    return LayerStack(cat.discriminator_layers(config, side, channels, num_classes))
+generator = partial(built, cat.generator_layers, CATGenerator)
+discriminator = partial(built, cat.discriminator_layers, CATDiscriminator)
 
 
 def drawn(network: LayerStack, seed: int) -> LayerStack:
@@ -47,10 +40,6 @@ def drawn(network: LayerStack, seed: int) -> LayerStack:
             if name.endswith(("bias", "embedding.weight", "tokens", "levels")) or parameter.dim() == 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=draw))
     return network.double()
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def by_hand(depth: int, width: int, heads: int, shift: bool) -> int:

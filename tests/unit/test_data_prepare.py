@@ -7,7 +7,6 @@ import shlex
 import socket
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,19 +26,9 @@ from tests.preparing import (
     noise,
     opened,
     samples,
-    write_source,
 )
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    """Four images a part, so that a few make several parts."""
-    monkeypatch.setattr(prepare, "_PART_SIZE", 4)
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    return write_source(tmp_path / "source")
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -22,20 +22,9 @@ from tests.preparing import (
     identities,
     interrupt,
     noise,
-    write_source,
 )
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    """Four images a part, so that a few make several parts."""
-    monkeypatch.setattr(prepare, "_PART_SIZE", 4)
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    return write_source(tmp_path / "source")
-
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 CHANGES = {
     "resolution": (lambda source: None, 7, r"was started with resolution 6, not 7; give another destination"),

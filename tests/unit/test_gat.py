@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from bigsgan.config import load_recipe
@@ -21,6 +22,7 @@ from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
 from tests import REPOSITORY
+from tests.levels import built, numel
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
 """Weights, inputs, outputs and gradients of the networks of github.com/hse1032/GAT at widths of 8 and 12."""
@@ -28,20 +30,8 @@ RECORDS = Path(__file__).resolve().parents[1] / "data"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def generator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
-    config = GATGenerator.model_validate(section)
-    config.check(Data(resolution=side))
-    return LayerStack(gat.generator_layers(config, side, channels, num_classes))
-
-
-def discriminator(side: int, channels: int, num_classes: int, **section: Any) -> LayerStack:
-    config = GATDiscriminator.model_validate(section)
-    config.check(Data(resolution=side))
-    return LayerStack(gat.discriminator_layers(config, side, channels, num_classes))
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
+generator = partial(built, gat.generator_layers, GATGenerator)
+discriminator = partial(built, gat.discriminator_layers, GATDiscriminator)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.monitor import Statistics
 from bigsgan.plan import describe_networks
-from bigsgan.planner.counting import count_network, count_work
+from bigsgan.planner.counting import count_heads, count_network, count_work
+from bigsgan.planner.teaching import empty_targets
 from tests.tiny import FAMILIES, both, tiny_plan, zero
 
 META = torch.device("meta")
@@ -171,6 +172,24 @@ def test_both_methods_stand_side_by_side(tmp_path):
     twice, once = (by["path_length_flop"][method] / 1e9 for method in METHODS)
     expected = f"path length {once:.3f} of G in the mean update, in forward mode (by a double backward {twice:.3f})"
     assert path_length.split() == expected.split()
+
+
+def test_operations_of_heads_for_a_teacher(tmp_path):
+    """A D step that predicts features computes what the plan adds for them, three times for each real image."""
+    plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], "objective.teacher={path: away.pt}"], both(0))
+    with META:
+        network = build_network(plan.recipe, "discriminator").train()
+    loss = DiscriminatorObjective(plan.objective, Statistics(META), 0)
+    inputs = meta_inputs(plan, "discriminator", 8 * loss.num_segments)
+
+    def step(predicts):
+        if not predicts:
+            return loss(network(*inputs, segments=2), inputs)
+        outputs, predictions = network.with_predictions(*inputs, segments=2)
+        return loss(outputs, inputs, (predictions, *empty_targets(plan.recipe, None, 8)))
+
+    plain, more = (operations(lambda p=predicts: step(p).backward()) for predicts in (False, True))
+    assert more - plain == 8 * 3 * count_heads(plan)
 
 
 def test_no_line_without_a_penalty(tmp_path):

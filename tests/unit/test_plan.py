@@ -8,7 +8,7 @@ import pytest
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.plan import describe_networks
-from bigsgan.planner.counting import count_network
+from bigsgan.planner.counting import count_heads, count_network
 from tests import REPOSITORY
 from tests.tiny import tiny_plan
 
@@ -118,7 +118,9 @@ def test_gat_of_published_and_of_great_size(name, depths, width, heads, capsys):
         assert (g["parameters"], d["parameters"]) == (8_676_320_448, 8_074_200_352)
     else:
         # Published with D's heads for the features of a teacher, of 257 tokens: 237 and 242 GFLOP.
-        heads = 2 * 257 * (1152 * 2048 + 2048**2 + 2048 * 768)
+        taught = load_recipe(RECIPES / f"{name}.yaml", ["objective.teacher={path: dinov2.pt2}"])
+        heads = count_heads(plan_run(taught, 8))
+        assert heads == 2 * 257 * (1152 * 2048 + 2048**2 + 2048 * 768)
         assert g["forward_flop"] == pytest.approx(237e9, rel=3e-3)
         assert d["forward_flop"] + heads == pytest.approx(242e9, rel=3e-3)
         # The public loop makes images twice, and for G's update goes back through the fakes alone: 4 of G and 15 of D.

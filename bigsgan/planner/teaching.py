@@ -1,0 +1,114 @@
+"""What a teacher costs: its frozen program, and the heads of D that predict its features.
+
+Shapes: n samples of a segment, T patches of D, P of the teacher, Z features of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bigsgan.adversarial.teacher import build_teacher, distances
+from bigsgan.config import Recipe
+from bigsgan.config.families.transformers import TransformerNetwork
+from bigsgan.data import ShownImages
+from bigsgan.models import dual
+from bigsgan.planner.census import Census
+
+_META = torch.device("meta")
+_SAMPLES = 2
+"""Of the smaller of two traces."""
+
+
+class Program(NamedTuple):
+    """A teacher's program, traced on the meta device.
+
+    Attributes:
+        held: Bytes of its parameters and buffers.
+        flop: Operations of a forward pass for one image, a multiplication and an addition as two.
+        peaks: Most bytes that it needs for ``_SAMPLES`` images and for twice as many, from their pixels to its tokens.
+        patches: That its tokens are of.
+    """
+
+    held: int
+    flop: int
+    peaks: tuple[int, int]
+    patches: int
+
+    def peak(self, num_samples: int) -> int:
+        """The same for so many images."""
+        first, second = self.peaks
+        return first + (second - first) * (num_samples - _SAMPLES) // _SAMPLES
+
+
+def trace_program(recipe: Recipe) -> Program | None:
+    """Trace the recipe's teacher; None where there is none, or no file at its path.
+
+    Raises:
+        UserError: The file cannot be read, fails, or makes tokens of other shapes.
+    """
+    if recipe.objective.teacher is None or left_out(recipe):
+        return None
+    teacher = build_teacher(recipe, _META)
+    assert teacher is not None, "the recipe has one"
+    flop, patches, peaks = 0, 0, []
+    for num in (_SAMPLES, 2 * _SAMPLES):
+        seeds = torch.empty(num, dtype=torch.int64, device=_META)
+        batch = ShownImages(seeds, seeds)  # of which the pixels alone are read
+        batch.pixels = torch.empty(num, recipe.data.image_channels, *2 * [recipe.data.resolution], device=_META)
+        census = Census()
+        census.ignore([batch.pixels, seeds, *teacher.tensors])
+        with FlopCounterMode(display=False) as counter, census:
+            patches = teacher(batch, seeds)[1].shape[1]
+        flop = counter.get_total_flops() // num
+        peaks.append(census.take().peak)
+    return Program(sum(tensor.nbytes for tensor in teacher.tensors), flop, (peaks[0], peaks[1]), patches)
+
+
+def left_out(recipe: Recipe) -> str:
+    """What to say where a teacher's program is not counted; nothing where it is, or where there is no teacher."""
+    section = recipe.objective.teacher
+    if section is None or Path(section.path).exists():
+        return ""
+    return f"teacher: neither operations nor memory of its program are counted, as there is no {section.path!r}"
+
+
+def empty_targets(recipe: Recipe, program: Program | None, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Class tokens (n, Z) and patch tokens (n, P, Z) of a recipe's teacher; without its program, P is taken for T."""
+    section, network = recipe.objective.teacher, recipe.discriminator
+    assert section is not None, "D predicts a teacher's features"
+    assert isinstance(network, TransformerNetwork), "it predicts from tokens"
+    patches = program.patches if program else (recipe.data.side // network.patch) ** 2
+    whole, parts = (num_samples, section.width), (num_samples, patches, section.width)
+    return torch.empty(whole, device=_META), torch.empty(parts, device=_META)
+
+
+class Predicting(nn.Module):
+    """D's last layer in training, with the distance of what it predicts to a teacher's features."""
+
+    def __init__(self, layer: nn.Module, segments: int, empty_targets: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        """Wrap a layer, as it is or in a ``DualLayer``.
+
+        Args:
+            layer: The last.
+            segments: Of a micro-batch, of which the first is predicted.
+            empty_targets: Makes features of so many samples.
+        """
+        super().__init__()
+        self.layer, self.segments, self.empty_targets = layer, segments, empty_targets
+
+    def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
+        """What the layer returns, and the distance ()."""
+        head: Any = self.layer
+        plain = carry
+        if isinstance(head, dual.DualLayer):
+            head, plain = head.layer, dual.from_flat(carry).carry
+        predicted = head.predict(*(entry.chunk(self.segments)[0] for entry in plain))
+        outputs = self.layer(*carry)
+        of_class, of_patches = distances(predicted, *self.empty_targets(len(predicted)))
+        return *outputs, of_class + of_patches
