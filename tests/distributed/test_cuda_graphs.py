@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines import compiling
+from bigsgan.engines import compile_checks, compiling
 from bigsgan.engines.deepspeed.gradient_groups import GradientGroup
 from bigsgan.engines.replays import begin_update
 from bigsgan.models.layers import SpectralLayer
@@ -119,13 +119,17 @@ class Replay(torch.autograd.Function):
 def replaying(pool):
     """Let engines be built as on a GPU."""
     cuda = SimpleNamespace(device_name=lambda: "cuda")
+    compiler = SimpleNamespace(
+        compile=pool.compile,
+        are_deterministic_algorithms_enabled=torch.are_deterministic_algorithms_enabled,
+        __version__="2.15.0",
+    )
     with (
-        mock.patch.object(
-            compiling, "torch", SimpleNamespace(compile=pool.compile, device=torch.device, __version__="2.15.0")
-        ),
+        mock.patch.object(compiling, "torch", compiler),
+        mock.patch.object(compile_checks, "torch", SimpleNamespace(device=torch.device, __version__="2.15.0")),
         mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", pool.mark),
-        mock.patch.object(compiling, "get_accelerator", return_value=cuda),
-        mock.patch.object(compiling, "has_triton", return_value=True),
+        mock.patch.object(compile_checks, "get_accelerator", return_value=cuda),
+        mock.patch.object(compile_checks, "has_triton", return_value=True),
     ):
         yield pool
 
