@@ -113,13 +113,26 @@ def asked(overrides, ds, own_records=True, on_device=False, runs_ahead=False):
     return found
 
 
+ONCE = {
+    "0": zero(0),
+    "1-bf16": zero(1, **BF16),
+    "2-fp16": zero(2, **FP16),
+    "3-bf16": zero(3, **BF16),
+    "2-host": zero(2, zero=HOST),
+}
+ONCE_TOO = {
+    "0-bf16": zero(0, **BF16),
+    "1": zero(1),
+    "3": zero(3),
+    "2-bf16-host": zero(2, zero=HOST, **BF16),
+    "1-fp16-host": zero(1, zero=HOST, **FP16),
+}
+
+
 @pytest.mark.parametrize(
     "ds",
-    [
-        *(zero(0), zero(0, **BF16), zero(1), zero(1, **BF16), zero(2, **FP16), zero(3), zero(3, **BF16)),
-        *(zero(2, zero=HOST), zero(2, zero=HOST, **BF16), zero(1, zero=HOST, **FP16)),
-    ],
-    ids=["0", "0-bf16", "1", "1-bf16", "2-fp16", "3", "3-bf16", "2-host", "2-bf16-host", "1-fp16-host"],
+    [*ONCE.values(), *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values())],
+    ids=[*ONCE, *ONCE_TOO],
 )
 def test_an_update_waits_once_for_each_network(ranks, ds):
     """Where the host decides whether there is an update: gradients have to be finite."""
@@ -131,7 +144,9 @@ ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 
 
 @pytest.mark.parametrize("ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"])
-@pytest.mark.parametrize("more", [[], ["accumulation=2"]], ids=["", "accumulating"])
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(["accumulation=2"], marks=pytest.mark.nightly)], ids=["", "accumulating"]
+)
 def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, more):
     overrides = [*LAZY_R1, *ADAM, *more, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
     assert ranks(2).run(asked, overrides, dict.fromkeys(NETWORKS, ds), True, True)[0] == [{}, {}]
@@ -154,7 +169,11 @@ def test_an_update_that_overlaps_keeps_the_record_of_each_pass(ranks):
         assert set(counts) == {"an event"}
 
 
-@pytest.mark.parametrize("precision", [{}, BF16, FP16], ids=["", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision",
+    [{}, pytest.param(BF16, marks=pytest.mark.nightly), pytest.param(FP16, marks=pytest.mark.nightly)],
+    ids=["", "bf16", "fp16"],
+)
 def test_an_optimizer_on_the_host_waits_once_for_gradients_and_once_for_their_norm(ranks, precision):
     """Which are copied as they come. DeepSpeed then asks a tensor on the host."""
     ds = dict.fromkeys(NETWORKS, zero(2, zero=HOST, **precision))

@@ -13,8 +13,10 @@ def states(results):
     return [scenarios.merge([rank[i] for rank in results]) for i in range(3)]
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("weights", ["ema", "live"])
+@pytest.mark.parametrize(
+    "stage, weights",
+    [(0, "live"), (3, "ema"), *(pytest.param(*cell, marks=pytest.mark.nightly) for cell in ((0, "ema"), (3, "live")))],
+)
 def test_the_weights_are_the_others(ranks, tmp_path, stage, weights):
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     later = [f"init_from.weights={weights}", "init_from.freeze_discriminator=2"]

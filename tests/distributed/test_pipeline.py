@@ -226,7 +226,7 @@ def test_resume_of_other_layouts(ranks, layout, tmp_path):
     check_same_run(whole, parts)
 
 
-@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("stage", FILES)
 def test_non_finite_gradients_of_one_stage_skip_the_update_of_all(ranks, stage, network):
     overrides = [*ADAM, *stages(2, 2)]

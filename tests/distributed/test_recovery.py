@@ -176,7 +176,7 @@ def test_so_it_does_where_d_carries_tangents(ranks, stage, more):
         pytest.param(24, [0, 1, 2, 3, 4, 3, 3, 4, 5], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.nightly)])
 def test_where_the_device_decides_the_host_learns_of_it_an_update_later(ranks, network, every, made):
     """Or at once, where the update is saved; 8 images are one."""
     both = dict.fromkeys(NETWORKS, zero(1, bf16={"enabled": True}))
@@ -195,7 +195,7 @@ LATE = [0, 1, 2, 3, 4, 3]
         (0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5]),
         pytest.param(3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
         (2, [], (3,), 4, (24, 32), [*LATE, 3]),
-        (1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5]),
+        pytest.param(1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5], marks=pytest.mark.nightly),
     ],
     ids=["two steps of D", "two in a row", "asked to stop before it is known", "the last"],
 )
@@ -269,9 +269,13 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     "stage, spoil, every, more, bad, stop_in, skipped, made, tags",
     [
         (0, "master", 16, [], 5, None, (32, 48), [0, 1, 2, 3, 4, 5, 4, 5], [16, 32, 48]),
-        (2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32]),
+        pytest.param(2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32], marks=pytest.mark.slow),
         (1, "exp_avg_sq", 16, [], 3, None, (16, 48), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5], [16, 32, 48]),
-        (1, "exp_avg_sq", 16, ["checkpoints.background=false"], 3, None, (16, 32), [0, 1, 2, 3, 2, 3, 4, 5], None),
+        pytest.param(
+            *(1, "exp_avg_sq", 16, ["checkpoints.background=false"], 3, None, (16, 32)),
+            *([0, 1, 2, 3, 2, 3, 4, 5], None),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["at the last update", "asked to stop", "in a checkpoint before", "in the foreground"],
 )

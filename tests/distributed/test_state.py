@@ -146,7 +146,15 @@ def test_an_optimizer_on_the_host_passes_over_the_update(ranks, stage, low):
 
 
 DECIDED = pytest.mark.parametrize(
-    "ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16), zero(3)], ids=["0", "0-bf16", "1", "2-bf16", "3"]
+    "ds",
+    [
+        pytest.param(zero(0), marks=pytest.mark.nightly),
+        zero(0, **BF16),
+        pytest.param(zero(1), marks=pytest.mark.nightly),
+        zero(2, **BF16),
+        zero(3),
+    ],
+    ids=["0", "0-bf16", "1", "2-bf16", "3"],
 )
 
 
@@ -171,7 +179,7 @@ def test_it_is_the_same_run_whoever_decides(ranks, ds):
 
 
 @DECIDED
-@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.nightly)])
 def test_a_device_that_decides_refuses_the_update(ranks, ds, network):
     clipped = [*ADAM, f"optimizer.{network}.clip_norm=1", "objective.lecam={weight: 0.3, decay: 0.5}"]
     check_skipped(ranks(2).run(scenarios.poisoned, clipped, dict.fromkeys(NETWORKS, ds), network, True), network, True)
