@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.planner import apart, report
 from bigsgan.planner.counting import METHODS, count_work, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
-from bigsgan.planner.teaching import left_out
+from bigsgan.planner.teaching import left_out, trace_program
 from bigsgan.runtime import comm, memory
 
 
@@ -46,7 +46,7 @@ def describe_networks(plan: RunPlan) -> str:
         lines.append(line)
     if counted["teacher_flop"] is not None:
         lines.append(f"{'teacher':14}{'':15}{counted['teacher_flop'] / 1e9:>26.3f}  of its program in an update")
-    return "\n".join([*lines, *filter(None, [left_out(plan.recipe)])])
+    return "\n".join([*lines, *filter(None, [left_out(plan.recipe, counted["teacher_flop"] is not None)])])
 
 
 class Speed(NamedTuple):
@@ -134,7 +134,8 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     if as_json:
         print(json.dumps({**report.as_json(found, resources), "ranks_of_their_own": apart.as_json(beside)}, indent=2))
     else:
-        about = left_out(surveyor.recipe([]))
+        recipe = surveyor.recipe([])
+        about = left_out(recipe, trace_program(recipe) is not None)
         print("\n".join(filter(None, [report.table(found, resources), apart.table(beside), about])))
     report.check(found, resources)
     if not as_json:

@@ -37,6 +37,7 @@ from bigsgan.training.sampling import (
 
 DEFAULT_NUM = 100
 NPZ = ".npz"
+_OTHER_FORMATS = (".bmp", ".jpeg", ".jpg", ".pdf", ".tif", ".tiff", ".txt", ".webp")
 """Suffix of an archive of samples."""
 MILLISECONDS = 60
 """How long an animation shows each image."""
@@ -136,7 +137,7 @@ def _check(options: Options, out: Path) -> None:
         refuse_directory(out, "--out")
     else:
         refuse_output(out)
-        if out.suffix not in ("", ".png", ".gif", NPZ):
+        if out.suffix.lower() in _OTHER_FORMATS:
             remedy = f"give {out.with_suffix('.png')}"
             raise UserError("--out", str(out), f"must end in .png, .gif or {NPZ}", remedy)
 

@@ -23,6 +23,14 @@ KINDS = {
 }
 """All metrics, by the letters that their names begin with."""
 
+ENDINGS = {
+    "is": ("", "_std"),
+    "pr": ("_precision", "_recall"),
+    "dc": ("_density", "_coverage"),
+    "labels": ("_kl", "_js"),
+}
+"""Endings of the names of a metric's values; others have one value, of the metric's name."""
+
 LEAST_IMAGES, MOST_IMAGES = 10, 10**8
 
 _NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")

@@ -120,9 +120,7 @@ def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) 
     apply_overrides(tree, overrides)
     if data_root:
         apply_override(tree, ["data", "root"], data_root)
-    recipe = parse_recipe(tree)
-    _check_keep_best(recipe)  # here alone: what runs have saved stays readable
-    return recipe
+    return parse_recipe(tree)
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:
@@ -166,18 +164,6 @@ def _check_recipe(recipe: Recipe) -> None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
-
-
-def _check_keep_best(recipe: Recipe) -> None:
-    """Refuse to keep the best checkpoint by a metric that is not measured; without metrics the best so far stays."""
-    best = recipe.checkpoints.keep_best
-    if best is None or recipe.metrics is None or not best.metric.startswith("metrics/"):
-        return
-    wanted, names = best.metric.partition("/")[2], recipe.metrics.names
-    if wanted not in names and not wanted.startswith(tuple(f"{name}_" for name in names)):
-        problem = f"must be a metric that metrics.names asks for ({', '.join(names)})"
-        remedy = f"set metrics/{names[0]}, or add {wanted.partition('_')[0]} to metrics.names"
-        raise UserError("checkpoints.keep_best.metric", best.metric, problem, remedy)
 
 
 def _check_init(recipe: Recipe) -> None:

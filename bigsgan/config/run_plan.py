@@ -9,6 +9,7 @@ from typing import Any
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
+from bigsgan.config.metrics import ENDINGS
 from bigsgan.config.objective import Objective
 from bigsgan.config.placement import Placement
 from bigsgan.config.recipe import NETWORKS, Recipe
@@ -92,8 +93,10 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     A network's ranks may be ``auto`` only if the other network has a number; see ``chooses_ranks``.
 
     Raises:
-        UserError: The batch does not divide, or a DeepSpeed file does not fit the recipe.
+        UserError: The batch does not divide, a DeepSpeed file does not fit the recipe, or the best checkpoint is to be
+            kept by a metric that is not measured.
     """
+    _check_keep_best(recipe)
     shares = _ranks(recipe, world_size)
     recipe = with_ranks(recipe, {n: None for n in NETWORKS if recipe.engine(n).ranks == "auto"})
     placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
@@ -113,6 +116,21 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
     _check_slope(recipe, engines["discriminator"].file)
     return RunPlan(recipe, world_size, engines)
+
+
+def _check_keep_best(recipe: Recipe) -> None:
+    """Refuse to keep the best checkpoint by a metric that is not measured; without metrics the best so far stays.
+
+    A saved recipe with this mistake can still be sampled and evaluated.
+    """
+    best, metrics = recipe.checkpoints.keep_best, recipe.metrics
+    if best is None or metrics is None or not best.metric.startswith("metrics/"):
+        return
+    measured = [f"{metric.name}{ending}" for metric in metrics.asked for ending in ENDINGS.get(metric.kind, ("",))]
+    if best.metric.removeprefix("metrics/") not in (*measured, "seconds"):
+        problem = f"must be a metric that metrics.names gives ({', '.join(measured)})"
+        remedy = f"set metrics/{measured[0]}, or change metrics.names"
+        raise UserError("checkpoints.keep_best.metric", best.metric, problem, remedy)
 
 
 def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[str, Any]:

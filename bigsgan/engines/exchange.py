@@ -4,10 +4,9 @@ Each micro-batch is sent as soon as it is computed, point to point, each sample 
 
 Where DeepSpeed 0.19.8 starts NCCL (comm/torch.py), a process group has one communicator, on which a rank's messages go
 one after the other: one could wait behind another that is expected later, by another rank or in the other direction.
-So each direction has process groups of its own, as many as there are ranks that any rank exchanges samples with, and
-each of them connects a rank with one other: see ``groups_of``. They are groups of all ranks, as NCCL splits a
-communicator on all of them: `use_local_synchronization` would keep those out that hold no end, and the others would
-wait for them.
+So each direction has process groups of its own, each of which connects a rank with one other: see ``groups_of``. They
+are groups of all ranks, as NCCL splits a communicator on all of them: `use_local_synchronization` would keep those out
+that hold no end, and the others would wait for them.
 
 Shapes: N samples of a micro-batch over all replicas, of which replica r of R holds the r-th N / R.
 """
@@ -220,10 +219,14 @@ def groups_of(pairs: Sequence[tuple[int, int]]) -> list[int]:
     expect one micro-batch after the other, in the order in which those that only send there send them.
     """
     sends, receives = defaultdict[int, Counter[int]](Counter), defaultdict[int, Counter[int]](Counter)
+    others = [pair for pair in pairs if pair[0] != pair[1]]
+    num_to, num_from = Counter(source for source, _ in others), Counter(target for _, target in others)
 
-    def cost(group: int) -> tuple[bool, bool, int]:
+    def cost(group: int) -> tuple[bool, bool, bool, int]:
         mixes = group in receives[source] or group in sends[target]
-        return mixes, group >= MOST_GROUPS, sends[source][group] + receives[target][group]
+        num = sends[source][group] + receives[target][group]
+        crowds = num > 0 and max(num_to[source], num_from[target]) <= MOST_GROUPS
+        return mixes, crowds, group >= MOST_GROUPS, num
 
     found = []
     for source, target in pairs:

@@ -44,11 +44,14 @@ def from_pretrained(
         return load(name, device, dtype)
     require("hub", "from_pretrained", str(name))
     network = importlib.import_module("bigsgan.inference.pretrained").PretrainedNetwork
+    library = importlib.import_module("huggingface_hub")
     try:
-        return network.from_pretrained(name, revision=revision, device=device, dtype=dtype, **options)
-    except (OSError, ValueError, AttributeError) as error:  # the last of a config.json that holds no mapping
+        folder = library.snapshot_download(str(name), revision=revision, allow_patterns=list(FILES), **options)
+    except (OSError, ValueError) as error:  # the library's own errors are among these
         problem, remedy = f"cannot be downloaded: {reason(error)}", "give a folder, or a repository that you can read"
         raise UserError("from_pretrained", str(name), problem, remedy) from error
+    opened: ExportedNetwork = network.open_folder(folder, device, dtype)
+    return opened
 
 
 def push_to_hub(folder: str | Path, name: str, private: bool | None = None, token: str | None = None) -> str:

@@ -25,7 +25,8 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
     """A generator from the Hub, or from a folder that `bigsgan export --format hub` made.
 
     ``PretrainedNetwork.from_pretrained("user/name")`` opens it, with ``device`` and ``dtype`` as in ``bigsgan.load``.
-    ``save_pretrained(folder)`` writes the weights as they are now, and the other files as they came.
+    ``save_pretrained(folder)`` writes the weights as they are now, and the other files as they came; the library writes
+    a model card where there was none.
     ``push_to_hub("user/name")`` uploads the same.
 
     The mixin passes entries of config.json that are named like arguments of ``__init__``. There are none.
@@ -48,6 +49,11 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
             folder = importlib.import_module("huggingface_hub").snapshot_download(
                 model_id, allow_patterns=list(FILES), **options
             )
+        return cls.open_folder(folder, device, dtype)
+
+    @classmethod
+    def open_folder(cls, folder: str, device: torch.device | str, dtype: str | None) -> PretrainedNetwork:
+        """Open a local folder; ``device`` and ``dtype`` as in ``bigsgan.load``."""
         opened = load(folder, device, dtype)
         others = [Path(folder, name) for name in FILES if name != WEIGHTS_FILE]
         return cls(opened, {path.name: path.read_bytes() for path in others if path.is_file()}).eval()
@@ -58,8 +64,11 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
         Raises:
             UserError: The folder holds such files, or cannot be written. The mixin would remove its config.json.
         """
-        refuse_folder(Path(save_directory), "save_directory")
-        return super().save_pretrained(save_directory, **options)
+        folder = Path(save_directory)
+        refuse_folder(folder, "save_directory")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return super().save_pretrained(folder, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write the weights, in the type of the file that they came from, and the other files."""

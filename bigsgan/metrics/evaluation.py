@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import LEAST_IMAGES, Metric
+from bigsgan.config.metrics import ENDINGS, LEAST_IMAGES, Metric
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -190,14 +190,14 @@ class _Comparison:
         if kind == "kid":
             return {"": kernel_distance(*self._shared(num))}
         if kind == "is":
-            return dict(zip(("", "_std"), self._fakes.scores[num].inception_score(), strict=True))
+            return dict(zip(ENDINGS[kind], self._fakes.scores[num].inception_score(), strict=True))
         if kind == "labels":
             real, fake = self._reals.scores[num_real].histogram, self._fakes.scores[num].histogram
-            return {"_kl": kullback_leibler(fake, real), "_js": jensen_shannon(fake, real)}
+            values = kullback_leibler(fake, real), jensen_shannon(fake, real)
+            return dict(zip(ENDINGS[kind], values, strict=True))
         if num not in self._manifolds:
             self._manifolds[num] = manifold_metrics(*self._shared(num))
-        names = {"pr": ("precision", "recall"), "dc": ("density", "coverage")}[kind]
-        return {f"_{name}": getattr(self._manifolds[num], name) for name in names}
+        return {ending: getattr(self._manifolds[num], ending[1:]) for ending in ENDINGS[kind]}
 
     def _class_fid(self, num: int) -> float:
         """Mean FID over classes with at least two images on both sides; ranks share the classes."""

@@ -5,6 +5,7 @@ Shapes: n samples of a segment, T patches of D, P of the teacher, Z features of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,11 @@ from bigsgan.adversarial.teacher import build_teacher, distances
 from bigsgan.config import Recipe
 from bigsgan.config.families.transformers import TransformerNetwork
 from bigsgan.data import ShownImages
+from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.planner.census import Census
+
+_log = logging.getLogger(__name__)
 
 _META = torch.device("meta")
 _SAMPLES = 2
@@ -47,13 +51,22 @@ class Program(NamedTuple):
 
 
 def trace_program(recipe: Recipe) -> Program | None:
-    """Trace the recipe's teacher; None where there is none, or no file at its path.
+    """Trace the recipe's teacher on the meta device.
 
-    Raises:
-        UserError: The file cannot be read, fails, or makes tokens of other shapes.
+    Returns:
+        None where there is no teacher, no file at its path, or a program that needs a real device: see ``left_out``.
     """
-    if recipe.objective.teacher is None or left_out(recipe):
+    section = recipe.objective.teacher
+    if section is None or not Path(section.path).exists():
         return None
+    try:
+        return _traced(recipe)
+    except UserError as error:  # training builds it on a real device, and refuses what fails there too
+        _log.info("the teacher's program is not counted: %s", error)
+        return None
+
+
+def _traced(recipe: Recipe) -> Program:
     teacher = build_teacher(recipe, _META)
     assert teacher is not None, "the recipe has one"
     flop, patches, peaks = 0, 0, []
@@ -70,12 +83,14 @@ def trace_program(recipe: Recipe) -> Program | None:
     return Program(sum(tensor.nbytes for tensor in teacher.tensors), flop, (peaks[0], peaks[1]), patches)
 
 
-def left_out(recipe: Recipe) -> str:
-    """What to say where a teacher's program is not counted; nothing where it is, or where there is no teacher."""
+def left_out(recipe: Recipe, is_counted: bool) -> str:
+    """Return a line that says why a teacher's program is not counted; empty if it is, or if there is no teacher."""
     section = recipe.objective.teacher
-    if section is None or Path(section.path).exists():
+    if section is None or is_counted:
         return ""
-    return f"teacher: neither operations nor memory of its program are counted, as there is no {section.path!r}"
+    is_there = Path(section.path).exists()
+    reason = "it does not run on torch's meta device" if is_there else f"there is no {section.path!r}"
+    return f"teacher: neither operations nor memory of its program are counted, as {reason}"
 
 
 def empty_targets(recipe: Recipe, program: Program | None, num_samples: int) -> tuple[Tensor, Tensor]:

@@ -55,13 +55,8 @@ def agree(ranks: Ranks, told: Told, refuse: Callable[[Sequence[Told]], UserError
     by_rank_zero(ranks, compare)
 
 
-def refuse_together(ranks: Ranks, refused: UserError | None) -> None:
-    """Raise on all ranks what some have refused, of the first of them. A collective."""
-    agree(ranks, refused, lambda each: next(filter(None, each), None))
-
-
 def by_each(ranks: Ranks, work: Callable[[], Result], undo: Callable[[Result], object] = lambda result: None) -> Result:
-    """Do something on each rank; return this rank's result, or raise on all ranks what one refused. A collective.
+    """Do something on each rank; return this rank's result, or raise on all what the first rank refused. A collective.
 
     ``undo`` takes back this rank's result where another one refuses.
     """
@@ -72,7 +67,7 @@ def by_each(ranks: Ranks, work: Callable[[], Result], undo: Callable[[Result], o
     except UserError as error:
         refused = error
     try:
-        refuse_together(ranks, refused)
+        agree(ranks, refused, lambda each: next(filter(None, each), None))
     except UserError:
         for result in done:
             undo(result)

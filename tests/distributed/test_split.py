@@ -142,7 +142,7 @@ def test_no_rank_has_two_others_in_a_group(num_sources, num_targets):
         assert all(len(to) + len(by) == 1 for to, by in found.values())
 
 
-@pytest.mark.parametrize("world_size", [4, 12, 32, 96])
+@pytest.mark.parametrize("world_size", [4, 12, 24, 32, 96])
 def test_ranks_of_both_networks_never_send_and_receive_in_a_group(world_size):
     """One network in stages, or both in different numbers of them, and both directions."""
     stages = [num for num in range(1, world_size + 1) if world_size % num == 0]
@@ -153,6 +153,12 @@ def test_ranks_of_both_networks_never_send_and_receive_in_a_group(world_size):
             found, num = ends_of_groups(sources, targets)
             assert not any(to and by for to, by in found.values()), (of_g, of_d)
             assert num <= 2 * MOST_GROUPS
+            for side in (0, 1):
+                others = Counter()
+                for (_, rank), ends in found.items():
+                    others[rank] += len(ends[side])
+                crowded = {rank for (_, rank), ends in found.items() if len(ends[side]) > 1}
+                assert all(others[rank] > MOST_GROUPS for rank in crowded), (of_g, of_d)
 
 
 STATES = {

@@ -346,8 +346,16 @@ SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["metrics={names: [fid2k, pr2k], every_nimg: 64}", "checkpoints.keep_best.metric=metrics/fid9k"],
         (
             "checkpoints.keep_best.metric",
-            "must be a metric that metrics.names asks for (fid2k, pr2k), got 'metrics/fid9k'",
-            "set metrics/fid2k, or add fid9k to metrics.names",
+            "must be a metric that metrics.names gives (fid2k, pr2k_precision, pr2k_recall), got 'metrics/fid9k'",
+            "set metrics/fid2k, or change metrics.names",
+        ),
+    ),
+    "keep_best by a metric of two values": (
+        ["metrics={names: [pr2k], every_nimg: 64}", "checkpoints.keep_best.metric=metrics/pr2k"],
+        (
+            "checkpoints.keep_best.metric",
+            "must be a metric that metrics.names gives (pr2k_precision, pr2k_recall), got 'metrics/pr2k'",
+            "set metrics/pr2k_precision, or change metrics.names",
         ),
     ),
     "r1 and r2": (

@@ -13,7 +13,7 @@ from bigsgan.planner.activations import Traces, trace_discriminator
 from bigsgan.planner.census import Census
 from bigsgan.planner.counting import count_heads, count_work
 from bigsgan.planner.layers import watched
-from bigsgan.planner.teaching import trace_program
+from bigsgan.planner.teaching import left_out, trace_program
 from tests.teachers import write_teacher
 from tests.tiny import FAMILIES, both, stages, tiny_plan
 from tests.unit.test_planner_passes import Head
@@ -164,3 +164,20 @@ def test_a_survey_says_what_is_left_out(capsys):
     recipe = ["batch=4", *FAMILIES["gat"], AWAY]
     assert main(["plan", *options, *recipe]) == 0
     assert "teacher: neither operations nor memory of its program" in capsys.readouterr().out
+
+
+class NeedsNumbers(torch.nn.Module):
+    """Asks for a value, which tensors of the meta device do not have."""
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.zeros(len(images), 4, 8) + float(images.sum().item())
+        return tokens[:, 0], tokens
+
+
+def test_a_program_that_needs_numbers_is_left_out(tmp_path):
+    torch.jit.script(NeedsNumbers()).save(tmp_path / "t.pt")
+    teacher = f"objective.teacher={{path: {tmp_path / 't.pt'}, width: 8, hidden: 10, resolution: 16}}"
+    recipe = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], teacher], both(0)).recipe
+    assert trace_program(recipe) is None
+    assert left_out(recipe, False).endswith("are counted, as it does not run on torch's meta device")
+    assert left_out(recipe, True) == ""

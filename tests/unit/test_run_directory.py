@@ -9,6 +9,7 @@ import pytest
 
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import compare_recipes, flat, read_saved_recipe, refuse_output, write_recipe
+from bigsgan.config.run_plan import plan_run
 from bigsgan.doctor.games import FAMILIES
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
@@ -152,3 +153,12 @@ def test_the_shape_of_what_networks_see_stays(tmp_path):
                     for block in (2, 4))  # fmt: skip
     with pytest.raises(UserError, match=r"^data.codec.block: must be 2, as in the run .*\(with init_from to keep the"):
         compare(saved, given, ["data.codec.block"])
+
+
+def test_a_saved_recipe_that_keeps_the_best_by_no_metric_can_be_read(tmp_path):
+    more = ["metrics={names: [fid2k], every_nimg: 64}", "checkpoints.keep_best.metric=metrics/fid9k"]
+    recipe = tiny_recipe(tmp_path, *more)
+    (tmp_path / "config.yaml").write_text(recipe.to_yaml())
+    assert read_saved_recipe(tmp_path) == recipe
+    with pytest.raises(UserError, match=r"^checkpoints\.keep_best\.metric: must be a metric that metrics.names gives"):
+        plan_run(recipe, 1)

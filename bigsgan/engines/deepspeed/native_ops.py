@@ -25,7 +25,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.locking import is_held
-from bigsgan.runtime.together import refuse_together
+from bigsgan.runtime.together import by_each
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2
@@ -174,18 +174,20 @@ def _build_once(op: _Op, needed: bool = True) -> None:
 
 def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
     """Let the first rank of each host that needs the ops build them; all ranks wait. Every rank calls this."""
-    wait_for_all, refused = comm.patient_barrier(), None
+    wait_for_all = comm.patient_barrier()
     host, what = socket.gethostname() if needed else None, " and ".join(op.names)
     hosts = comm.from_rank_zero(comm.gather_objects(host))
-    if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 on all ranks that see only their own device
+
+    def build() -> None:
         try:
-            _load(builder, op, what)
-        except UserError as error:
-            refused = error
-    else:
-        _log.info("waiting while the first rank of each host that needs DeepSpeed's %s builds it", what)
-    wait_for_all()
-    refuse_together(comm, refused)
+            if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 where a rank sees only its own device
+                _load(builder, op, what)
+            else:
+                _log.info("waiting while the first rank of each host that needs DeepSpeed's %s builds it", what)
+        finally:
+            wait_for_all()
+
+    by_each(comm, build)
 
 
 def _load(builder: OpBuilder, op: _Op, what: str) -> None:
