@@ -100,7 +100,7 @@ def measured(overrides, only_compiled=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_all_variants_play_the_same_game(ranks, world_size):
     found = ranks(world_size).run(measured, ["objective.r1={weight: 0.2}"])
     assert [clean for _, clean in found] == [(True, True, True)] * world_size

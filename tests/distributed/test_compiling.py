@@ -48,7 +48,7 @@ def test_small_networks_are_the_same(ranks, unit, stage):
     check(ranks(2), [*FAMILIES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage), FEWER)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_penalties_in_the_backward_pass_have_the_losses_scale(ranks):
     """Orthogonal regularisation adds to gradients there; half as much where there are two micro-batches."""
     options = [*FAMILIES["dcgan_spectral"], "objective.orthogonal.discriminator=0.1", "accumulation=2"]

@@ -136,7 +136,7 @@ def compiled(directory):
     return updates.updates(subject), updates.compiled_updates(subject)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_updates_of_a_compiled_recipe(ranks, tmp_path):
     left, found = ranks(1).run(compiled, tmp_path)[0]
     assert (left.status, left.said) == (

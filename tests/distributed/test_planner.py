@@ -134,7 +134,6 @@ IN_CI = (
     "BigGAN, ZeRO 3, exact R1",
     "BigGAN, 2 stages",
     "StyleGAN2, ZeRO 2, R1 and path length",
-    "GAT, ZeRO 1, exact R1 and R2",
     "perceptrons, ZeRO 3, exact R1",
     "perceptrons, ZeRO 3 in bf16",
 )
