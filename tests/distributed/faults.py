@@ -17,7 +17,7 @@ from bigsgan.doctor import ranks as doctor_ranks
 from bigsgan.doctor.checks import Subject
 from bigsgan.doctor.games import FAMILIES
 from bigsgan.draws import Draws
-from bigsgan.engines import zero as zero_engine
+from bigsgan.engines import compiling
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.exchange import Exchange
 from bigsgan.models.batch_norm import BatchStatistics
@@ -166,7 +166,7 @@ def inexact_compilation():
         fast = original(*arguments)
         return lambda *inputs, **options: fast(*inputs, **options) * 1.001
 
-    with small_networks(), wrapped(zero_engine, "compiled", compiled):
+    with small_networks(), wrapped(compiling, "compiled", compiled):
         yield
 
 

@@ -82,7 +82,7 @@ def parts_of_before(ds: dict[str, Any], directory: str) -> tuple[dict[str, Any],
     with ExitStack() as before:
         before.enter_context(mock.patch.object(initialization, "align_parts", return_value=None))
         for kind in (DeepSpeedZeroOptimizer, BF16_Optimizer):
-            before.enter_context(mock.patch.object(kind, "nccl_start_alignment_factor", 2))
+            before.enter_context(mock.patch.object(kind, "nccl_start_alignment_factor", 2, create=True))
         run = scenarios.build([], both)
         scenarios.update(run, 2)
     scenarios.save(run, Path(directory))
