@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, Metric
@@ -29,7 +28,7 @@ from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
-from bigsgan.metrics.reference import Reference, open_reference
+from bigsgan.metrics.reference import Reference, about_reference, open_reference
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.tf32 import tf32
@@ -83,9 +82,8 @@ def _evaluate(options: Options) -> None:
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
-    reals, data = _reals(recipe, options.reference)
     features = open_features(options.features, recipe.data, directory())
-    _check_width(reals, options.reference, features)
+    reals, data = _reals(recipe, options.reference, features.width)
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
@@ -107,7 +105,7 @@ def _evaluate(options: Options) -> None:
             **({} if options.guidance is None else {"guidance": options.guidance}),
             "precision": "fp32",
             "batch": options.batch,
-            **_about(options.reference),
+            **about_reference(options.reference),
         }
         lines = records(found, features, {"by": "evaluate", **about})
         _print(lines, options)
@@ -124,23 +122,12 @@ def _check(options: Options) -> None:
             raise UserError("argument", override, problem, "give only keys such as data.root")
 
 
-def _reals(recipe: Recipe, reference: Path | None) -> tuple[Reference, Data]:
+def _reals(recipe: Recipe, reference: Path | None, width: int) -> tuple[Reference, Data]:
     """The reference to compare with, and the section that describes it."""
     if reference is None:
         return Reference(open_alike(build_dataset, recipe.data)), recipe.data
-    return open_reference(reference, recipe.data), recipe.data.model_copy(update={"root": str(reference)})
-
-
-def _check_width(reals: Reference, reference: Path | None, features: Features) -> None:
-    """Refuse statistics of another network's features."""
-    if reals.gaussian is not None and len(reals.gaussian.mean) != features.width:
-        problem = f"has statistics of {len(reals.gaussian.mean)} features, and {features.name} gives {features.width}"
-        remedy = "choose by --features the network that they are of"
-        raise UserError("--reference", str(reference), problem, remedy)
-
-
-def _about(reference: Path | None) -> dict[str, str]:
-    return {} if reference is None else {"reference": str(reference), "reference_sha256": checksum(reference)}
+    data = recipe.data.model_copy(update={"root": str(reference)})
+    return open_reference(reference, recipe.data, width, "--reference"), data
 
 
 def _check_run(recipe: Recipe, options: Options) -> None:

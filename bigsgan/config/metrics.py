@@ -83,6 +83,9 @@ class Metrics(Section):
     """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
     every_nimg: PositiveInt
     """Images between two measurements. The end of the run is measured too."""
+    reference: PathText | None = None
+    """An ``.npz`` file of images or of their statistics to compare with instead of the data, as of
+    ``bigsgan evaluate --reference``. ``data.kind=latents`` needs it."""
     features: FeatureNetwork = FeatureNetwork()
 
     @field_validator("names")

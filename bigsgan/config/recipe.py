@@ -149,9 +149,7 @@ def _check_recipe(recipe: Recipe) -> None:
         problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
-    if recipe.metrics and recipe.data.kind == "latents":
-        problem, detail = "must be null with data.kind=latents", "there are no images to compare with"
-        raise UserError("metrics", None, problem, "set metrics=null, and use bigsgan evaluate --reference", detail)
+    _check_metrics(recipe)
     _check_init(recipe)
     _check_images_per_sample(recipe)
     _check_pairs(recipe)
@@ -164,6 +162,17 @@ def _check_recipe(recipe: Recipe) -> None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
+
+
+def _check_metrics(recipe: Recipe) -> None:
+    if recipe.metrics is None:
+        return
+    field, reference = "metrics.reference", recipe.metrics.reference
+    if reference is None and recipe.data.kind == "latents":
+        remedy, detail = "give an .npz file of images or of statistics, or metrics=null", "the data has no images"
+        raise UserError(field, None, "must be given with data.kind=latents", remedy, detail)
+    if reference is not None and recipe.data.paired:
+        raise UserError(field, reference, "needs a generator from latents", "remove it")
 
 
 def _check_init(recipe: Recipe) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bigsgan.checkpoint.files import checksum
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays
 from bigsgan.metrics.moments import Gaussian
 
-_OPTION = "--reference"
 _MOST_BYTES = 1 << 30
 """Largest covariance: that of 11,585 features in float64."""
 _MOST_ASYMMETRY = 1e-4
@@ -51,19 +51,25 @@ class MappedImages(ImageDataset):
         return image, 0 if self._labels is None else int(self._labels[index])
 
 
-def open_reference(path: Path, data: Data) -> Reference:
+def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
     """Open a file in the form of ADM's evaluation suite: `arr_0`, `arr_1`, `mu` and `sigma`; other keys are ignored.
 
+    Args:
+        path: The file.
+        data: The run's data section.
+        width: Number of features of the network that statistics must be of.
+        field: The key or option that names the file.
+
     Raises:
-        UserError: The file cannot be read, has none of these, or does not fit the run's images.
+        UserError: The file cannot be read, has none of these, or does not fit the run's images or the features.
     """
     try:
         arrays = mapped_arrays(path, (IMAGES, LABELS)) | read_arrays(path, ("mu", "sigma"), _MOST_BYTES)
     except (OSError, ValueError) as error:
         problem = f"must be an .npz file whose images are uncompressed: {reason(error, path)}"
-        raise UserError(_OPTION, str(path), problem, "write it with numpy.savez") from None
-    found = _Checked(path, arrays)
-    gaussian = found.gaussian() if {"mu", "sigma"} & arrays.keys() else None
+        raise UserError(field, str(path), problem, "write it with numpy.savez") from None
+    found = _Checked(field, path, arrays)
+    gaussian = found.gaussian(width) if {"mu", "sigma"} & arrays.keys() else None
     images = found.images(data) if IMAGES in arrays else None
     labels = found.labels(data) if LABELS in arrays and images is not None and data.num_classes else None
     if gaussian is None and images is None:
@@ -72,16 +78,21 @@ def open_reference(path: Path, data: Data) -> Reference:
     return Reference(dataset, gaussian, labels is not None or not data.num_classes)
 
 
+def about_reference(path: Path | None) -> dict[str, str]:
+    """Return what the record of a measurement says about the file that it compared with."""
+    return {} if path is None else {"reference": str(path), "reference_sha256": checksum(path)}
+
+
 class _Checked:
     """The arrays of a file, each checked by the method that returns it."""
 
-    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        self._path, self._arrays = path, arrays
+    def __init__(self, field: str, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        self._field, self._path, self._arrays = field, path, arrays
 
     def refuse(self, problem: str, remedy: str) -> None:
-        raise UserError(_OPTION, str(self._path), problem, remedy)
+        raise UserError(self._field, str(self._path), problem, remedy)
 
-    def gaussian(self) -> Gaussian:
+    def gaussian(self, width: int) -> Gaussian:
         """Mean and covariance in float64."""
         remedy = "give the statistics (D,) and (D, D) of one network's features"
         mean, covariance = (self._arrays.get(name, np.empty(0)) for name in ("mu", "sigma"))
@@ -95,6 +106,9 @@ class _Checked:
             self.refuse("has mu or sigma with non-finite values", remedy)
         if np.abs(covariance - covariance.T).max() > _MOST_ASYMMETRY * np.abs(covariance).max():
             self.refuse("has a sigma that is not symmetric", remedy)
+        if len(mean) != width:
+            problem = f"must have statistics of {width} features, as many as the feature network gives, got {len(mean)}"
+            self.refuse(problem, "choose the network that they are of")
         return Gaussian(torch.from_numpy(mean), torch.from_numpy(covariance))
 
     def images(self, data: Data) -> np.ndarray:

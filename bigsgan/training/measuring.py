@@ -25,6 +25,7 @@ from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE
 from bigsgan.metrics.real_cache import directory
+from bigsgan.metrics.reference import Reference, about_reference, open_reference
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
@@ -46,13 +47,19 @@ class Measuring:
         told the progress of a measurement, which the watchdog reads.
 
         Raises:
-            UserError: The feature network does not exist, or does not fit the metrics.
+            UserError: The feature network or the reference cannot be read, or does not fit the metrics or the data.
         """
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
         features = open_features(section.features, data, directory(), RECIPE)
-        self._evaluation = Evaluation(section.asked, features, dataset, data, batch, directory(), self._tell)
+        reference = None if section.reference is None else Path(section.reference)
+        reals: ImageDataset | Reference = dataset
+        if reference is not None:
+            reals = open_reference(reference, data, features.width, "metrics.reference")
+            data = data.model_copy(update={"root": str(reference)})
+        self._about = about_reference(reference) if comm.rank() == 0 else {}
+        self._evaluation = Evaluation(section.asked, features, reals, data, batch, directory(), self._tell)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
@@ -85,7 +92,7 @@ class Measuring:
             return None
         if comm.rank() == 0:
             about = {"by": "train", "nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
-            about |= {"precision": self._precision, "batch": self._batch}
+            about |= {"precision": self._precision, "batch": self._batch, **self._about}
             try:
                 keep_records(self._out, records(found, self._evaluation.features, about))
             except UserError as error:

@@ -299,6 +299,12 @@ CASES = {
         "must be at most 4 with images of 64 pixels, got 6",
         "discriminator.depth=4 or less",
     ),
+    "pairs against a reference": (
+        [*PAIRS, "metrics={names: [fid100], every_nimg: 64, reference: x.npz}"],
+        "metrics.reference",
+        "'x.npz' needs a generator from latents",
+        "remove it",
+    ),
 }
 
 

@@ -164,7 +164,7 @@ BAD = {
             "data={kind: latents, root: x, resolution: 128, codec: {kind: diffusers, path: y}}",
             "metrics={names: [fid100], every_nimg: 100}",
         ],
-        "metrics: must be null with data.kind=latents (there are no images to compare with)",
+        "metrics.reference: must be given with data.kind=latents (the data has no images); give an .npz file",
     ),
     "mirrored latents": (
         ["data={kind: latents, root: x, horizontal_flip: true, codec: {kind: diffusers, path: y}}"],

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.fft import idctn
+from scipy.linalg import sqrtm
 
 import bigsgan
 from bigsgan import evaluate, export
+from bigsgan.config import plan_run
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.data import build_dataset
+from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork, open_trained
+from bigsgan.metrics.evaluation import drawn_labels
+from bigsgan.monitor import open_rank_log
 from bigsgan.training.alike import refuse_other_codec
+from bigsgan.training.measuring import Measuring
 from tests.autoencoders import latents, save_autoencoder, write_latents
 from tests.runs import make_run
 
 CPU = torch.device("cpu")
 
 
-def make_latent_run(directory: Path) -> Path:
+def make_latent_run(directory: Path, metrics: str = "null") -> Path:
     """A run on latents of ``directory``'s autoencoder, which is not written."""
     write_latents(directory / "data", 8, posterior=False)
     codec = f"{{kind: diffusers, path: {directory / 'vae'}}}"
@@ -32,7 +43,7 @@ def make_latent_run(directory: Path) -> Path:
     tiny = "{family: gat, depth: 4, width: 32, heads: 2}"
     game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
     data = f"data={{kind: latents, {images}, codec: {codec}}}"
-    return make_run(directory, data, f"generator={tiny}", f"discriminator={tiny}", game, "metrics=null")[0]
+    return make_run(directory, data, f"generator={tiny}", f"discriminator={tiny}", game, f"metrics={metrics}")[0]
 
 
 def latents_of(directory: Path, folder: str, **more: Any) -> Data:
@@ -65,6 +76,43 @@ def test_samples_of_a_latent_run_are_decoded_whatever_they_are_compared_with(tmp
         torch.testing.assert_close(trained.show(inputs, False), expected, rtol=1e-4, atol=1e-4)
         if overrides is not moved:
             (tmp_path / "vae").rename(tmp_path / "moved")
+
+
+class Means(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float().mean(dim=(2, 3))
+
+
+def test_training_measures_latents_against_a_reference(tmp_path):
+    """The decoded samples' FID from the file's statistics, by scipy's square root of a matrix."""
+    network = save_autoencoder(tmp_path / "vae")
+    torch.jit.script(Means()).save(tmp_path / "means.pt")
+    mean, covariance = np.array([100.0, 120.0, 140.0]), np.diag([9.0, 16.0, 25.0])
+    np.savez(tmp_path / "real.npz", mu=mean, sigma=covariance)
+    names = f"names: [fid10], every_nimg: 64, features: {{network: {tmp_path / 'means.pt'}}}"
+    run = make_latent_run(tmp_path, f"{{{names}, reference: {tmp_path / 'real.npz'}}}")
+    trained = generator_of(run)
+    plan, seed = plan_run(trained.recipe, 1), trained.recipe.seed
+    engine = SimpleNamespace(network=trained.network, infer_everywhere=trained.infer)
+    ema = SimpleNamespace(swapped=nullcontext)
+    rank_log = open_rank_log(run / "logs", 0, print)
+    measuring = Measuring(plan, run, build_dataset(trained.recipe.data), 8, rank_log)
+    found = measuring(engine, ema, [], 64)
+
+    labels = drawn_labels(0, 10, torch.ones(2))
+    latents = torch.from_numpy(Draws(seed).normal("metrics", (0,), 0, 10, 64))
+    with torch.no_grad():
+        made = network.decode(trained.infer((latents, labels))[:, -4:] / 0.5).sample
+    bytes_of = (made.clamp(-1, 1) * 127.5 + 127.5).round().clamp(0, 255)
+    seen = bytes_of.mean(dim=(2, 3)).double().numpy()
+    both = np.cov(seen, rowvar=False)
+    cross = sqrtm(both @ covariance).real
+    expected = ((seen.mean(0) - mean) ** 2).sum() + np.trace(both + covariance - 2 * cross)
+    assert found["metrics/fid10"] == pytest.approx(expected, rel=1e-3)
+    (record,) = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    digest = hashlib.sha256((tmp_path / "real.npz").read_bytes()).hexdigest()
+    assert (record["reference"], record["reference_sha256"]) == (str(tmp_path / "real.npz"), digest)
+    assert (record["num_real"], record["num_fake"]) == (0, 10)
 
 
 def test_a_run_is_decoded_by_its_own_scale(tmp_path):

@@ -65,7 +65,7 @@ ASKED: list[int] = []
 
 def measured(path, cache, names=(f"fid{NUM}",), data=DIGITS):
     asked = [parse_metric(name, "--metrics") for name in names]
-    reference = open_reference(path, data)
+    reference = open_reference(path, data, WIDTH, "--reference")
     ASKED.clear()
     made = Evaluation(asked, random_features(), reference, data.model_copy(update={"root": str(path)}), 100, cache)
     return values_of(made.measure(noisy, Replica(0, 1)))
@@ -136,7 +136,8 @@ def test_metrics_by_inception_are_torch_fidelitys(tmp_path, random_weights):
         kinds = ("fid", "kid", "is", "pr") if name == "images" else ("fid",)
         asked = [parse_metric(f"{kind}{num}", "--metrics") for kind in kinds]
         section = data.model_copy(update={"root": str(path)})
-        made = Evaluation(asked, features, open_reference(path, data), section, 10, tmp_path)
+        reference = open_reference(path, data, features.width, "--reference")
+        made = Evaluation(asked, features, reference, section, 10, tmp_path)
 
         def generate(first, labels):
             return fakes[first : first + len(labels)].float() / 127.5 - 1
@@ -182,6 +183,10 @@ REFUSED = {
     "integers": ({"mu": np.zeros(3, int), "sigma": np.eye(3)}, "must have mu and sigma of floating point numbers"),
     "NaN": ({"mu": np.array([0, np.nan]), "sigma": np.eye(2)}, "has mu or sigma with non-finite values"),
     "infinite": ({"mu": np.zeros(2), "sigma": np.diag([1, np.inf])}, "has mu or sigma with non-finite values"),
+    "features of another network": (
+        {"mu": np.zeros(2), "sigma": np.eye(2)},
+        f"must have statistics of {WIDTH} features, as many as the feature network gives, got 2",
+    ),
     "lopsided": ({"mu": np.zeros(2), "sigma": np.array([[1.0, 0.5], [0.0, 1.0]])}, "has a sigma that is not symmetric"),
     "channels first": ({"arr_0": np.zeros((4, 1, 16, 16), np.uint8)}, "must have arr_0 (N, 16, 16, 1) uint8"),
     "floats": ({"arr_0": np.zeros((4, 16, 16, 1))}, "must have arr_0 (N, 16, 16, 1) uint8"),
@@ -201,7 +206,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name):
     arrays, message = REFUSED[name]
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(UserError) as caught:
-        open_reference(tmp_path / "a.npz", DIGITS)
+        open_reference(tmp_path / "a.npz", DIGITS, WIDTH, "--reference")
     assert str(caught.value).startswith(f"--reference: '{tmp_path / 'a.npz'}' {message}") or message in str(
         caught.value
     )
@@ -215,8 +220,8 @@ def test_other_keys_are_ignored_and_statistics_may_be_compressed(tmp_path, digit
     np.savez_compressed(tmp_path / "small.npz", **others, **expected)
     with zipfile.ZipFile(tmp_path / "stored.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("readme.txt", "nothing" * 100)
-    assert np.array_equal(open_reference(tmp_path / "stored.npz", DIGITS).images._images, images)
-    found = open_reference(tmp_path / "small.npz", DIGITS)
+    assert np.array_equal(open_reference(tmp_path / "stored.npz", DIGITS, WIDTH, "--reference").images._images, images)
+    found = open_reference(tmp_path / "small.npz", DIGITS, WIDTH, "--reference")
     assert found.images is None
     assert np.array_equal(found.gaussian.mean.numpy(), expected["mu"])
     assert np.array_equal(found.gaussian.covariance.numpy(), expected["sigma"])
@@ -230,7 +235,7 @@ def test_statistics_larger_than_any_are_not_read(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("mu.npy", header.getvalue())
     with pytest.raises(UserError, match=r"mu.npy is larger than 1024 MiB, or has Python objects"):
-        open_reference(tmp_path / "a.npz", DIGITS)
+        open_reference(tmp_path / "a.npz", DIGITS, WIDTH, "--reference")
 
 
 def test_other_files_are_refused(tmp_path):
@@ -240,7 +245,7 @@ def test_other_files_are_refused(tmp_path):
             UserError,
             match=r"--reference: must be an .npz file whose images are uncompressed: |--reference: '.*' must be",
         ):
-            open_reference(path, DIGITS)
+            open_reference(path, DIGITS, WIDTH, "--reference")
 
 
 def test_metrics_that_need_images_or_classes(tmp_path, digits):
