@@ -191,9 +191,14 @@ def test_train_look_sample_and_export(clone, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="deepspeed starts no two ranks on a single GPU")
-@pytest.mark.parametrize("words", TWO_RANKS, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=words[0], marks=pytest.mark.slow if words[0] == "deepspeed" else pytest.mark.nightly)
+        for words in TWO_RANKS
+    ],
+)
 def test_two_ranks(words, clone):
     execute([*words, *SHORT])
     manifest = json.loads((clone / "runs/digits/checkpoints/000000000064/manifest.json").read_text())

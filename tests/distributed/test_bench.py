@@ -129,7 +129,7 @@ def test_all_variants_play_the_same_game(ranks, world_size):
         assert each["host_peak_bytes"] > 100 * 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_so_do_compiled_networks(ranks):
     """Small ones, as compiling others takes minutes."""
     ((found, clean),) = ranks(1).run(measured, FAMILIES["mlp"], True)

@@ -99,8 +99,9 @@ def last_words(done):
 @pytest.mark.parametrize(
     "launcher, faulty",
     [
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("deepspeed", 1), ("torchrun", 0), ("none", 1)]),
-        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("deepspeed", 0), ("torchrun", 1), ("none", 0)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("torchrun", 0), ("none", 1)]),
+        *(pytest.param("deepspeed", faulty, marks=pytest.mark.nightly) for faulty in (0, 1)),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("torchrun", 1), ("none", 0)]),
     ],
 )
 def test_a_rank_that_dies_ends_the_doctor_with_one_line(tmp_path, launcher, faulty):
@@ -115,9 +116,10 @@ def test_a_rank_that_dies_ends_the_doctor_with_one_line(tmp_path, launcher, faul
     assert done.returncode != 0
 
 
-@pytest.mark.slow
 @needs_two_devices
-@pytest.mark.parametrize("faulty", [0, 1])
+@pytest.mark.parametrize(
+    "faulty", [pytest.param(0, marks=pytest.mark.nightly), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_hangs_ends_the_doctor_with_one_line(tmp_path, faulty):
     start = time.monotonic()
     done = launched(tmp_path, "none", faulty, "good", "hangs", "good")

@@ -16,9 +16,11 @@ LAUNCHERS = {"deepspeed": ["--num_gpus", "2", "--no_python"], "torchrun": ["--np
 ONLY = ("environment", "layouts.collectives", "layouts.hand_overs", "speed.collectives")
 
 
-@pytest.mark.slow
 @needs_two_devices
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("deepspeed", marks=pytest.mark.slow), pytest.param("torchrun", marks=pytest.mark.nightly)],
+)
 def test_two_ranks_of_a_launcher(tmp_path, launcher):
     chosen = [word for name in ONLY for word in ("--only", name)]
     words = [*LAUNCHERS[launcher], "--master_port", str(free_port()), "bigsgan", "doctor", "--json", *chosen]

@@ -44,7 +44,7 @@ LAYOUTS = {
     "apart, D in stages": (3, ["engines.generator.ranks=1", *stages(1, 2)], zero(2), zero(1)),
     "stages x replicas": (4, stages(2, 2), zero(0), zero(0)),
 }
-IN_CI = ("1 rank", "zero2, groups", "zero3", "apart", "stages x replicas")
+IN_CI = ("1 rank", "zero3", "apart")
 BF16 = zero(0, bf16={"enabled": True})
 # Whose updates are rounded, so that they agree with no other's as closely as those of the table.
 ROUNDED = {"stages, bf16": (2, stages(2, 2), BF16, BF16)}

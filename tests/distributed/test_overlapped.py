@@ -118,7 +118,7 @@ def whole(by_rank):
     return {name: np.concatenate([parts[offset] for offset in sorted(parts)]) for name, parts in found.items()}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in ("1 + 1", "2, ZeRO 3")])
+@pytest.mark.parametrize("name", [pytest.param("1 + 1", marks=SLOW), pytest.param("2, ZeRO 3", marks=NIGHTLY)])
 def test_a_resumed_run_is_the_same(ranks, name, tmp_path):
     num, layout, ds = LAYOUTS[name]
     overrides = [OVERLAPPED, *ADAM, *layout, "accumulation=2", "objective.d_steps=2"]

@@ -90,7 +90,14 @@ def residual(width):
     return np.sqrt((left**2).sum() / num), abs(left.sum() / num)
 
 
-@pytest.mark.parametrize("name", [n if n == QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        QUICK,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2, offload", "stages")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("zero0", "zero1", "zero2")),
+    ],
+)
 def test_averages_are_the_published_ones(ranks, name, tmp_path):
     more, ds = LAYOUTS[name]
     overrides = [*ADAM, *POWER, *more]
@@ -186,7 +193,7 @@ def test_snapshots_in_half_precision(ranks, tmp_path):
         assert error <= 2e-3 * float(one.detach().abs().max()) + 1e-6
 
 
-@pytest.mark.parametrize("ds", [zero(2), pytest.param(zero(3), marks=pytest.mark.slow)], ids=["zero2", "zero3"])
+@pytest.mark.parametrize("ds", [zero(2), pytest.param(zero(3), marks=pytest.mark.nightly)], ids=["zero2", "zero3"])
 def test_resume_is_the_same_run(ranks, ds, tmp_path):
     both, overrides = dict.fromkeys(NETWORKS, ds), [*ADAM, *POWER]
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)

@@ -76,8 +76,13 @@ def test_an_accelerator_that_is_not_there_is_named(tmp_path):
     assert line.endswith(", got 'cuda' (an environment variable); run `unset DS_ACCELERATOR`")
 
 
-@pytest.mark.parametrize("world_size", ["", "1"], ids=["by hand", "launched"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "world_size",
+    [
+        pytest.param("", id="by hand", marks=pytest.mark.nightly),
+        pytest.param("1", id="launched", marks=pytest.mark.slow),
+    ],
+)
 def test_one_process_listens_at_most_to_itself(tmp_path, world_size):
     tiny_recipe(tmp_path)
     variables = {**RANK, "WORLD_SIZE": "1", "MASTER_PORT": "29511"} if world_size else {}

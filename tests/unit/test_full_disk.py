@@ -126,9 +126,10 @@ def test_sizes_are_in_a_unit_that_says_something(num_bytes, text):
     assert size(num_bytes) == text
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("is_freed", [True, False])
+@pytest.mark.parametrize(
+    "is_freed", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.nightly)]
+)
 def test_a_run_on_a_full_disk(is_freed, disk, tmp_path):
     """With reports, grids, checkpoints and stderr; only a last checkpoint that fails ends the run, by status 2.
 
