@@ -17,7 +17,7 @@ from tests.tiny import FAMILIES
 from tests.unit.test_dual import by_double_backward, by_tangents, discriminator
 
 SHOWN = (
-    "biggan", "biggan_deep", "biggan_light", "stylegan2", "stylegan2_architectures", "r3gan", "gat", "dcgan",
+    "biggan", "biggan_deep", "biggan_light", "stylegan2", "stylegan2_architectures", "r3gan", "gat", "cat", "dcgan",
     "dcgan_light", "dcgan_spectral", "pix2pix", "pix2pix_resnet", "mlp",
 )  # fmt: skip
 """All discriminators of tests/tiny.py; others there differ in G or in the loss alone."""
