@@ -63,6 +63,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
 
 KINKS: list[int] = [0, 0]
 """Updates that tests have compared with the reference, and those of them that met a kink."""
+MOST_KINKS = 0.01
+"""Share of updates that may meet one. The networks are smooth: more would hide updates that are wrong."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -72,9 +74,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
                 KINKS[:] = [sum(pair) for pair in zip(KINKS, counts, strict=True)]
 
 
+def too_many_kinks() -> bool:
+    return KINKS[1] > max(1, MOST_KINKS * KINKS[0])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if too_many_kinks():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if KINKS[0]:
-        terminalreporter.write_line(f"{KINKS[0]} updates compared with the reference, {KINKS[1]} met a kink")
+        verdict = ": too many" if too_many_kinks() else ""
+        terminalreporter.write_line(f"{KINKS[0]} updates compared with the reference, {KINKS[1]} met a kink{verdict}")
 
 
 def pytest_unconfigure() -> None:
