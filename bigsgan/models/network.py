@@ -91,11 +91,11 @@ class LayerStack(nn.Module):
 
     def with_features(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, list[Tensor]]:
         """Return the output, and the first entry of the carry after each layer but the last."""
-        features = []
-        for number in range(len(self.layers) - 1):
-            carry = self.part(number, number + 1).fold(*carry, segments=segments)
-            features.append(carry[0])
-        (output,) = self.part(len(self.layers) - 1, len(self.layers)).fold(*carry, segments=segments)
+        firsts = []
+        for number in self.layers:
+            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+            firsts.append(carry[0])
+        *features, output = firsts
         return output, features
 
     @property
