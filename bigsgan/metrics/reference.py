@@ -62,56 +62,52 @@ def open_reference(path: Path, data: Data) -> Reference:
     except (OSError, ValueError) as error:
         problem = f"must be an .npz file whose images are uncompressed: {reason(error, path)}"
         raise UserError(_OPTION, str(path), problem, "write it with numpy.savez") from None
-    found = _Checked(path, arrays)
-    gaussian = found.gaussian() if {"mu", "sigma"} & arrays.keys() else None
-    images = found.images(data) if IMAGES in arrays else None
-    labels = found.labels(data) if LABELS in arrays and images is not None and data.num_classes else None
+    gaussian = _gaussian(path, arrays) if {"mu", "sigma"} & arrays.keys() else None
+    images = _images(path, arrays[IMAGES], data) if IMAGES in arrays else None
+    labels = None
+    if images is not None and LABELS in arrays and data.num_classes:
+        labels = _labels(path, arrays[LABELS], len(images), data)
     if gaussian is None and images is None:
-        found.refuse(f"has neither {IMAGES} nor mu and sigma", "give images or statistics")
+        raise _refused(path, f"has neither {IMAGES} nor mu and sigma", "give images or statistics")
     dataset = None if images is None else MappedImages(images, labels)
     return Reference(dataset, gaussian, labels is not None or not data.num_classes)
 
 
-class _Checked:
-    """The arrays of a file, each checked by the method that returns it."""
+def _refused(path: Path, problem: str, remedy: str) -> UserError:
+    return UserError(_OPTION, str(path), problem, remedy)
 
-    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        self._path, self._arrays = path, arrays
 
-    def refuse(self, problem: str, remedy: str) -> None:
-        raise UserError(_OPTION, str(self._path), problem, remedy)
+def _gaussian(path: Path, arrays: Mapping[str, np.ndarray]) -> Gaussian:
+    """Return mean and covariance in float64."""
+    remedy = "give the statistics (D,) and (D, D) of one network's features"
+    mean, covariance = (arrays.get(name, np.empty(0)) for name in ("mu", "sigma"))
+    if mean.ndim != 1 or not mean.size or covariance.shape != (mean.size, mean.size):
+        shapes = f"mu {mean.shape} and sigma {covariance.shape}"
+        raise _refused(path, f"must have mu (D,) and sigma (D, D), got {shapes}", remedy)
+    if not all(np.issubdtype(each.dtype, np.floating) for each in (mean, covariance)):
+        raise _refused(path, "must have mu and sigma of floating point numbers", remedy)
+    mean, covariance = (np.array(each, dtype=np.float64) for each in (mean, covariance))
+    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        raise _refused(path, "has mu or sigma with non-finite values", remedy)
+    if np.abs(covariance - covariance.T).max() > _MOST_ASYMMETRY * np.abs(covariance).max():
+        raise _refused(path, "has a sigma that is not symmetric", remedy)
+    return Gaussian(torch.from_numpy(mean), torch.from_numpy(covariance))
 
-    def gaussian(self) -> Gaussian:
-        """Mean and covariance in float64."""
-        remedy = "give the statistics (D,) and (D, D) of one network's features"
-        mean, covariance = (self._arrays.get(name, np.empty(0)) for name in ("mu", "sigma"))
-        if mean.ndim != 1 or not mean.size or covariance.shape != (mean.size, mean.size):
-            shapes = f"mu {mean.shape} and sigma {covariance.shape}"
-            self.refuse(f"must have mu (D,) and sigma (D, D), got {shapes}", remedy)
-        if not all(np.issubdtype(each.dtype, np.floating) for each in (mean, covariance)):
-            self.refuse("must have mu and sigma of floating point numbers", remedy)
-        mean, covariance = (np.array(each, dtype=np.float64) for each in (mean, covariance))
-        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-            self.refuse("has mu or sigma with non-finite values", remedy)
-        if np.abs(covariance - covariance.T).max() > _MOST_ASYMMETRY * np.abs(covariance).max():
-            self.refuse("has a sigma that is not symmetric", remedy)
-        return Gaussian(torch.from_numpy(mean), torch.from_numpy(covariance))
 
-    def images(self, data: Data) -> np.ndarray:
-        images = self._arrays[IMAGES]
-        wanted = (data.resolution, data.resolution, data.image_channels)
-        if images.ndim != 4 or images.shape[1:] != wanted or images.dtype != np.uint8:
-            problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) uint8, as the run's images are"
-            self.refuse(f"{problem}, got {images.shape} {images.dtype}", "give images of the same size")
-        return images
+def _images(path: Path, images: np.ndarray, data: Data) -> np.ndarray:
+    wanted = (data.resolution, data.resolution, data.image_channels)
+    if images.ndim != 4 or images.shape[1:] != wanted or images.dtype != np.uint8:
+        problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) uint8, as the run's images are"
+        raise _refused(path, f"{problem}, got {images.shape} {images.dtype}", "give images of the same size")
+    return images
 
-    def labels(self, data: Data) -> np.ndarray:
-        labels = np.array(self._arrays[LABELS])
-        num = len(self._arrays[IMAGES])
-        if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
-            problem = f"must have {LABELS} ({num},) of integers, got {labels.shape} {labels.dtype}"
-            self.refuse(problem, f"give the class of each image, or no {LABELS}")
-        if num and not 0 <= labels.min() <= labels.max() < data.num_classes:
-            problem = f"must have classes 0 to {data.num_classes - 1} in {LABELS}, got {labels.min()} to {labels.max()}"
-            self.refuse(problem, f"give the run's classes, or no {LABELS}")
-        return labels
+
+def _labels(path: Path, labels: np.ndarray, num: int, data: Data) -> np.ndarray:
+    labels = np.array(labels)
+    if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
+        problem = f"must have {LABELS} ({num},) of integers, got {labels.shape} {labels.dtype}"
+        raise _refused(path, problem, f"give the class of each image, or no {LABELS}")
+    if num and not 0 <= labels.min() <= labels.max() < data.num_classes:
+        problem = f"must have classes 0 to {data.num_classes - 1} in {LABELS}, got {labels.min()} to {labels.max()}"
+        raise _refused(path, problem, f"give the run's classes, or no {LABELS}")
+    return labels
