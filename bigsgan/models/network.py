@@ -101,8 +101,7 @@ class LayerStack(nn.Module):
     @property
     def predicts(self) -> bool:
         """Whether the last layer predicts a teacher's features."""
-        last = list(self.layers.values())[-1] if len(self.layers) else None
-        return getattr(last, "teacher", None) is not None
+        return any(getattr(layer, "teacher", None) is not None for layer in self.layers.values())
 
     def with_predictions(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, Tensor]:
         """Return the output, and the last layer's predictions of a teacher's features of the first segment."""
