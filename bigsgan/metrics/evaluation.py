@@ -128,9 +128,9 @@ class Evaluation:
         return min(metric.num, len(images)) if self._data.paired and images is not None else metric.num
 
     def _see_reals(self) -> Impressions:
-        dataset, width, num_classes = self._against.images, self.features.width, self.features.num_classes
+        dataset = self._against.images
         if dataset is None:
-            return Impressions(0, width, num_classes, num_labels(self._data), [0], 0)
+            return Impressions(self.features, 0, num_labels(self._data), [0], 0)
         if self._reals is None:
             kept = [len(dataset) if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
             limit = max(kept, default=0)
@@ -143,8 +143,7 @@ class Evaluation:
         """Make samples; None if stopped. Replicas take equally many batches, in turn, as engines compute together."""
         nums = {self._num(metric) for metric in self._asked}
         kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
-        width, num_classes = self.features.width, self.features.num_classes
-        found = Impressions(max(nums), width, num_classes, num_labels(self._data), nums, kept)
+        found = Impressions(self.features, max(nums), num_labels(self._data), nums, kept)
         step = self._batch * replica.num
         for start in range(0, max(nums), step):
             self._tell(f"sample {start} of {max(nums)}")
@@ -193,8 +192,7 @@ class _Comparison:
             return dict(zip(ENDINGS[kind], self._fakes.scores[num].inception_score(), strict=True))
         if kind == "labels":
             real, fake = self._reals.scores[num_real].histogram, self._fakes.scores[num].histogram
-            values = kullback_leibler(fake, real), jensen_shannon(fake, real)
-            return dict(zip(ENDINGS[kind], values, strict=True))
+            return dict(zip(ENDINGS[kind], (kullback_leibler(fake, real), jensen_shannon(fake, real)), strict=True))
         if num not in self._manifolds:
             self._manifolds[num] = manifold_metrics(*self._shared(num))
         return {ending: getattr(self._manifolds[num], ending[1:]) for ending in ENDINGS[kind]}

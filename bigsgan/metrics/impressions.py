@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.metrics.features import Seen
+from bigsgan.metrics.features import Features, Seen
 from bigsgan.metrics.moments import Moments
 from bigsgan.metrics.scores import SPLITS, ClassScores
 from bigsgan.runtime import comm
@@ -47,18 +47,13 @@ class Impressions:
     """
 
     def __init__(
-        self,
-        num_images: int,
-        width: int,
-        num_classes: int | None,
-        num_labels: int,
-        limits: Iterable[int],
-        rows_limit: int,
+        self, features: Features, num_images: int, num_labels: int, limits: Iterable[int], rows_limit: int
     ) -> None:
-        """Begin empty, with D = ``width``, K = ``num_classes``, and ``num_labels`` classes of images.
+        """Begin empty, for outputs of ``features`` on images of ``num_labels`` classes.
 
         ``limits`` are the keys of ``moments``.
         """
+        width, num_classes = features.width, features.num_classes
         self.num_images, self.rows_limit, self.rows = num_images, rows_limit, join_rows([], width)
         self._parts: list[Rows] = []
         self._pending: list[tuple[Seen, Tensor, Tensor]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.models.inception import Inception3, InceptionA, InceptionC, InceptionE
+from torchvision.models import inception as published
 
 RESOLUTION = 299
 NUM_CLASSES = 1008
@@ -18,22 +18,18 @@ NAMES = [f"pt_inception-2015-12-05-{DIGEST}.pth", f"weights-inception-2015-12-05
 URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{NAMES[0]}"
 
 
-class Inception(Inception3):
+class Inception(published.Inception3):
     """Inception v3 as of 2015-12-05: 2048 features, and logits of 1008 classes without the last layer's bias.
 
     Szegedy et al. 2016 (arXiv 1512.00567). The inception score is published without that bias.
     """
 
     def __init__(self) -> None:
-        super().__init__(num_classes=NUM_CLASSES, aux_logits=False, init_weights=False)
-        self.Mixed_5b = _BlockA(192, pool_features=32)
-        self.Mixed_5c = _BlockA(256, pool_features=64)
-        self.Mixed_5d = _BlockA(288, pool_features=64)
-        self.Mixed_6b = _BlockC(768, channels_7x7=128)
-        self.Mixed_6c = _BlockC(768, channels_7x7=160)
-        self.Mixed_6d = _BlockC(768, channels_7x7=160)
-        self.Mixed_6e = _BlockC(768, channels_7x7=192)
-        self.Mixed_7b = _BlockE(1280)
+        blocks = [
+            published.BasicConv2d, _BlockA, published.InceptionB, _BlockC, published.InceptionD, _BlockE,
+            published.InceptionAux,
+        ]  # fmt: skip
+        super().__init__(NUM_CLASSES, aux_logits=False, inception_blocks=blocks, init_weights=False)
         self.Mixed_7c = _LastBlockE(2048)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,14 +67,14 @@ def _mean_inside(x: Tensor) -> Tensor:
     return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1, count_include_pad=False)
 
 
-class _BlockA(InceptionA):
+class _BlockA(published.InceptionA):
     def _forward(self, x: Tensor) -> list[Tensor]:
         five = self.branch5x5_2(self.branch5x5_1(x))
         three = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
         return [self.branch1x1(x), five, three, self.branch_pool(_mean_inside(x))]
 
 
-class _BlockC(InceptionC):
+class _BlockC(published.InceptionC):
     def _forward(self, x: Tensor) -> list[Tensor]:
         once = self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(x)))
         twice = x
@@ -87,7 +83,7 @@ class _BlockC(InceptionC):
         return [self.branch1x1(x), once, twice, self.branch_pool(_mean_inside(x))]
 
 
-class _BlockE(InceptionE):
+class _BlockE(published.InceptionE):
     def _forward(self, x: Tensor) -> list[Tensor]:
         single = self.branch3x3_1(x)
         double = self.branch3x3dbl_2(self.branch3x3dbl_1(x))

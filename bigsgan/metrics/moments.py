@@ -43,12 +43,11 @@ class Moments:
 
     def over_ranks(self) -> Moments:
         """Moments of all ranks' features. A collective."""
-        merged = Moments(len(self.total))
+        width = len(self.total)
         packed = torch.cat([torch.tensor([float(self.num)], dtype=torch.float64), self.total, self.products.flatten()])
-        packed = comm.sum_over_ranks(packed.to(comm.device())).cpu()
-        merged.num = round(float(packed[0]))
-        merged.total = packed[1 : 1 + len(self.total)]
-        merged.products = packed[1 + len(self.total) :].view_as(self.products)
+        num, total, products = comm.sum_over_ranks(packed.to(comm.device())).cpu().split([1, width, width**2])
+        merged = Moments(width)
+        merged.num, merged.total, merged.products = round(float(num)), total, products.view(width, width)
         return merged
 
     @property

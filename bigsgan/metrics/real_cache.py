@@ -67,10 +67,8 @@ def save(found: Impressions, place: Path, about: Mapping[str, Any]) -> None:
     problem = next((problem for _, problem in gathered if problem), None)
     parts = [name for name, _ in gathered if name]
     if problem is None:  # the sums are written last, as they make the entry complete
-        metadata = {
-            _CONTENT: json.dumps({"rows_limit": found.rows_limit, "parts": parts}),
-            _ABOUT: json.dumps(about),
-        }
+        content = json.dumps({"rows_limit": found.rows_limit, "parts": parts})
+        metadata = {_CONTENT: content, _ABOUT: json.dumps(about)}
         (moments,) = found.moments.values()
         sums = {"num": torch.tensor(moments.num), "total": moments.total, "products": moments.products}
         sums["labels"] = found.labels
@@ -103,7 +101,7 @@ def _read(place: Path, features: Features, num_labels: int, rows_limit: int) -> 
     if content["rows_limit"] < rows_limit:
         return None
     num = int(sums.pop("num"))
-    found = Impressions(num, features.width, features.num_classes, num_labels, [num], rows_limit)
+    found = Impressions(features, num, num_labels, [num], rows_limit)
     (moments,) = found.moments.values()
     moments.num, moments.total, moments.products = num, sums.pop("total"), sums.pop("products")
     found.labels = sums.pop("labels")

@@ -53,7 +53,7 @@ def see_reals(
     if cached is not None:
         return cached
     num, rank = len(dataset), comm.rank()
-    found = Impressions(num, features.width, features.num_classes, num_labels(data), [num], rows_limit)
+    found = Impressions(features, num, num_labels(data), [num], rows_limit)
     order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first images are of all kinds
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]

@@ -65,7 +65,7 @@ class AdaptiveAugment(SampleAugmentation):
         if self._has("noise"):
             images = images + pixels.draw_noise(draws, p["noise"], tuple(images.shape[1:]))
         if self._has("cutout"):
-            images = pixels.cut_out(images, pixels.draw_cutout(draws, p["cutout"]))
+            images = pixels.cut_out(images, *pixels.draw_cutout(draws, p["cutout"]))
         return images
 
     def _has(self, *names: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -93,10 +94,7 @@ def inverse_matrix(geometry: Geometry, height: int, width: int) -> Tensor:
         _rotation(geometry.rotation_after),
         _translation(-geometry.translation[:, 0] * width, -geometry.translation[:, 1] * height),
     ]
-    matrix = parts[0]
-    for part in parts[1:]:
-        matrix = matrix @ part
-    return matrix
+    return reduce(torch.matmul, parts)
 
 
 def warp(images: Tensor, inverse: Tensor, lowpass: Tensor) -> Tensor:
@@ -127,12 +125,8 @@ def _enlarged(x: Tensor, lowpass: Tensor, dim: int) -> Tensor:
     """
     backwards = 2 * lowpass.flip(0)  # twice, as half of the taps add up to 1/2
     phases = torch.stack([F.pad(backwards[0::2], (0, 1)), F.pad(backwards[1::2], (1, 0))])
-    apart = _filtered(x, phases, dim)
-    n, c, h, w = apart.shape
-    apart = apart.view(n, c // 2, 2, h, w)
-    if dim == 2:
-        return apart.permute(0, 1, 3, 2, 4).reshape(n, c // 2, 2 * h, w)
-    return apart.permute(0, 1, 3, 4, 2).reshape(n, c // 2, h, 2 * w)
+    apart = _filtered(x, phases, dim).unflatten(1, (-1, 2))  # (N, C, phases, ...)
+    return apart.movedim(2, dim + 1).flatten(dim, dim + 1)
 
 
 def _filtered(x: Tensor, kernels: Tensor, dim: int, stride: int = 1) -> Tensor:

@@ -142,24 +142,20 @@ def draw_noise(draws: AugmentationDraws, p: Tensor, shape: tuple[int, ...]) -> T
     return sigma.view(-1, *(1 for _ in shape)) * draws.normal("grain", *shape)
 
 
-class Cutout(NamedTuple):
-    """A rectangle for each sample, as shares of the image: ``size`` (N,), and its ``center`` (N, 2) as (x, y)."""
+def draw_cutout(draws: AugmentationDraws, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a rectangle for each sample, as shares of the image: its size (N,), and its centre (N, 2) as (x, y).
 
-    size: Tensor
-    center: Tensor
-
-
-def draw_cutout(draws: AugmentationDraws, p: Tensor) -> Cutout:
-    """Draw the rectangles, of size 0 except for a share ``p`` (1,)."""
+    The size is 0 except for a share ``p`` (1,) of the samples.
+    """
     center = draws.uniform("cutout", 2)
-    return Cutout(draws.chosen("cutout", p, torch.full_like(center[:, 0], _CUTOUT_SIZE), 0), center)
+    return draws.chosen("cutout", p, torch.full_like(center[:, 0], _CUTOUT_SIZE), 0), center
 
 
-def cut_out(images: Tensor, cutout: Cutout) -> Tensor:
-    """Set the pixels of (N, C, H, W) whose centres lie within the rectangles to 0."""
+def cut_out(images: Tensor, size: Tensor, center: Tensor) -> Tensor:
+    """Set the pixels of (N, C, H, W) whose centres lie within rectangles, as ``draw_cutout`` returns them, to 0."""
     inside_x, inside_y = (
-        (_centers(size, cutout.center) - cutout.center[:, axis, None]).abs() < cutout.size[:, None] / 2
-        for axis, size in enumerate((images.shape[3], images.shape[2]))
+        (_centers(pixels, center) - center[:, axis, None]).abs() < size[:, None] / 2
+        for axis, pixels in enumerate((images.shape[3], images.shape[2]))
     )
     inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
     return images * (~inside).to(images.dtype)

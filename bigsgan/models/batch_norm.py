@@ -71,7 +71,7 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
     Attributes:
         running_mean: Buffer (C,), float32.
         running_var: Buffer (C,), float32, unbiased.
-        momentum: Weight of a new micro-batch in the running statistics.
+        momentum: Weight of a new micro-batch in the running statistics; torch's default.
         segments: Number of equal parts of a batch, such as real and fake images, that are normalized separately; the
             first moves the running statistics.
         exact: Whether to compute in float32 whatever the input's type, for second derivatives.
@@ -79,10 +79,11 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
 
     running_mean: Tensor
     running_var: Tensor
+    momentum = 0.1
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.eps, self.momentum, self.segments = eps, momentum, 1
+        self.eps, self.segments = eps, 1
         self.register_buffer("running_mean", torch.empty(channels, dtype=torch.float32))
         self.register_buffer("running_var", torch.empty(channels, dtype=torch.float32))
 

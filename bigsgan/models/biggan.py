@@ -203,13 +203,9 @@ def generator_layers(
         start = config.embedding_size + i * chunk
         for j in range(config.depth):
             is_last = i == num_steps - 1 and j == config.depth - 1
-            before = widths[i + 1] if j else widths[i]
-            columns = (start, start + chunk)
-            layers.append(
-                GeneratorBlock(
-                    before, widths[i + 1], max(num_classes, 1), columns, is_last, upsample=j == 0, config=config
-                )
-            )
+            before, columns = widths[i + 1] if j else widths[i], (start, start + chunk)
+            num = max(num_classes, 1)
+            layers.append(GeneratorBlock(before, widths[i + 1], num, columns, is_last, j == 0, config))
         size *= 2
         if size in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
@@ -226,14 +222,10 @@ def discriminator_layers(
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
         downsample = sizes[i + 1] < sizes[i]
-        form = config if i else STANDARD
-        layers.append(
-            DiscriminatorBlock(widths[i], widths[i + 1], preactivation=i > 0, downsample=downsample, form=form)
-        )
-        layers += [
-            DiscriminatorBlock(widths[i + 1], widths[i + 1], preactivation=True, downsample=False, form=config)
-            for _ in range(config.depth - 1)
-        ]
+        for j in range(config.depth):
+            before, sees_images = widths[i + 1] if j else widths[i], i == j == 0
+            form = STANDARD if sees_images else config
+            layers.append(DiscriminatorBlock(before, widths[i + 1], not sees_images, downsample and j == 0, form))
         # Several blocks may end at one resolution; attention follows the first of them.
         if sizes[i + 1] in config.attention and downsample:
             layers.append(CarriedAttention(widths[i + 1]))

@@ -26,7 +26,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     make = family.generator_layers if network == "generator" else family.discriminator_layers
     layers: list[nn.Module] = make(section, data.side, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
-        family.add_teacher_head(layers, section, recipe.objective.teacher)
+        layers[-1].teacher = family.TeacherHead(section, recipe.objective.teacher)
     before: list[nn.Module] = []
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.models import gat
-from bigsgan.models.dual import has_tangent
-from bigsgan.models.layers import Generators
+from bigsgan.models.layers import Generators, draw_normal
 from bigsgan.models.transformer import Attention, Linear, Positions, patches_of
 
 _STD = 0.02
@@ -41,12 +40,10 @@ class Scales(nn.Module):
         self.tokens = nn.Parameter(torch.empty(config.levels, config.width))
         self.levels = nn.Parameter(torch.empty(config.levels, config.width))
 
-    @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Draw the class tokens, and what all tokens of a level have in common."""
-        for name, parameter in (("tokens", self.tokens), ("levels", self.levels)):
-            drawn = torch.empty(parameter.shape, dtype=torch.float32)
-            parameter.copy_(drawn.normal_(0, _STD, generator=generators(name)))
+        draw_normal(self.tokens, generators("tokens"), _STD)
+        draw_normal(self.levels, generators("levels"), _STD)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L * C, H, W), (N,) -> (N, S, W), (N,)."""
@@ -86,16 +83,12 @@ class ScaleWiseAttention(Attention):
         super().__init__(config.width, config.heads, sides[-1], config.bf16)
         self.sides = list(sides)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, S, W) -> (N, S, W)."""
-        n, num, width = x.shape
-        query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, S, E) each
-        query, key = self.query_norm(query), self.key_norm(key)
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
+        """Attend within each level: (N, A, S, E) each -> (N, A, S, E)."""
         lengths = [1 + side**2 for side in self.sides]
         of_levels = zip(self.sides, *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
-        dual = has_tangent(x)
         mixed = [self.mixed(q, k, v, corner(self.rotation, side), dual) for side, q, k, v in of_levels]
-        return self.out(torch.cat(mixed, dim=2).transpose(1, 2).reshape(n, num, width))
+        return torch.cat(mixed, dim=2)
 
 
 class DiscriminatorHead(gat.DiscriminatorHead):

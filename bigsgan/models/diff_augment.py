@@ -115,8 +115,8 @@ def _read_from(images: Tensor, source: Tensor, dim: int) -> Tensor:
     """Move images along ``dim``: pixel i becomes the pixel at i + source (N,), or 0 outside of the image."""
     size = images.shape[dim]
     padded = F.pad(images, (0, 0, 1, 1) if dim == 2 else (1, 1))
-    index = torch.arange(size, device=images.device) + source[:, None] + 1
-    index = index.clamp(0, size + 1)[:, None, :, None] if dim == 2 else index.clamp(0, size + 1)[:, None, None, :]
+    index = (torch.arange(size, device=images.device) + source[:, None] + 1).clamp(0, size + 1)
+    index = index[:, None, :, None] if dim == 2 else index[:, None, None, :]
     return padded.gather(dim, index.expand_as(images))
 
 

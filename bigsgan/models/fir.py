@@ -16,14 +16,11 @@ from torch import Tensor
 from bigsgan.models import fused
 from bigsgan.models.dual import linearly
 
-TAPS = (1.0, 3.0, 3.0, 1.0)
 
-
-@torch.no_grad()
-def fill_filter(buffer: Tensor) -> None:
-    """Write the filter into ``buffer`` (4, 4): the outer product of (1, 3, 3, 1) with itself, of sum 1."""
-    taps = torch.tensor(TAPS, dtype=buffer.dtype, device=buffer.device)
-    buffer.copy_(torch.outer(taps, taps) / taps.sum().square())
+def filter_like(x: Tensor) -> Tensor:
+    """Make the outer product of (1, 3, 3, 1) / 8 with itself, exact in every type, on x's device: (4, 4)."""
+    taps = 4 - 2 * (torch.arange(4, dtype=x.dtype, device=x.device) - 1.5).abs()
+    return torch.outer(taps, taps) / 64
 
 
 def upsample(x: Tensor, kernel: Tensor) -> Tensor:

@@ -95,11 +95,6 @@ def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tenso
     return _Rectify.apply(x, bias.view(-1, 1, 1).expand_as(x), slope, limit)
 
 
-def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
-    """Return random numbers of ``kind``, uniform or normal, as ``noise`` defines them: (N,) int64 -> (N, S, num)."""
-    return kernels("noise").draw(seeds, streams, num, kind)
-
-
 class _Resample(torch.autograd.Function):
     """A linear map, whose transpose is a map of the same kind."""
 
@@ -186,7 +181,7 @@ def _try_maps(device: torch.device, dtype: torch.dtype) -> None:
 
 def _try_draws(device: torch.device, dtype: torch.dtype) -> None:
     for kind in ("uniform", "normal"):
-        draw(torch.zeros(1, device=device, dtype=dtype), range(1), 2, kind)
+        kernels("noise").draw(torch.zeros(1, device=device, dtype=dtype), range(1), 2, kind)
 
 
 def _try_norms(device: torch.device, dtype: torch.dtype) -> None:

@@ -24,7 +24,7 @@ from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
 from bigsgan.config.objective import Teacher
 from bigsgan.models import noise
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.layers import Generators, draw_normal, full
 from bigsgan.models.plain import Embedding
 from bigsgan.models.transformer import (
     Attention,
@@ -144,12 +144,9 @@ class GeneratorBlock(nn.Module):
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """(N, W) of the first block, (N, T, W), (N, W), images -> (N, T, W), (N, W), images."""
         if self.positions is not None:
-            (w,) = carry
-            images: tuple[Tensor, ...] = ()
-            x = self.positions.table.to(self.modulation.linear.weight.dtype).expand(w.shape[0], -1, -1)
-        else:
-            x, w, *rest = carry
-            images = tuple(rest)
+            table = self.positions.table.to(self.modulation.linear.weight.dtype)
+            carry = (table.expand(carry[0].shape[0], -1, -1), *carry)
+        x, w, *images = carry
         scale, gate, scale_after, gate_after, *shifts = self.modulation(w)
         x = x + gate * self.attention(modulated(x, scale, *shifts[:1]))
         x = x + gate_after * self.perceptron(modulated(x, scale_after, *shifts[1:]))
@@ -216,11 +213,9 @@ class Tokens(nn.Module):
         self.positions = Positions(config.width, side)
         self.token = nn.Parameter(torch.empty(config.width))
 
-    @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Draw the class token."""
-        drawn = torch.empty(self.token.shape, dtype=torch.float32)
-        self.token.copy_(drawn.normal_(0, _STD, generator=generators("token")))
+        draw_normal(self.token, generators("token"), _STD)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L * C, H, W), (N,) -> (N, 1 + T, W), (N,)."""
@@ -318,10 +313,3 @@ def discriminator_layers(
     for _ in range(config.depth):
         layers.append(DiscriminatorBlock(config, Attention(config.width, config.heads, side, config.bf16)))
     return [*layers, DiscriminatorHead(config, num_classes)]
-
-
-def add_teacher_head(layers: list[nn.Module], config: GATDiscriminator, teacher: Teacher) -> None:
-    """Let the last of the discriminator's layers predict a teacher's features."""
-    head = layers[-1]
-    assert isinstance(head, DiscriminatorHead)
-    head.teacher = TeacherHead(config, teacher)

@@ -36,6 +36,13 @@ def full(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+@torch.no_grad()
+def draw_normal(tensor: Tensor, generator: torch.Generator, std: float = 1.0) -> None:
+    """Fill a parameter or buffer with normal numbers of mean 0, drawn in float32 whatever its type."""
+    drawn = torch.empty(tensor.shape, dtype=torch.float32)
+    tensor.copy_(drawn.normal_(0, std, generator=generator))
+
+
 class StatefulLayer(nn.Module):
     """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
 

@@ -91,18 +91,17 @@ class LayerStack(nn.Module):
 
     def with_features(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, list[Tensor]]:
         """Return the output, and the first entry of the carry after each layer but the last."""
-        features = []
-        for number in range(len(self.layers) - 1):
-            carry = self.part(number, number + 1).fold(*carry, segments=segments)
-            features.append(carry[0])
-        (output,) = self.part(len(self.layers) - 1, len(self.layers)).fold(*carry, segments=segments)
+        firsts = []
+        for number in self.layers:
+            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+            firsts.append(carry[0])
+        *features, output = firsts
         return output, features
 
     @property
     def predicts(self) -> bool:
         """Whether the last layer predicts a teacher's features."""
-        last = list(self.layers.values())[-1] if len(self.layers) else None
-        return getattr(last, "teacher", None) is not None
+        return any(getattr(layer, "teacher", None) is not None for layer in self.layers.values())
 
     def with_predictions(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, Tensor]:
         """Return the output, and the last layer's predictions of a teacher's features of the first segment."""

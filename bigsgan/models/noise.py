@@ -44,7 +44,7 @@ def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
     """
     # While torch compiles, it joins these operations itself.
     if not torch.compiler.is_compiling() and fused.used_for(seeds, fused.DRAWS):
-        return fused.draw(seeds, streams, num, kind)
+        return fused.kernels("noise").draw(seeds, streams, num, kind)
     if kind == "uniform":
         return _unit(_shift(_words(seeds, streams, num), 41))
     drawn = _words(seeds, streams, -(-num // 2))

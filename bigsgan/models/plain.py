@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out
 from bigsgan.models.dual import multiply
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.layers import Generators, draw_normal, full
 
 
 class Weighted(nn.Module):
@@ -28,9 +28,8 @@ class Weighted(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
-        """Draw the weight, in float32 whatever its type, and clear the bias."""
-        drawn = torch.empty(self.weight.shape, dtype=torch.float32)
-        self.weight.copy_(drawn.normal_(0, self.std, generator=generators("weight")))
+        """Draw the weight and clear the bias."""
+        draw_normal(self.weight, generators("weight"), self.std)
         if self.bias is not None:
             self.bias.zero_()
 

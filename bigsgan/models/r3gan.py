@@ -22,7 +22,7 @@ from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3
 from bigsgan.models import fir, fused
 from bigsgan.models.convolutions import convolve, laid_out, rectify_biased
 from bigsgan.models.dual import linearly
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.layers import Generators, draw_normal, full
 from bigsgan.models.plain import Embedding, Linear, Weighted
 
 _BOTTOM = 4
@@ -114,11 +114,9 @@ class GeneratorInput(nn.Module):
         self.basis = nn.Parameter(torch.empty(channels, _BOTTOM, _BOTTOM))
         self.bf16 = bf16
 
-    @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
-        """Draw the basis from a standard normal distribution, in float32 whatever its type."""
-        drawn = torch.empty(self.basis.shape, dtype=torch.float32)
-        self.basis.copy_(drawn.normal_(generator=generators("basis")))
+        """Draw the basis from a standard normal distribution."""
+        draw_normal(self.basis, generators("basis"))
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, Z), (N,) int64 -> (N, C, 4, 4)."""
@@ -199,31 +197,27 @@ class DiscriminatorHead(nn.Module):
 
 def upsample(x: Tensor) -> Tensor:
     """Double the resolution by bilinear interpolation, 0 outside: (N, C, H, W) -> (N, C, 2H, 2W)."""
+    kernel = fir.filter_like(x)
     if _filters(x):
-        return fir.upsample(x, _kernel(x)[0, 0])
+        return fir.upsample(x, kernel)
     n, c, h, w = x.shape
-    planes, kernel = x.reshape(n * c, 1, h, w), 4 * _kernel(x)
+    planes, kernel = x.reshape(n * c, 1, h, w), 4 * kernel[None, None]
     return linearly(lambda x: F.conv_transpose2d(x, kernel, stride=2, padding=1), planes).view(n, c, 2 * h, 2 * w)
 
 
 def downsample(x: Tensor) -> Tensor:
     """Halve the resolution by the transpose of ``upsample``, over 4: (N, C, H, W) -> (N, C, H/2, W/2)."""
+    kernel = fir.filter_like(x)
     if _filters(x):
-        return fir.downsample(x, _kernel(x)[0, 0])
+        return fir.downsample(x, kernel)
     n, c, h, w = x.shape
-    planes, kernel = x.reshape(n * c, 1, h, w), _kernel(x)
+    planes, kernel = x.reshape(n * c, 1, h, w), kernel[None, None]
     return linearly(lambda x: F.conv2d(x, kernel, stride=2, padding=1), planes).view(n, c, h // 2, w // 2)
 
 
 def _filters(x: Tensor) -> bool:
     """Whether to use the kernel of StyleGAN2's filter, which is the same filter, and keeps the memory order."""
     return not torch.compiler.is_compiling() and fused.used_for(x)
-
-
-def _kernel(like: Tensor) -> Tensor:
-    """Make the outer product of (1, 3, 3, 1) / 8 with itself, exact in every type, on the device of ``like``."""
-    taps = 4 - 2 * (torch.arange(4, dtype=like.dtype, device=like.device) - 1.5).abs()
-    return torch.outer(taps, taps)[None, None] / 64
 
 
 def _narrowed(tensor: Tensor, bf16: bool) -> Tensor:

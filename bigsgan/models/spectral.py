@@ -9,6 +9,7 @@ Shapes: R rows and C columns of a weight seen as a matrix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def iterated(matrix: Tensor, u: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     torch.compile does not look into it. It would recompute small products in the backward pass from the u that the
     forward pass has moved, one step further: the weight's gradient was up to 70 % off (torch 2.14, 2.15).
     """
-    return _iterated_op(matrix, u, eps) if torch.compiler.is_compiling() else _iterated(matrix, u, eps)
+    return _suited(_iterated, _iterated_op)(matrix, u, eps)
 
 
 def _iterated(matrix: Tensor, u: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -55,9 +56,9 @@ def normalized(weight: Tensor, u: Tensor, v: Tensor, moving: bool, eps: float) -
     """
     with torch.no_grad():
         if not moving:
-            sigma = _norm(weight, u, v)
+            sigma = _suited(_norm, _norm_op)(weight, u, v)
         else:
-            u, v, sigma = _iterate(weight, u, v, eps)
+            u, v, sigma = _suited(_iterate, _iterate_op)(weight, u, v, eps)
     return _Divided.apply(weight, u, v, sigma), sigma
 
 
@@ -67,14 +68,15 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
         ctx.save_for_backward(weight, u, v, sigma)
-        return _divide(weight, sigma)
+        return _suited(_divide, _divide_op)(weight, sigma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         weight, u, v, sigma = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the gradient will be differentiated
             return _differentiable(grad, weight, u, v), None, None, None
-        return _differentiate(grad, weight, u, v, sigma), None, None, None
+        found = _suited(_differentiate, _differentiate_op)(grad, weight, u, v, sigma)
+        return found, None, None, None
 
 
 def total_type(weight: Tensor) -> torch.dtype:
@@ -96,54 +98,40 @@ def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tenso
     return (grad / sigma - share * torch.outer(u, v).view_as(grad)).to(weight.dtype)
 
 
-# --- the kernels or, while torch compiles, custom operations that wrap them ---
+# --- the kernels, and custom operations that wrap them while torch compiles ---
+
+
+def _suited(function: Callable[..., Any], operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or, while torch compiles, the custom operation that wraps it."""
+    return operation if torch.compiler.is_compiling() else function
 
 
 def _norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return _norm_op(weight, u, v) if torch.compiler.is_compiling() else fused.kernels("spectral").norm(weight, u, v)
+    return fused.kernels("spectral").norm(weight, u, v)
 
 
 def _iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    if torch.compiler.is_compiling():
-        return _iterate_op(weight, u, v, eps)
     moved = fused.kernels("spectral").iterate(weight, u, v, eps)
     torch.autograd.graph.increment_version([u, v])  # a pass before this one may have kept them
     return moved
 
 
 def _divide(weight: Tensor, sigma: Tensor) -> Tensor:
-    return (
-        _divide_op(weight, sigma) if torch.compiler.is_compiling() else fused.kernels("spectral").divide(weight, sigma)
-    )
-
-
-def _differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-    function = _differentiate_op if torch.compiler.is_compiling() else fused.kernels("spectral").differentiate
-    return function(grad, weight, u, v, sigma)
-
-
-_iterated_op = torch.library.custom_op("bigsgan::power_iteration_step", _iterated, mutates_args=())
-
-
-@torch.library.custom_op("bigsgan::spectral_norm", mutates_args=())
-def _norm_op(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return fused.kernels("spectral").norm(weight, u, v)
-
-
-@torch.library.custom_op("bigsgan::power_iteration", mutates_args=("u", "v"))
-def _iterate_op(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return fused.kernels("spectral").iterate(weight, u, v, eps)
-
-
-@torch.library.custom_op("bigsgan::divide_by_norm", mutates_args=())
-def _divide_op(weight: Tensor, sigma: Tensor) -> Tensor:
     return fused.kernels("spectral").divide(weight, sigma)
 
 
-# Gradients may have any memory order; without the tag torch would copy them to the order in which it traced.
-@torch.library.custom_op("bigsgan::divide_by_norm_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def _differentiate_op(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+def _differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
     return fused.kernels("spectral").differentiate(grad, weight, u, v, sigma)
+
+
+_iterated_op = torch.library.custom_op("bigsgan::power_iteration_step", _iterated, mutates_args=())
+_norm_op = torch.library.custom_op("bigsgan::spectral_norm", _norm, mutates_args=())
+_iterate_op = torch.library.custom_op("bigsgan::power_iteration", _iterate, mutates_args=("u", "v"))
+_divide_op = torch.library.custom_op("bigsgan::divide_by_norm", _divide, mutates_args=())
+# Gradients may have any memory order; without the tag torch would copy them to the order in which it traced.
+_differentiate_op = torch.library.custom_op(
+    "bigsgan::divide_by_norm_backward", _differentiate, mutates_args=(), tags=(torch.Tag.flexible_layout,)
+)
 
 
 @_iterated_op.register_fake

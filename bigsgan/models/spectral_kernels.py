@@ -225,9 +225,7 @@ def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Ten
     place = (weight[0].numel(), weight[0, 0].numel() if last else 1)
     with torch.cuda.device_of(weight):
         _sum_products[(programs,)](grad, weight, sums, num, *place, last, _FLAT, _TURNS)
-        _differentiate[(programs,)](
-            grad, sums, u, v, sigma, out, num, *place, programs, last, _FLAT, _TURNS
-        )  # fmt: skip
+        _differentiate[(programs,)](grad, sums, u, v, sigma, out, num, *place, programs, last, _FLAT, _TURNS)
     return out
 
 

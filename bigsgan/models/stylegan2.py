@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.models import fir, noise
-from bigsgan.models.layers import Generators, RankAverages
+from bigsgan.models.layers import Generators, RankAverages, draw_normal
 from bigsgan.models.stylegan2_layers import (
     Conv2d,
     Doubled,
@@ -120,11 +120,9 @@ class SynthesisInput(nn.Module):
         has_image = config.architecture == "skip"
         self.torgb = ToRGB(channels, image_channels, w_size, clamp, half=None) if has_image else None
 
-    @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
-        """Draw the constant from a standard normal distribution, in float32 whatever its type."""
-        drawn = torch.empty(self.const.shape, dtype=torch.float32)
-        self.const.copy_(drawn.normal_(generator=generators("const")))
+        """Draw the constant from a standard normal distribution."""
+        draw_normal(self.const, generators("const"))
 
     def forward(self, ws: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
         """(N, num_ws, W), (N,) -> x (N, C, 4, 4), [image (N, image channels, 4, 4)], ws, seeds."""
@@ -142,7 +140,7 @@ class _Resampling(nn.Module):
     def initialize(self, generators: Generators) -> None:
         """Fill the filter."""
         if self.resample_filter is not None:
-            fir.fill_filter(self.resample_filter)
+            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
 
 
 class SynthesisBlock(_Resampling):

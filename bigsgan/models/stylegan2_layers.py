@@ -18,7 +18,7 @@ from torch import Tensor
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.dual import linearly, multiply
-from bigsgan.models.layers import Generators, full
+from bigsgan.models.layers import Generators, draw_normal, full
 from bigsgan.models.plain import Weighted
 
 SLOPE = 0.2
@@ -155,20 +155,16 @@ class Conv2d(Weighted):
         """Draw the weight, clear the bias and fill the filter."""
         super().initialize(generators)
         if self.resamples:
-            fir.fill_filter(self.resample_filter)
+            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
         """Convolve, and scale the output, and its limits, by ``gain``."""
         dtype = self.half_type or self.weight.dtype
+        scale = gain if self.bias is None else ACTIVATION_GAIN * gain
+        x = self._convolve(laid_out(x, dtype), (self.weight * (self.weight_gain * scale)).to(dtype))
         if self.bias is None:
-            return self._convolve(laid_out(x, dtype), self._scaled(gain, dtype))
-        scale = ACTIVATION_GAIN * gain
-        x = self._convolve(laid_out(x, dtype), self._scaled(scale, dtype))
+            return x
         return rectify_biased(x, (self.bias * scale).to(dtype), None if self.clamp is None else self.clamp * gain)
-
-    def _scaled(self, scale: float, dtype: torch.dtype) -> Tensor:
-        """Return the scaled weight, cast after scaling."""
-        return (self.weight * (self.weight_gain * scale)).to(dtype)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
@@ -274,10 +270,9 @@ class SynthesisLayer(Modulated):
         """Draw the weight and the constant noise, with strength 0, clear the bias, and fill the filter."""
         super().initialize(generators)
         self.noise_strength.zero_()
-        drawn = torch.empty(self.noise_const.shape, dtype=torch.float32)
-        self.noise_const.copy_(drawn.normal_(generator=generators("noise_const")))
+        draw_normal(self.noise_const, generators("noise_const"))
         if self.up:
-            fir.fill_filter(self.resample_filter)
+            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
 
     def forward(self, x: Tensor, w: Tensor, seeds: Tensor, gain: float = 1.0) -> Tensor:
         """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), twice as large if ``up``; it and its clamp times gain."""

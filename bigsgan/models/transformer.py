@@ -131,9 +131,12 @@ class Attention(TwiceDifferentiable):
         """(N, T, W) -> (N, T, W)."""
         n, num, width = x.shape
         query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, T, E) each
-        query, key = self.query_norm(query), self.key_norm(key)
-        mixed = self.mixed(query, key, value, self.rotation, has_tangent(x))
+        mixed = self.attended(self.query_norm(query), self.key_norm(key), value, has_tangent(x))
         return self.out(mixed.transpose(1, 2).reshape(n, num, width))
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
+        """Attend to all tokens, (N, A, T, E) each -> (N, A, T, E); a subclass may attend to some."""
+        return self.mixed(query, key, value, self.rotation, dual)
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor, rotation: Tensor, dual: bool) -> Tensor:
         """Values by the weights of rotated queries and keys, (N, A, T, E) each, in a pass with tangents if ``dual``."""

@@ -15,9 +15,7 @@ UNEVEN = np.array([[1.0, 2.0, 5.0, 4.0], [0.0, 1.0, 2.0, 3.0], [7.0, 1.0, 0.0, 2
 
 
 def standard() -> torch.Tensor:
-    kernel = torch.empty(4, 4, dtype=torch.float64)
-    fir.fill_filter(kernel)
-    return kernel
+    return fir.filter_like(torch.empty((), dtype=torch.float64))
 
 
 def resampled(x: torch.Tensor, up: int, down: int, before: int, length: int) -> torch.Tensor:

@@ -198,14 +198,14 @@ SEEDS = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1, -1, 77])
 def test_random_numbers(kind, streams, num):
     """Of one stream and of many, of tiles that are full and that are not."""
     strided = torch.stack([SEEDS, SEEDS.flip(0)], dim=1)[:, 0]
-    plain, drawn = noise.draw(SEEDS, streams, num, kind), fused.draw(strided, streams, num, kind)
+    plain, drawn = noise.draw(SEEDS, streams, num, kind), fused.kernels("noise").draw(strided, streams, num, kind)
     assert (drawn.shape, drawn.dtype) == (plain.shape, plain.dtype)
     assert drawn.is_contiguous()
     if kind == "normal":
         torch.testing.assert_close(drawn, plain, rtol=4e-7, atol=4e-7)  # numpy's logarithm, sine and cosine
     else:
         assert torch.equal(drawn, plain)
-    assert not fused.draw(SEEDS[:0], streams, num, kind).numel()
+    assert not fused.kernels("noise").draw(SEEDS[:0], streams, num, kind).numel()
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -57,7 +57,7 @@ def test_published_sizes_with_heads(size, width, published):
     config = GATDiscriminator(size=size)
     with torch.device("meta"):
         layers = gat.discriminator_layers(config, 32, 4, 1000)
-        gat.add_teacher_head(layers, config, sections.Teacher(path="dinov2.pt"))
+        layers[-1].teacher = gat.TeacherHead(config, sections.Teacher(path="dinov2.pt"))
     assert sum(p.numel() for p in LayerStack(layers).parameters()) + 16 * 16 * width == published
 
 
@@ -74,7 +74,7 @@ def discriminator(record, section):
     state = part(record, "D.")
     config = GATDiscriminator.model_validate(weights.discriminator_section(state))
     layers = gat.discriminator_layers(config, 8, 2, 3)
-    gat.add_teacher_head(layers, config, section)
+    layers[-1].teacher = gat.TeacherHead(config, section)
     network = LayerStack(layers)
     initialize(network, 0)
     found = network.load_state_dict(weights.discriminator_state(state), strict=False)
