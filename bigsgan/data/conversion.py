@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -44,21 +44,16 @@ class Job(NamedTuple):
     """One image to convert."""
 
     path: str
-    resolution: int
-    """R."""
-    out: str | None
-    """The file to write, unless it exists; None returns its content."""
+    resolution: int  # R
+    out: str | None  # file to write, unless it exists; None to return its content
 
 
 class Converted(NamedTuple):
     """The result for one image."""
 
-    content: bytes
-    """Content of a PNG file; empty if it was written to a file, or if the image is unreadable."""
-    channels: int
-    """C."""
-    problem: str
-    """Why the image is unreadable; empty if it is readable."""
+    content: bytes  # of a PNG file; empty if it was written to a file, or if the image is unreadable
+    channels: int  # C
+    problem: str  # why the image is unreadable; empty if it is readable
 
 
 def convert(job: Job) -> Converted:
@@ -95,20 +90,16 @@ def _pixels(path: str, content: bytes | None, resolution: int, channels: int | N
         UserError: The disk fails.
     """
     if content is None:
-        content = _read_file(path)
+        try:
+            check_regular(path)
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise unreadable(path, error) from error
     image = open_image(path, io.BytesIO(content))
     if channels is None:
         # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
         channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
     return image_tensor(image, path, resolution, channels), channels
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        check_regular(path)
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _png(pixels: Tensor) -> bytes:
@@ -121,27 +112,19 @@ class ReadJob(NamedTuple):
     """One image to read."""
 
     path: str
-    resolution: int
-    """R."""
-    channels: int
-    """C."""
-    keep: bool
-    """Whether to return the content of a PNG file too."""
-    content: bytes | None = None
-    """Content of the image's file, if it was read from an archive."""
-    problem: str = ""
-    """Why it could not be read from there; empty if it could."""
+    resolution: int  # R
+    channels: int  # C
+    keep: bool  # whether to return the content of a PNG file too
+    content: bytes | None = None  # of the image's file, if it was read from an archive
+    problem: str = ""  # why it could not be read from there; empty if it could
 
 
 class Read(NamedTuple):
     """The result for one image."""
 
-    pixels: bytes
-    """uint8 (C, R, R)."""
-    content: bytes
-    """Content of a PNG file, if it is wanted."""
-    problem: str
-    """Why the image is unreadable; empty if it is readable."""
+    pixels: bytes  # uint8 (C, R, R)
+    content: bytes  # of a PNG file, if it is wanted
+    problem: str  # why the image is unreadable; empty if it is readable
 
 
 def read(job: ReadJob) -> Read:
@@ -171,11 +154,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def conversions(jobs: Iterator[Job], workers: int) -> AbstractContextManager[Iterator[Converted]]:
-    """Convert in ``workers`` processes; see ``in_order``."""
-    return in_order(convert, jobs, workers)
 
 
 @contextmanager
