@@ -14,7 +14,7 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +22,14 @@ from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.data.autoencoders import identity
-from bigsgan.data.datasets import ImageDataset, PathList, data_directory, wrong_num_classes
-from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_entries, zip_members
+from bigsgan.data.datasets import LABELS_FILE, ImageDataset, LooseFiles, data_directory, wrong_num_classes
+from bigsgan.data.fingerprint import Fingerprint
+from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_files, zip_members
 from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.runtime.paths import check_regular
 
-LABELS_FILE = "dataset.json"
 ABOUT_FILE = "codec.json"
 """File in which `bigsgan data encode` describes the shards beside it."""
 
@@ -39,67 +38,6 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
-class Files(Protocol):
-    """Files with their classes, wherever they are."""
-
-    def __len__(self) -> int:
-        """Return N."""
-        ...
-
-    def path(self, index: int) -> str:
-        """Return the path of a file, for messages."""
-        ...
-
-    def label(self, index: int) -> int:
-        """Return the class of a file."""
-        ...
-
-    def read(self, index: int) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            CorruptImage: The file cannot be read.
-        """
-        ...
-
-    def fingerprint(self) -> Fingerprint:
-        """Return digests of the listing."""
-        ...
-
-
-class LooseFiles:
-    """Files in a directory."""
-
-    def __init__(self, root: Path, names: list[str], labels: list[int]) -> None:
-        self._root, self._names = root, PathList(names)
-        self._labels = np.array(labels, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def path(self, index: int) -> str:
-        """Return the path of file ``index``."""
-        return str(self._root / self._names[index])
-
-    def label(self, index: int) -> int:
-        """Return the class of file ``index``."""
-        return int(self._labels[index])
-
-    def read(self, index: int) -> bytes:
-        """Return the content of file ``index``; raise CorruptImage if it cannot be read."""
-        path = self.path(index)
-        try:
-            check_regular(path)
-            return Path(path).read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-            raise CorruptImage(path, reason(error, path)) from None
-
-    def fingerprint(self) -> Fingerprint:
-        """Return digests of the names, of the classes, and of the sizes of some files."""
-        sizes = file_sizes(self.path(index) for index in some_of(len(self)))
-        return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
 
 
 class PackedLatents(PackedFiles):
@@ -128,7 +66,7 @@ class LatentFiles:
 
     in_memory = False
 
-    def __init__(self, files: Files, data: Data) -> None:
+    def __init__(self, files: LooseFiles | PackedFiles, data: Data) -> None:
         """Take the files.
 
         Raises:
@@ -274,8 +212,8 @@ def _packed(data: Data) -> PackedFiles:
     if missing := [name for name, _ in listed if name not in members]:
         problem = f"has no {missing[0]}, which {LABELS_FILE} lists"
         raise UserError("data.root", data.root, problem, "pack it again")
-    entries = zip_entries(data, [members[name] for name, _ in listed], [label for _, label in listed])
-    return PackedFiles([str(data.root)], [name for name, _ in listed], entries, zip_content)
+    files = zip_files(data, [members[name] for name, _ in listed], [label for _, label in listed])
+    return PackedFiles(*files, zip_content)
 
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
