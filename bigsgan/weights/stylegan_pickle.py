@@ -17,7 +17,6 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import torch
@@ -40,42 +39,26 @@ _MOST_SHARED = 4
 
 @dataclass(frozen=True)
 class ForeignNetwork:
-    """A network in a pickle.
+    """A network in a pickle."""
 
-    Attributes:
-        class_name: Name of the original's class.
-        init_kwargs: Arguments of the original, and stylegan2-ada-pytorch's defaults where stylegan3 has others. Values
-            that are not plain Python are placeholders.
-        state: Parameters and buffers by name, on the host.
-        parameters: Names of the parameters in PyTorch's order, by which optimizers number them; empty if unknown.
-    """
-
-    class_name: str
+    class_name: str  # name of the original's class
+    # arguments of the original, and stylegan2-ada-pytorch's defaults where stylegan3 has others; values that are not
+    # plain Python are placeholders
     init_kwargs: dict[str, Any]
-    state: dict[str, Tensor]
-    parameters: tuple[str, ...] = ()
+    state: dict[str, Tensor]  # parameters and buffers by name, on the host
+    parameters: tuple[str, ...] = ()  # names of parameters as optimizers number them; empty if unknown
 
 
 class Snapshot(NamedTuple):
-    """Contents of a training loop's snapshot.
+    """Contents of a training loop's snapshot."""
 
-    Attributes:
-        networks: Networks by name: ``G``, ``D``, ``G_ema`` and ``augment_pipe``.
-        training_set: Settings of the data; None if unknown, as in a pickle converted from TensorFlow.
-        nimg: Images seen, in R3GAN's snapshots.
-        optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's and GAT's snapshots.
-        unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
-        args: Arguments of the trainer, in GAT's snapshots.
-        steps: Updates made, in GAT's snapshots.
-    """
-
-    networks: dict[str, ForeignNetwork]
-    training_set: dict[str, Any] | None = None
-    nimg: int | None = None
-    optimizers: Mapping[str, dict[str, Any]] = MappingProxyType({})
-    unaugmented: bool = False
-    args: Mapping[str, Any] = MappingProxyType({})
-    steps: Any = None
+    networks: dict[str, ForeignNetwork]  # by name: `G`, `D`, `G_ema` and `augment_pipe`
+    training_set: dict[str, Any] | None = None  # settings of the data; None if unknown, as converted from TensorFlow
+    nimg: int | None = None  # images seen, in R3GAN's snapshots
+    optimizers: Mapping[str, dict[str, Any]] = {}  # state dicts for `G` and `D`, in R3GAN's and GAT's snapshots
+    unaugmented: bool = False  # whether it says that there were no augmentations, as converted pickles do too
+    args: Mapping[str, Any] = {}  # arguments of the trainer, in GAT's snapshots
+    steps: Any = None  # updates made, in GAT's snapshots
 
 
 def read_snapshot(path: Path) -> Snapshot:
