@@ -255,12 +255,12 @@ def _read(option: str, path: Path) -> Snapshot:
         states = {ours: _state(option, path, content[theirs]) for theirs, ours in _OF_CHECKPOINT.items()}
         args, optimizers = content.get("args"), {"G": content.get("optG"), "D": content.get("optD")}
         return Snapshot(
-            {name: ForeignNetwork("", {}, state, gat.parameters(state)) for name, state in states.items()},
+            {name: ForeignNetwork(state, parameters=gat.parameters(state)) for name, state in states.items()},
             optimizers={name: each for name, each in optimizers.items() if isinstance(each, dict)},
             args=args.values if isinstance(args, Arguments) else {},
             steps=content.get("steps"),
         )
-    return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, content))})
+    return Snapshot({"G": ForeignNetwork(_state(option, path, content))})
 
 
 def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
