@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from bigsgan.checkpoint.files import checksum
-from bigsgan.data.conversion import Read, ReadJob, in_order, read
+from bigsgan.data.conversion import ReadJob, Result, in_order, read
 from bigsgan.data.encoders import Encoder, open_encoder
 from bigsgan.data.latents import ABOUT_FILE
 from bigsgan.data.packed import write_tar
@@ -161,7 +161,7 @@ def _read_job(task: Task, index: int, options: Options) -> ReadJob:
 
 
 def _write_part(
-    task: Task, number: int, results: Iterator[Read], bar: tqdm, encoder: Encoder, options: Options
+    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
     report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
@@ -191,7 +191,7 @@ def _write_part(
     return report
 
 
-def _encoded(images: list[Read], encoder: Encoder, options: Options) -> np.ndarray:
+def _encoded(images: list[Result], encoder: Encoder, options: Options) -> np.ndarray:
     """Encode some images to latents."""
     shape = (len(images), options.image_channels, options.resolution, options.resolution)
     pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)

@@ -32,7 +32,6 @@ RESUMES = "then run the same command again, which resumes"
 """End of a remedy's text."""
 
 _J = TypeVar("_J")
-_R = TypeVar("_R")
 
 _AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
@@ -48,15 +47,16 @@ class Job(NamedTuple):
     out: str | None  # file to write, unless it exists; None to return its content
 
 
-class Converted(NamedTuple):
+class Result(NamedTuple):
     """The result for one image."""
 
-    content: bytes  # of a PNG file; empty if it was written to a file, or if the image is unreadable
-    channels: int  # C
-    problem: str  # why the image is unreadable; empty if it is readable
+    content: bytes = b""  # of a PNG file; empty if it is not wanted, was written to a file, or is unreadable
+    channels: int = 1  # C
+    problem: str = ""  # why the image is unreadable; empty if it is readable
+    pixels: bytes = b""  # uint8 (C, R, R), if they are wanted
 
 
-def convert(job: Job) -> Converted:
+def convert(job: Job) -> Result:
     """Convert one image.
 
     Raises:
@@ -64,20 +64,20 @@ def convert(job: Job) -> Converted:
     """
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
-            return Converted(b"", len(written.getbands()), "")
+            return Result(channels=len(written.getbands()))
     try:
         pixels, channels = _pixels(job.path, None, job.resolution, None)
     except CorruptImage as error:
-        return Converted(b"", 1, error.reason)
+        return Result(problem=error.reason)
     content = _png(pixels)
     if not job.out:
-        return Converted(content, channels, "")
+        return Result(content, channels)
     try:
         with replacing(Path(job.out)) as unfinished:
             unfinished.write_bytes(content)
     except OSError as error:
         raise unwritable(Path(job.out), error) from error
-    return Converted(b"", channels, "")
+    return Result(channels=channels)
 
 
 def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
@@ -119,27 +119,19 @@ class ReadJob(NamedTuple):
     problem: str = ""  # why it could not be read from there; empty if it could
 
 
-class Read(NamedTuple):
-    """The result for one image."""
-
-    pixels: bytes  # uint8 (C, R, R)
-    content: bytes  # of a PNG file, if it is wanted
-    problem: str  # why the image is unreadable; empty if it is readable
-
-
-def read(job: ReadJob) -> Read:
-    """Read one image.
+def read(job: ReadJob) -> Result:
+    """Read one image's pixels.
 
     Raises:
         UserError: The disk fails.
     """
     if job.problem:
-        return Read(b"", b"", job.problem)
+        return Result(problem=job.problem)
     try:
-        pixels, _ = _pixels(job.path, job.content, job.resolution, job.channels)
+        pixels, channels = _pixels(job.path, job.content, job.resolution, job.channels)
     except CorruptImage as error:
-        return Read(b"", b"", error.reason)
-    return Read(pixels.numpy().tobytes(), _png(pixels) if job.keep else b"", "")
+        return Result(problem=error.reason)
+    return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes())
 
 
 def _start_process() -> None:
@@ -157,7 +149,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[_R]]:
+def in_order(work: Callable[[_J], Result], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[Result]]:
     """Work in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
 
     Raises:
@@ -166,10 +158,10 @@ def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iter
     """
     pool = ProcessPoolExecutor(workers, initializer=_start_process)
 
-    def submit(num: int) -> list[Future[_R]]:
+    def submit(num: int) -> list[Future[Result]]:
         return [pool.submit(work, job) for job in itertools.islice(jobs, num)]
 
-    def take() -> Iterator[_R]:
+    def take() -> Iterator[Result]:
         while pending:
             yield pending.popleft().result()
             pending.extend(submit(1))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from bigsgan.config.run_directory import refuse_parts_of_runs
-from bigsgan.data.conversion import RESUMES, Converted, Job, convert, in_order, unwritable
+from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unwritable
 from bigsgan.data.datasets import some_names
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.source import Source, list_source
@@ -318,7 +318,7 @@ def _job(task: Task, index: int) -> Job:
     return Job(task.source.paths[index], task.resolution, out)
 
 
-def _write_part(task: Task, number: int, part: range, results: Iterator[Converted], bar: tqdm) -> None:
+def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
     report: dict[str, Any] = {"image_channels": 1, "unreadable": []}
 
     def members() -> Iterator[tuple[str, bytes]]:
