@@ -299,11 +299,11 @@ def image_files(folder: Path) -> list[str]:
         below[:] = [name for name in below if not name.startswith(".")]
         way = above.pop(directory)
         for inner in (os.path.join(directory, name) for name in below):
-            if _identity(inner) in way:
+            if (identity := _identity(inner)) in way:
                 raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
-            above[inner] = way | {_identity(inner)}
-            visits[_identity(inner)] += 1
-            if visits[_identity(inner)] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
+            above[inner] = way | {identity}
+            visits[identity] += 1
+            if visits[identity] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
                 problem = f"must be reachable by at most {_MOST_VISITS} paths"
                 raise UserError(inner, None, problem, "remove links to it or to its parents")
         found += [os.path.join(directory, name) for name in names if is_image(name)]

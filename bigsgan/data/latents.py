@@ -190,8 +190,7 @@ def build_latents(data: Data) -> LatentFiles:
         content = (root / LABELS_FILE).read_bytes()
     except OSError as error:
         raise _unlisted(data, error) from None
-    listed = _listed(data, content, lambda: _files_below(root))
-    return LatentFiles(LooseFiles(root, [name for name, _ in listed], [label for _, label in listed]), data)
+    return LatentFiles(LooseFiles(root, *_listed(data, content, lambda: _files_below(root))), data)
 
 
 def _files_below(root: Path) -> list[str]:
@@ -208,12 +207,11 @@ def _packed(data: Data) -> PackedFiles:
         raise _unlisted(data, error) from None
     except Exception as error:  # BadZipFile, zlib.error, NotImplementedError, ...
         raise damaged(data, "is damaged", error) from None
-    listed = _listed(data, content, lambda: list(members))
-    if missing := [name for name, _ in listed if name not in members]:
+    names, labels = _listed(data, content, lambda: list(members))
+    if missing := [name for name in names if name not in members]:
         problem = f"has no {missing[0]}, which {LABELS_FILE} lists"
         raise UserError("data.root", data.root, problem, "pack it again")
-    files = zip_files(data, [members[name] for name, _ in listed], [label for _, label in listed])
-    return PackedFiles(*files, zip_content)
+    return PackedFiles(*zip_files(data, [members[name] for name in names], labels), zip_content)
 
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
@@ -247,7 +245,7 @@ def _check_codec(data: Data, path: Path) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
 
 
-def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> list[tuple[str, int]]:
+def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> tuple[list[str], list[int]]:
     """Return names and classes from dataset.json; all files if it has no classes and none are wanted."""
     try:
         labels: Any = json.loads(content)["labels"]
@@ -259,13 +257,12 @@ def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> l
         raise _unlisted(data, error) from None
     if not pairs:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
-    if not data.num_classes:
-        return [(name, 0) for name, _ in pairs]
-    if (lowest := min(pairs, key=lambda pair: pair[1]))[1] < 0:
-        problem = f"has a class below 0 in {LABELS_FILE}, that of {lowest[0]}"
+    names, labels = [name for name, _ in pairs], [label if data.num_classes else 0 for _, label in pairs]
+    if min(labels) < 0:
+        problem = f"has a class below 0 in {LABELS_FILE}, that of {names[labels.index(min(labels))]}"
         raise UserError("data.root", data.root, problem, "number classes from 0, or set data.num_classes=0")
-    _check_num_classes(data, max(label for _, label in pairs) + 1, f"classes in {LABELS_FILE}")
-    return pairs
+    _check_num_classes(data, max(labels) + 1, f"classes in {LABELS_FILE}")
+    return names, labels
 
 
 def _check_num_classes(data: Data, found: int, what: str) -> None:

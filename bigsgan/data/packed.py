@@ -119,15 +119,15 @@ class PackedFiles:
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the index, of the archives' names if there are several, and of their sizes."""
-        places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
-        fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
+        fields = {name: self._entries[name].tobytes() for name in self._entries.dtype.names or ()}
+        label = fields.pop("label")
         archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
         shards = archives if len(archives) > 1 else []  # a zip file is the root itself, whose path does not count
         return Fingerprint(
             len(self),
             digest([self._names.digest().encode(), *shards]),
-            digest([np.ascontiguousarray(self._entries["label"]).tobytes()]),
-            digest([*fields, file_sizes(self._archives).encode()]),
+            digest([label]),
+            digest([*fields.values(), file_sizes(self._archives).encode()]),
         )
 
 
