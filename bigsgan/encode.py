@@ -15,9 +15,7 @@ import json
 import logging
 import math
 import os
-import shlex
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,52 +25,45 @@ import torch
 from tqdm import tqdm
 
 from bigsgan.checkpoint.files import checksum
-from bigsgan.config.run_directory import refuse_parts_of_runs
-from bigsgan.data.conversion import RESUMES, Read, ReadJob, in_order, read, unwritable
+from bigsgan.data.conversion import ReadJob, Result, in_order, read
 from bigsgan.data.encoders import Encoder, open_encoder
 from bigsgan.data.latents import ABOUT_FILE
 from bigsgan.data.packed import write_tar
-from bigsgan.data.prepare import LOCK, Prepared, Task, check_destination, check_numbers, sum_up
+from bigsgan.data.prepare import (
+    Task,
+    begin,
+    check_destination,
+    check_numbers,
+    check_place,
+    describe,
+    naming_culprit,
+    sum_up,
+)
 from bigsgan.data.source import open_source
-from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import kernels
-from bigsgan.runtime.locking import hold
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.sampling import check_batch, smaller_batch
 
 _log = logging.getLogger(__name__)
 
-_SHOWN_UNREADABLE = 10
-
 
 class Options(NamedTuple):
-    """What to encode.
+    """What to encode."""
 
-    Attributes:
-        source: Directory of images, with a folder for each class if any, a zip file, or a directory of tar shards.
-        destination: Directory of the shards.
-        codec: The autoencoder; see ``open_encoder``.
-        resolution: Pixels a side of the images, R.
-        image_channels: Channels of the images, C.
-        batch: Images encoded at a time; the shards' bytes may depend on it.
-        keep_images: Whether to keep the images beside their latents.
-        workers: Processes of each rank that read images; None for its share of the CPU's cores.
-    """
-
-    source: Path
-    destination: Path
-    codec: str
-    resolution: int
-    image_channels: int
-    batch: int
-    keep_images: bool
-    workers: int | None
+    source: Path  # directory of images, with a folder for each class if any, a zip file, or a directory of tar shards
+    destination: Path  # directory of the shards
+    codec: str  # the autoencoder; see `open_encoder`
+    resolution: int  # pixels a side of the images, R
+    image_channels: int  # channels of the images, C
+    batch: int  # images encoded at a time; the shards' bytes may depend on it
+    keep_images: bool  # whether to keep the images beside their latents
+    workers: int | None  # processes of each rank that read images; None for its share of the CPU's cores
 
 
 def main(options: Options) -> int:
@@ -100,15 +91,8 @@ def _encode(options: Options) -> None:
         task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
         left = [number for number in task.parts() if number not in reports]
-        try:
+        with naming_culprit(options.destination, options.workers):
             made = _encode_parts(task, left[comm.rank() :: comm.world_size()], encoder, options)
-        except OSError as error:
-            raise unwritable(options.destination, error) from error
-        except BrokenProcessPool as error:
-            remedy = f"lower it, or give the machine more memory, {RESUMES}"
-            raise UserError(
-                "--workers", options.workers, "worker processes were started and one died", remedy
-            ) from error
         for other in comm.gather_objects(made) or []:
             reports.update(other)
         if comm.rank() == 0:
@@ -117,8 +101,8 @@ def _encode(options: Options) -> None:
 
 def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
     """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this."""
-    try:
-        refuse_parts_of_runs(options.destination, "DST")
+    with naming_culprit(options.destination, options.workers):
+        check_place(options.destination, options.source)
         more = {
             "image_channels": options.image_channels,
             "batch": options.batch,
@@ -127,17 +111,9 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
             **encoder.about,
         }
         task = Task(open_source(options.source), options.destination, options.resolution, "latents", more)
-        if options.destination.resolve().is_relative_to(options.source.resolve()):
-            raise UserError("DST", str(options.destination), "must lie outside SRC", "give another destination")
-        begun = check_destination(task)
-        task.work.mkdir(parents=True, exist_ok=True)
-        remedy = "wait until it has ended, or give another destination"
-        stack.callback(hold(task.work / LOCK, "DST", str(options.destination), remedy))
-        if not begun:
-            write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
-    except OSError as error:
-        raise unwritable(options.destination, error) from error
-    return task
+        check_destination(task)
+        begin(task, stack)
+        return task
 
 
 def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
@@ -185,7 +161,7 @@ def _read_job(task: Task, index: int, options: Options) -> ReadJob:
 
 
 def _write_part(
-    task: Task, number: int, results: Iterator[Read], bar: tqdm, encoder: Encoder, options: Options
+    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
     report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
@@ -215,7 +191,7 @@ def _write_part(
     return report
 
 
-def _encoded(images: list[Read], encoder: Encoder, options: Options) -> np.ndarray:
+def _encoded(images: list[Result], encoder: Encoder, options: Options) -> np.ndarray:
     """Encode some images to latents."""
     shape = (len(images), options.image_channels, options.resolution, options.resolution)
     pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)
@@ -244,34 +220,18 @@ def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Itera
 def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None:
     """Write a description beside the shards, and print one for the user."""
     made = sum_up(task, reports)
-    shards = {str(task.archive(number)): report for number, report in zip(task.parts(), reports, strict=True)}
+    shards = [Path(str(task.archive(number))).name for number in task.parts()]
     about = {
         "codec": {**{key: value for key, value in encoder.codec.items() if key != "path"}, **encoder.about},
         "resolution": task.resolution,
         "num_images": made.num_images,
-        "sha256": {Path(path).name: report["sha256"] for path, report in shards.items()},
+        "sha256": {shard: report["sha256"] for shard, report in zip(shards, reports, strict=True)},
     }
     write_text(task.destination / ABOUT_FILE, json.dumps(about, indent=2) + "\n")
-    for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
-        _log.warning("skipped an unreadable image: %s: %s", path, why)
-    if made.num_unreadable:
-        _log.warning("%d unreadable images were skipped", made.num_unreadable)
-    print(f"{task.destination}: latents of {made.num_images} images of {made.num_classes or 'no'} classes")
-    print(*(shlex.quote(f"data.{key}={value}") for key, value in _overrides(task, made, reports, encoder).items()))
-
-
-def _overrides(task: Task, made: Prepared, reports: list[dict[str, Any]], encoder: Encoder) -> dict[str, Any]:
-    """Overrides of ``data`` for the latents; unless their codec has a scale, they get a standard deviation of 1."""
-    codec = dict(encoder.codec)
+    codec = dict(encoder.codec)  # latents whose codec has no scale get a standard deviation of 1
     num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
     deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
-    return {
-        "kind": "latents",
-        "root": task.destination,
-        "resolution": task.resolution,
-        "image_channels": made.image_channels,
-        "num_classes": made.num_classes,
-        **{f"codec.{key}": value for key, value in codec.items()},
-    }
+    data = {"kind": "latents", "root": task.destination, "resolution": task.resolution}
+    describe(made, f"latents of {made.num_images} images", data, codec)

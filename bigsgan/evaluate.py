@@ -87,9 +87,8 @@ def _evaluate(options: Options) -> None:
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
-        sampler = Sampler(trained, options.seed, options.batch, device)
-        if options.guidance is not None:
-            set_guidance(trained.network, options.guidance)
+        sampler = Sampler(trained, options.seed, options.batch)
+        set_guidance(trained.network, options.guidance)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.truncates_w else options.truncation
         source = samples_of(recipe, trained.network, trained.show, reals.images, device, options.seed, threshold)

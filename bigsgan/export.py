@@ -21,7 +21,7 @@ from bigsgan.data.autoencoders import identity
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
-from bigsgan.inference.card import Subject, model_card
+from bigsgan.inference.card import model_card
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.graphs import SUFFIXES, write_graph
 from bigsgan.inference.loading import CODEC
@@ -102,14 +102,13 @@ def main(run: Path, out: Path, options: Options) -> None:
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
             **_codec_of(trained),
+            **({} if options.guidance is None else {"guidance": str(options.guidance)}),
+            **({} if options.truncation is None else {"truncation": str(options.truncation)}),
         }
-        if options.guidance is not None:
-            set_guidance(trained.network, options.guidance)
-            header["guidance"] = str(options.guidance)
+        set_guidance(trained.network, options.guidance)
         if standing:
             batches = standing_batches(trained.recipe, options.truncation, options.batch, device)
             stand_statistics(trained.network, trained.infer, batches)
-            header.update({} if options.truncation is None else {"truncation": str(options.truncation)})
         state = _finite_state(trained, network, run)
         text = f"statistics {header['statistics']}, {options.dtype}"
         if form in SUFFIXES:
@@ -247,13 +246,12 @@ def _write_folder(
     grid, recipe = None, trained.recipe
     if not recipe.data.paired:  # translations would need images of the data set, which may not be published
         columns = column_classes(recipe.data.num_classes)
-        device = next(trained.network.parameters()).device
-        sampler = Sampler(trained, 0, options.batch, device, standing=False)
+        sampler = Sampler(trained, 0, options.batch, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)
         grid = image_grid(sheet.images, sheet.columns)
     shown = None if grid is None else GRID_FILE
-    subject = Subject(run, recipe, trained.nimg, header, _num_parameters(trained), shown)
-    write_folder(state, header, model_card(subject), grid, out)
+    card = model_card(run, recipe, trained.nimg, header, _num_parameters(trained), shown)
+    write_folder(state, header, card, grid, out)
 
 
 def _num_parameters(trained: TrainedNetwork) -> int:

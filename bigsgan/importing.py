@@ -55,6 +55,7 @@ _SIZES = (
     *("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm"),
     *("width", "heads", "patch", "levels"),
 )
+"""Keys of a generator that a discriminator without weights takes over."""
 
 _UNTOLD = ("style_mixing", "bf16")
 """Keys of a network that weights do not tell, and that a shipped recipe may have."""
@@ -140,18 +141,19 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     Raises:
         UserError: The settings do not make a recipe.
     """
-    family = found.sections["generator"]["family"]
-    trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[family]}
+    generator = found.sections["generator"]
+    trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[generator["family"]]}
     name = min(trees, key=lambda name: _distance(trees[name]["data"], found.data))
     tree = trees[name]
     tree["out"] = str(out)
     if "crop_from" in tree["data"]:
         tree["data"]["crop_from"] = tree["data"]["crop_from"] * found.data["resolution"] // tree["data"]["resolution"]
     tree["data"].update(found.data)
+    shared = {key: generator[key] for key in ("levels",) if key in generator}  # a discriminator's shapes do not tell
+    partner = {key: generator[key] for key in ("family", *_SIZES) if key in generator}  # attention is left to the user
     for network in NETWORKS:
         kept = {key: tree[network][key] for key in _UNTOLD if key in tree[network]}
-        section = found.sections.get(network) or _partner(found.sections["generator"])
-        tree[network] = {**kept, **_shared(found.sections["generator"]), **section}
+        tree[network] = {**kept, **shared, **found.sections.get(network, partner)}
     settled = flat(tree)
     known = _known_keys(found)
     if found.teacher:  # the weights tell it; no shipped recipe has one
@@ -242,16 +244,6 @@ def _listed(values: Mapping[str, Any]) -> list[str]:
 
 def _wrapped(words: Sequence[str]) -> list[str]:
     return textwrap.wrap(" ".join(words), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _partner(generator: dict[str, Any]) -> dict[str, Any]:
-    """Section of a discriminator without weights, with the generator's sizes; attention is left to the user."""
-    return {key: generator[key] for key in ("family", *_SIZES) if key in generator}
-
-
-def _shared(generator: dict[str, Any]) -> dict[str, Any]:
-    """Keys of a generator's section that a discriminator shares, but whose shapes do not tell."""
-    return {key: generator[key] for key in ("levels",) if key in generator}
 
 
 class _Entry:

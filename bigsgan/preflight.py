@@ -108,12 +108,13 @@ def _problem(host: str) -> Problem | None:
     except subprocess.TimeoutExpired:
         return Problem(host, f"does not answer within {PATIENCE_SECONDS} s", sure=False)
     said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    if done.returncode == _SSH_FAILED:
-        return Problem(host, f"cannot be reached: {said}", sure=True)
-    if done.returncode == _NO_DIRECTORY:
-        return Problem(host, f"has no directory {os.getcwd()}", sure=True)
-    if done.returncode == _NO_PYTHON:
-        return Problem(host, f"has no {sys.executable}", sure=True)
+    known = {
+        _SSH_FAILED: f"cannot be reached: {said}",
+        _NO_DIRECTORY: f"has no directory {os.getcwd()}",
+        _NO_PYTHON: f"has no {sys.executable}",
+    }
+    if done.returncode in known:
+        return Problem(host, known[done.returncode], sure=True)
     if done.returncode and _LACKING in said:
         return Problem(host, f"lacks a package: {said}", sure=True)
     try:

@@ -37,8 +37,8 @@ from bigsgan.training.sampling import (
 
 DEFAULT_NUM = 100
 NPZ = ".npz"
-_OTHER_FORMATS = (".bmp", ".jpeg", ".jpg", ".pdf", ".tif", ".tiff", ".txt", ".webp")
 """Suffix of an archive of samples."""
+_OTHER_FORMATS = (".bmp", ".jpeg", ".jpg", ".pdf", ".tif", ".tiff", ".txt", ".webp")
 MILLISECONDS = 60
 """How long an animation shows each image."""
 
@@ -72,6 +72,11 @@ class Options(NamedTuple):
         """Number of samples, or of the run's pairs."""
         return DEFAULT_NUM if self.num is None else self.num
 
+    @property
+    def truncation(self) -> float | None:
+        """The first truncation, if any."""
+        return self.truncations[0] if self.truncations else None
+
 
 def main(
     run: Path,
@@ -94,19 +99,18 @@ def main(
     _check(options, out)
     if rank > 0 and not (options.files or out.suffix == NPZ):
         return
-    device = best_device()
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
-        trained = open_trained(run, "generator", live, nimg, device, options.width, together)
+        trained = open_trained(run, "generator", live, nimg, best_device(), options.width, together)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
-            text = _translate(trained, options, out, device, rank, num_ranks)
+            text = _translate(trained, options, out, rank, num_ranks)
         elif options.files:
-            text = _write_files(trained, options, out, device, rank, num_ranks)
+            text = _write_files(trained, options, out, rank, num_ranks)
         elif out.suffix == NPZ:
-            text = _write_npz(trained, options, out, device, together or checkpoint.SingleProcess())
+            text = _write_npz(trained, options, out, together or checkpoint.SingleProcess())
         else:
-            text = _write_sheet(_make_sheet(trained, options, device), out)
+            text = _write_sheet(_make_sheet(trained, options), out)
     if rank == 0 or options.files:
         print(f"{out}: {text} of {run} at {trained.nimg} images seen")
 
@@ -174,39 +178,34 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         raise UserError("--interpolate", options.interpolate, problem, "set sample_statistics: running in config.yaml")
 
 
-def _make_sheet(trained: TrainedNetwork, options: Options, device: torch.device) -> Sheet:
-    resolution, num_classes = trained.recipe.data.resolution, trained.recipe.data.num_classes
+def _make_sheet(trained: TrainedNetwork, options: Options) -> Sheet:
+    data, num = trained.recipe.data, options.num_latents
     if not options.interpolate:
-        _check_pixels("--num", options.num_latents, 1, resolution)
-    if trained.recipe.data.paired:
-        return translated_pairs(trained, options.num_latents, options.batch, device)
-    sampler = _sampler(trained, options, device)
-    num = options.num_latents
-    truncation = options.truncations[0] if options.truncations else None
-    columns = choose_columns(num_classes, options.classes, num)
+        _check_pixels("--num", num, 1, data.resolution)
+    if data.paired:
+        return translated_pairs(trained, num, options.batch)
+    sampler = _sampler(trained, options)
+    columns = choose_columns(data.num_classes, options.classes, num)
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
     if options.interpolate:
-        _check_pixels("--interpolate", options.interpolate, len(columns), resolution)
-        return sampler.interpolation(columns, options.interpolate, truncation, options.morph)
+        _check_pixels("--interpolate", options.interpolate, len(columns), data.resolution)
+        return sampler.interpolation(columns, options.interpolate, options.truncation, options.morph)
     if options.mix:
-        return sampler.mixed_styles(columns, max(1, num // len(columns)), options.mix, truncation)
-    return sampler.grid(num, columns, truncation)
+        return sampler.mixed_styles(columns, max(1, num // len(columns)), options.mix, options.truncation)
+    return sampler.grid(num, columns, options.truncation)
 
 
-def _sampler(trained: TrainedNetwork, options: Options, device: torch.device) -> Sampler:
+def _sampler(trained: TrainedNetwork, options: Options) -> Sampler:
     set_styles(trained.network, options.noise, options.cutoff)
-    if options.guidance is not None:
-        set_guidance(trained.network, options.guidance)
-    return Sampler(trained, options.seed, options.batch, device, options.standing)
+    set_guidance(trained.network, options.guidance)
+    return Sampler(trained, options.seed, options.batch, options.standing)
 
 
-def _translate(
-    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
-) -> str:
+def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write a directory's images beside their translations, or only this rank's share of the translations."""
     assert options.input is not None
-    translations = Translations(trained, options.input, options.num, options.seed, device, options.standing)
+    translations = Translations(trained, options.input, options.num, options.seed, options.standing)
     if not options.files:
         remedy = "give a smaller number, or --files"
         _check_pixels("--num", len(translations), 2, trained.recipe.data.resolution, remedy)
@@ -242,44 +241,38 @@ def _write_sheet(sheet: Sheet, out: Path) -> str:
     return f"an animation of {len(frames)} steps"
 
 
-def _write_files(
-    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, rank: int, num_ranks: int
-) -> str:
+def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
-    sampler, num = _sampler(trained, options, device), options.num_latents
-    truncation = options.truncations[0] if options.truncations else None
+    sampler, num = _sampler(trained, options), options.num_latents
     columns = choose_columns(trained.recipe.data.num_classes, options.classes, num)
-    sampler.prepare(truncation)
+    sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     first, last = (num * share // num_ranks for share in (rank, rank + 1))
     for start in range(first, last, options.batch):
         numbers = range(start, min(start + options.batch, last))
         labels = torch.tensor([columns[number % len(columns)] for number in numbers])
-        images = sampler.images(sampler.inputs(start, labels, truncation))
+        images = sampler.images(sampler.inputs(start, labels, options.truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
             save_png(encode(image), out / f"class{label:03d}_sample{number:06d}.png")
     return f"{last - first} files"
 
 
-def _write_npz(
-    trained: TrainedNetwork, options: Options, out: Path, device: torch.device, ranks: checkpoint.ObjectCollectives
-) -> str:
+def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: checkpoint.ObjectCollectives) -> str:
     """Make batches in turn, the same for any number of ranks, while rank 0 writes them.
 
     Without ``classes``, all classes take turns: their numbers of samples differ by at most one.
     """
-    sampler, num, num_classes = _sampler(trained, options, device), options.num_latents, trained.recipe.data.num_classes
-    truncation = options.truncations[0] if options.truncations else None
+    sampler, num, num_classes = _sampler(trained, options), options.num_latents, trained.recipe.data.num_classes
     columns = [*range(max(num_classes, 1))]
     if options.classes is not None:
         columns = choose_columns(num_classes, options.classes, num)
     labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
-    sampler.prepare(truncation)
+    sampler.prepare(options.truncation)
 
     def made(first: int) -> np.ndarray:
         own = labels[first : first + options.batch]
-        images = encode(sampler.images(sampler.inputs(first, own, truncation)))
+        images = encode(sampler.images(sampler.inputs(first, own, options.truncation)))
         return images.permute(0, 2, 3, 1).contiguous().numpy()
 
     batches = _in_turn(ranks, made, num, options.batch)

@@ -67,7 +67,7 @@ class _Persistent(nn.Module):
 
 
 def _network(found: ForeignNetwork, change: float = 0.0) -> nn.Module:
-    root = _Persistent(found.class_name, json.loads(json.dumps(found.init_kwargs)))
+    root = _Persistent("Network", json.loads(json.dumps(found.init_kwargs)))
     for name, tensor in found.state.items():
         *path, last = name.split(".")
         module: nn.Module = root

@@ -240,7 +240,7 @@ def test_columns_are_the_classes_asked_for(run, tmp_path):
     directory, _ = run
     trained = open_trained(directory / "run", "generator", False, 32, CPU)
     # Of the same latents: each image depends on its own latent and class alone.
-    by_class = [Sampler(trained, 0, 100, CPU).grid(11, [label], None).images for label in range(10)]
+    by_class = [Sampler(trained, 0, 100).grid(11, [label], None).images for label in range(10)]
     images = torch.stack([by_class[label][i] for i, label in enumerate([3, 7, 8, 9, 3, 3, 7, 8, 9, 3, 3])])
     grid = tmp_path / "grid.png"
     arguments = ["--run", str(directory / "run"), "--nimg", "32", "--num", "11", "--out", str(grid)]

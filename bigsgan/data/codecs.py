@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +17,16 @@ from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
 
 
-class Codec(Protocol):
-    """Encodes images for networks, and decodes what networks make."""
+class Codec:
+    """Encodes images for networks, and decodes what networks make. This one leaves images as they are."""
 
     def encode(self, images: Tensor) -> Tensor:
         """Images (n, C, R, R) in [-1, 1], or the data's encoded images -> latents (n, C', R', R') float32."""
-        ...
+        return images
 
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (n, C', R', R') -> images (n, C, R, R) float32, not clipped."""
-        ...
+        return latents
 
 
 def build_codec(data: Data, device: torch.device) -> Codec:
@@ -37,22 +36,10 @@ def build_codec(data: Data, device: torch.device) -> Codec:
         UserError: The autoencoder cannot be read, or has latents of another size.
     """
     kind = data.codec.kind
-    return Pixels() if kind == "pixels" else Cosines(data) if kind == "dct" else Autoencoder(data, device)
+    return Codec() if kind == "pixels" else Cosines(data) if kind == "dct" else Autoencoder(data, device)
 
 
-class Pixels:
-    """Leaves images as they are."""
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Return the images."""
-        return images
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return the images."""
-        return latents
-
-
-class Cosines:
+class Cosines(Codec):
     """The cosine transform of blocks."""
 
     def __init__(self, data: Data) -> None:
@@ -68,7 +55,7 @@ class Cosines:
         return from_cosines(latents, self._block, self._scale)
 
 
-class Autoencoder:
+class Autoencoder(Codec):
     """An AutoencoderKL of diffusers, or a decoder in TorchScript; networks see (z - shift) * scale."""
 
     def __init__(self, data: Data, device: torch.device) -> None:

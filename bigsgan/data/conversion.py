@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -32,7 +32,6 @@ RESUMES = "then run the same command again, which resumes"
 """End of a remedy's text."""
 
 _J = TypeVar("_J")
-_R = TypeVar("_R")
 
 _AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
@@ -44,24 +43,20 @@ class Job(NamedTuple):
     """One image to convert."""
 
     path: str
-    resolution: int
-    """R."""
-    out: str | None
-    """The file to write, unless it exists; None returns its content."""
+    resolution: int  # R
+    out: str | None  # file to write, unless it exists; None to return its content
 
 
-class Converted(NamedTuple):
+class Result(NamedTuple):
     """The result for one image."""
 
-    content: bytes
-    """Content of a PNG file; empty if it was written to a file, or if the image is unreadable."""
-    channels: int
-    """C."""
-    problem: str
-    """Why the image is unreadable; empty if it is readable."""
+    content: bytes = b""  # of a PNG file; empty if it is not wanted, was written to a file, or is unreadable
+    channels: int = 1  # C
+    problem: str = ""  # why the image is unreadable; empty if it is readable
+    pixels: bytes = b""  # uint8 (C, R, R), if they are wanted
 
 
-def convert(job: Job) -> Converted:
+def convert(job: Job) -> Result:
     """Convert one image.
 
     Raises:
@@ -69,20 +64,20 @@ def convert(job: Job) -> Converted:
     """
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
-            return Converted(b"", len(written.getbands()), "")
+            return Result(channels=len(written.getbands()))
     try:
         pixels, channels = _pixels(job.path, None, job.resolution, None)
     except CorruptImage as error:
-        return Converted(b"", 1, error.reason)
+        return Result(problem=error.reason)
     content = _png(pixels)
     if not job.out:
-        return Converted(content, channels, "")
+        return Result(content, channels)
     try:
         with replacing(Path(job.out)) as unfinished:
             unfinished.write_bytes(content)
     except OSError as error:
         raise unwritable(Path(job.out), error) from error
-    return Converted(b"", channels, "")
+    return Result(channels=channels)
 
 
 def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
@@ -95,20 +90,16 @@ def _pixels(path: str, content: bytes | None, resolution: int, channels: int | N
         UserError: The disk fails.
     """
     if content is None:
-        content = _read_file(path)
+        try:
+            check_regular(path)
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise unreadable(path, error) from error
     image = open_image(path, io.BytesIO(content))
     if channels is None:
         # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
         channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
     return image_tensor(image, path, resolution, channels), channels
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        check_regular(path)
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _png(pixels: Tensor) -> bytes:
@@ -121,42 +112,26 @@ class ReadJob(NamedTuple):
     """One image to read."""
 
     path: str
-    resolution: int
-    """R."""
-    channels: int
-    """C."""
-    keep: bool
-    """Whether to return the content of a PNG file too."""
-    content: bytes | None = None
-    """Content of the image's file, if it was read from an archive."""
-    problem: str = ""
-    """Why it could not be read from there; empty if it could."""
+    resolution: int  # R
+    channels: int  # C
+    keep: bool  # whether to return the content of a PNG file too
+    content: bytes | None = None  # of the image's file, if it was read from an archive
+    problem: str = ""  # why it could not be read from there; empty if it could
 
 
-class Read(NamedTuple):
-    """The result for one image."""
-
-    pixels: bytes
-    """uint8 (C, R, R)."""
-    content: bytes
-    """Content of a PNG file, if it is wanted."""
-    problem: str
-    """Why the image is unreadable; empty if it is readable."""
-
-
-def read(job: ReadJob) -> Read:
-    """Read one image.
+def read(job: ReadJob) -> Result:
+    """Read one image's pixels.
 
     Raises:
         UserError: The disk fails.
     """
     if job.problem:
-        return Read(b"", b"", job.problem)
+        return Result(problem=job.problem)
     try:
-        pixels, _ = _pixels(job.path, job.content, job.resolution, job.channels)
+        pixels, channels = _pixels(job.path, job.content, job.resolution, job.channels)
     except CorruptImage as error:
-        return Read(b"", b"", error.reason)
-    return Read(pixels.numpy().tobytes(), _png(pixels) if job.keep else b"", "")
+        return Result(problem=error.reason)
+    return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes())
 
 
 def _start_process() -> None:
@@ -173,13 +148,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def conversions(jobs: Iterator[Job], workers: int) -> AbstractContextManager[Iterator[Converted]]:
-    """Convert in ``workers`` processes; see ``in_order``."""
-    return in_order(convert, jobs, workers)
-
-
 @contextmanager
-def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[_R]]:
+def in_order(work: Callable[[_J], Result], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[Result]]:
     """Work in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
 
     Raises:
@@ -188,10 +158,10 @@ def in_order(work: Callable[[_J], _R], jobs: Iterator[_J], workers: int) -> Iter
     """
     pool = ProcessPoolExecutor(workers, initializer=_start_process)
 
-    def submit(num: int) -> list[Future[_R]]:
+    def submit(num: int) -> list[Future[Result]]:
         return [pool.submit(work, job) for job in itertools.islice(jobs, num)]
 
-    def take() -> Iterator[_R]:
+    def take() -> Iterator[Result]:
         while pending:
             yield pending.popleft().result()
             pending.extend(submit(1))

@@ -27,9 +27,13 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.runtime.paths import check_regular
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Same as in torchvision.datasets.folder, which takes seconds to import."""
+
+LABELS_FILE = "dataset.json"
+"""File that lists images or latents with their classes."""
 
 Folder = TypeVar("Folder")
 Image = TypeVar("Image")
@@ -158,37 +162,56 @@ class PathList:
     def __getitem__(self, index: int) -> str:
         return self._paths[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
-    def digest(self, root: str = "") -> str:
-        """Return the hash of all paths in order, each without the prefix ``root``."""
-        prefix, bounds = root.encode("utf-8", "surrogateescape"), itertools.pairwise(self._ends)
-        return digest(self._paths[first:end].removeprefix(prefix) for first, end in bounds)
+    def digest(self) -> str:
+        """Return the hash of all paths in order."""
+        return digest(self._paths[first:end] for first, end in itertools.pairwise(self._ends))
 
 
-class FolderImages:
-    """Image files, each with a class."""
+class LooseFiles:
+    """Files in a directory, each with a class."""
 
-    in_memory = False
-
-    def __init__(self, root: Path, paths: list[str], labels: list[int], resolution: int, channels: int) -> None:
-        self._root, self._paths = os.path.join(root, ""), PathList(paths)
+    def __init__(self, root: Path, names: list[str], labels: list[int]) -> None:
+        self._root, self._names = root, PathList(names)
         self._labels = np.array(labels, dtype=np.int64)
-        self.resolution, self.channels = resolution, channels
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def path(self, index: int) -> str:
-        """Return the path of image ``index``."""
-        return self._paths[index]
+        """Return the path of file ``index``."""
+        return os.path.join(self._root, self._names[index])
+
+    def label(self, index: int) -> int:
+        """Return the class of file ``index``."""
+        return int(self._labels[index])
+
+    def read(self, index: int) -> bytes:
+        """Return the content of file ``index``; raise CorruptImage if it cannot be read."""
+        path = self.path(index)
+        try:
+            check_regular(path)
+            return Path(path).read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+            raise CorruptImage(path, reason(error, path)) from None
+
+    def fingerprint(self) -> Fingerprint:
+        """Return digests of the names, of the classes, and of the sizes of some files."""
+        sizes = file_sizes(map(self.path, some_of(len(self))))
+        return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
+
+
+class FolderImages(LooseFiles):
+    """Image files."""
+
+    in_memory = False
+
+    def __init__(self, root: Path, names: list[str], labels: list[int], data: Data) -> None:
+        super().__init__(root, names, labels)
+        self.resolution, self.channels = data.resolution, data.image_channels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
-        return image_tensor(open_image(path), path, self.resolution, self.channels), int(self._labels[index])
-
-    def fingerprint(self) -> Fingerprint:
-        """Return digests of the paths below the root, of the classes, and of the sizes of some files."""
-        sizes = file_sizes(map(self.path, some_of(len(self))))
-        return Fingerprint(len(self), self._paths.digest(self._root), digest([self._labels.tobytes()]), sizes)
+        return image_tensor(open_image(path), path, self.resolution, self.channels), self.label(index)
 
 
 def build_folder(data: Data) -> FolderImages:
@@ -209,7 +232,8 @@ def build_folder(data: Data) -> FolderImages:
         raise unreadable_root(data, error) from error
     if not paths:
         raise no_images(data, "a directory with files")
-    return FolderImages(root, paths, labels, data.resolution, data.image_channels)
+    above = os.path.join(root, "")
+    return FolderImages(root, [path.removeprefix(above) for path in paths], labels, data)
 
 
 def by_class(
@@ -275,11 +299,11 @@ def image_files(folder: Path) -> list[str]:
         below[:] = [name for name in below if not name.startswith(".")]
         way = above.pop(directory)
         for inner in (os.path.join(directory, name) for name in below):
-            if _identity(inner) in way:
+            if (identity := _identity(inner)) in way:
                 raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
-            above[inner] = way | {_identity(inner)}
-            visits[_identity(inner)] += 1
-            if visits[_identity(inner)] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
+            above[inner] = way | {identity}
+            visits[identity] += 1
+            if visits[identity] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
                 problem = f"must be reachable by at most {_MOST_VISITS} paths"
                 raise UserError(inner, None, problem, "remove links to it or to its parents")
         found += [os.path.join(directory, name) for name in names if is_image(name)]

@@ -87,10 +87,9 @@ def build_torchvision(data: Data) -> TorchvisionImages:
 
 
 def _torchvision_classes() -> dict[str, Any]:
-    base = torchvision.datasets.VisionDataset
-    each = inspect.getmembers(torchvision.datasets, inspect.isclass)
-    public = [(name, found) for name, found in each if name in torchvision.datasets.__all__ and found is not base]
-    return {name: found for name, found in public if issubclass(found, base)}
+    public = {name: getattr(torchvision.datasets, name) for name in sorted(torchvision.datasets.__all__)}
+    base = public.pop("VisionDataset")
+    return {name: found for name, found in public.items() if inspect.isclass(found) and issubclass(found, base)}
 
 
 def _constructor_parameters(source_class: type) -> dict[str, inspect.Parameter]:

@@ -14,7 +14,7 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +22,14 @@ from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.data.autoencoders import identity
-from bigsgan.data.datasets import ImageDataset, PathList, data_directory, wrong_num_classes
-from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
-from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_entries, zip_members
+from bigsgan.data.datasets import LABELS_FILE, ImageDataset, LooseFiles, data_directory, wrong_num_classes
+from bigsgan.data.fingerprint import Fingerprint
+from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_files, zip_members
 from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.runtime.paths import check_regular
 
-LABELS_FILE = "dataset.json"
 ABOUT_FILE = "codec.json"
 """File in which `bigsgan data encode` describes the shards beside it."""
 
@@ -39,67 +38,6 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
-class Files(Protocol):
-    """Files with their classes, wherever they are."""
-
-    def __len__(self) -> int:
-        """Return N."""
-        ...
-
-    def path(self, index: int) -> str:
-        """Return the path of a file, for messages."""
-        ...
-
-    def label(self, index: int) -> int:
-        """Return the class of a file."""
-        ...
-
-    def read(self, index: int) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            CorruptImage: The file cannot be read.
-        """
-        ...
-
-    def fingerprint(self) -> Fingerprint:
-        """Return digests of the listing."""
-        ...
-
-
-class LooseFiles:
-    """Files in a directory."""
-
-    def __init__(self, root: Path, names: list[str], labels: list[int]) -> None:
-        self._root, self._names = root, PathList(names)
-        self._labels = np.array(labels, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def path(self, index: int) -> str:
-        """Return the path of file ``index``."""
-        return str(self._root / self._names[index])
-
-    def label(self, index: int) -> int:
-        """Return the class of file ``index``."""
-        return int(self._labels[index])
-
-    def read(self, index: int) -> bytes:
-        """Return the content of file ``index``; raise CorruptImage if it cannot be read."""
-        path = self.path(index)
-        try:
-            check_regular(path)
-            return Path(path).read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-            raise CorruptImage(path, reason(error, path)) from None
-
-    def fingerprint(self) -> Fingerprint:
-        """Return digests of the names, of the classes, and of the sizes of some files."""
-        sizes = file_sizes(self.path(index) for index in some_of(len(self)))
-        return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
 
 
 class PackedLatents(PackedFiles):
@@ -128,7 +66,7 @@ class LatentFiles:
 
     in_memory = False
 
-    def __init__(self, files: Files, data: Data) -> None:
+    def __init__(self, files: LooseFiles | PackedFiles, data: Data) -> None:
         """Take the files.
 
         Raises:
@@ -252,8 +190,7 @@ def build_latents(data: Data) -> LatentFiles:
         content = (root / LABELS_FILE).read_bytes()
     except OSError as error:
         raise _unlisted(data, error) from None
-    listed = _listed(data, content, lambda: _files_below(root))
-    return LatentFiles(LooseFiles(root, [name for name, _ in listed], [label for _, label in listed]), data)
+    return LatentFiles(LooseFiles(root, *_listed(data, content, lambda: _files_below(root))), data)
 
 
 def _files_below(root: Path) -> list[str]:
@@ -270,12 +207,11 @@ def _packed(data: Data) -> PackedFiles:
         raise _unlisted(data, error) from None
     except Exception as error:  # BadZipFile, zlib.error, NotImplementedError, ...
         raise damaged(data, "is damaged", error) from None
-    listed = _listed(data, content, lambda: list(members))
-    if missing := [name for name, _ in listed if name not in members]:
+    names, labels = _listed(data, content, lambda: list(members))
+    if missing := [name for name in names if name not in members]:
         problem = f"has no {missing[0]}, which {LABELS_FILE} lists"
         raise UserError("data.root", data.root, problem, "pack it again")
-    entries = zip_entries(data, [members[name] for name, _ in listed], [label for _, label in listed])
-    return PackedFiles([str(data.root)], [name for name, _ in listed], entries, zip_content)
+    return PackedFiles(*zip_files(data, [members[name] for name in names], labels), zip_content)
 
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
@@ -309,7 +245,7 @@ def _check_codec(data: Data, path: Path) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
 
 
-def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> list[tuple[str, int]]:
+def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> tuple[list[str], list[int]]:
     """Return names and classes from dataset.json; all files if it has no classes and none are wanted."""
     try:
         labels: Any = json.loads(content)["labels"]
@@ -321,13 +257,12 @@ def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> l
         raise _unlisted(data, error) from None
     if not pairs:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
-    if not data.num_classes:
-        return [(name, 0) for name, _ in pairs]
-    if (lowest := min(pairs, key=lambda pair: pair[1]))[1] < 0:
-        problem = f"has a class below 0 in {LABELS_FILE}, that of {lowest[0]}"
+    names, labels = [name for name, _ in pairs], [label if data.num_classes else 0 for _, label in pairs]
+    if min(labels) < 0:
+        problem = f"has a class below 0 in {LABELS_FILE}, that of {names[labels.index(min(labels))]}"
         raise UserError("data.root", data.root, problem, "number classes from 0, or set data.num_classes=0")
-    _check_num_classes(data, max(label for _, label in pairs) + 1, f"classes in {LABELS_FILE}")
-    return pairs
+    _check_num_classes(data, max(labels) + 1, f"classes in {LABELS_FILE}")
+    return names, labels
 
 
 def _check_num_classes(data: Data, found: int, what: str) -> None:

@@ -39,20 +39,14 @@ _log = logging.getLogger(__name__)
 class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
-    images: Tensor
-    """float32 (n, C, R, R): images in [-1, 1], or a codec's latents."""
-    labels: Tensor
-    """int64 (n,), all 0 if ``data.num_classes`` is 0."""
+    images: Tensor  # float32 (n, C, R, R): images in [-1, 1], or a codec's latents
+    labels: Tensor  # int64 (n,), all 0 if `data.num_classes` is 0
 
 
 class ShownImages(LabelledImages):
-    """A micro-batch with the images that a teacher sees, as ``images`` may be latents.
+    """A micro-batch with the images that a teacher sees, as ``images`` may be latents."""
 
-    Attributes:
-        pixels: float32 (n, C, R, R) in [-1, 1].
-    """
-
-    pixels: Tensor
+    pixels: Tensor  # float32 (n, C, R, R) in [-1, 1]
 
 
 class RealImages:
@@ -239,21 +233,13 @@ def _end_workers(batches: Iterator[Batch] | None) -> None:
 
 
 class Batch(NamedTuple):
-    """One micro-batch from a loading process, and the unreadable images among its samples.
+    """One micro-batch from a loading process, and the unreadable images among its samples."""
 
-    Attributes:
-        images: uint8 (n, C, R, R), or latents, float32.
-        labels: int64 (n,).
-        corrupt: Path and reason of each unreadable image, which another image replaces.
-        complete: False if no readable image was found for some sample.
-        pixels: uint8 (n, C, R, R), the images of latents if they are wanted.
-    """
-
-    images: Tensor
-    labels: Tensor
-    corrupt: list[tuple[str, str]]
-    complete: bool
-    pixels: Tensor | None = None
+    images: Tensor  # uint8 (n, C, R, R), or latents, float32
+    labels: Tensor  # int64 (n,)
+    corrupt: list[tuple[str, str]]  # path and reason of each unreadable image, which another image replaces
+    complete: bool  # False if no readable image was found for some sample
+    pixels: Tensor | None = None  # uint8 (n, C, R, R), the images of latents if they are wanted
 
 
 class _Sample(NamedTuple):

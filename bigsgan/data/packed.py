@@ -119,15 +119,15 @@ class PackedFiles:
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the index, of the archives' names if there are several, and of their sizes."""
-        places = self._entries[[name for name in self._entries.dtype.names or () if name != "label"]]
-        fields = [np.ascontiguousarray(places[name]).tobytes() for name in places.dtype.names or ()]
+        fields = {name: self._entries[name].tobytes() for name in self._entries.dtype.names or ()}
+        label = fields.pop("label")
         archives = [os.path.basename(path).encode("utf-8", "surrogateescape") for path in self._archives]
         shards = archives if len(archives) > 1 else []  # a zip file is the root itself, whose path does not count
         return Fingerprint(
             len(self),
             digest([self._names.digest().encode(), *shards]),
-            digest([np.ascontiguousarray(self._entries["label"]).tobytes()]),
-            digest([*fields, file_sizes(self._archives).encode()]),
+            digest([label]),
+            digest([*fields.values(), file_sizes(self._archives).encode()]),
         )
 
 
@@ -169,8 +169,7 @@ def build_zip(data: Data) -> PackedImages:
         images, labels = by_class(data, zip_folders(members), list)
     if not images:
         raise no_images(data, "a zip file with files")
-    names = [info.filename for info in images]
-    return PackedImages([str(data.root)], names, zip_entries(data, images, labels), zip_content, data)
+    return PackedImages(*zip_files(data, images, labels), zip_content, data)
 
 
 def zip_members(data: Data) -> list[zipfile.ZipInfo]:
@@ -209,8 +208,10 @@ def zip_folders(members: Sequence[zipfile.ZipInfo]) -> dict[str, list[zipfile.Zi
     return files
 
 
-def zip_entries(data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]) -> np.ndarray:
-    """Return (N,) entries with which ``zip_content`` reads members.
+def zip_files(
+    data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]
+) -> tuple[list[str], list[str], np.ndarray]:
+    """Return the archive, and the names of members and their entries (N,), with which ``zip_content`` reads them.
 
     Raises:
         UserError: A member is encrypted, compressed by a method that is not supported, or too large.
@@ -223,7 +224,7 @@ def zip_entries(data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence
         check_member(data, info.filename, max(info.file_size, info.compress_size))
         inflated = info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
         entries.append((0, info.header_offset, info.compress_size, label, inflated, info.CRC))
-    return np.array(entries, dtype=_ZIP_ENTRY)
+    return [str(data.root)], [info.filename for info in members], np.array(entries, dtype=_ZIP_ENTRY)
 
 
 def _is_hidden(name: str) -> bool:

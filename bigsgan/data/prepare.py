@@ -14,9 +14,9 @@ import shlex
 import shutil
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from bigsgan.config.run_directory import refuse_parts_of_runs
-from bigsgan.data.conversion import RESUMES, Converted, Job, conversions, unwritable
+from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unwritable
 from bigsgan.data.datasets import some_names
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.source import Source, list_source
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 LARGEST_RESOLUTION = 2**14
 _PART_SIZE = 1_000
-LOCK = ".lock"
+_LOCK = ".lock"
 _SHARDED = ("tar", "latents")
 _SHOWN_UNREADABLE = 10
 
@@ -59,15 +59,21 @@ def main(source: Path, destination: Path, resolution: int, format: str, workers:
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     made = prepare(source, destination, resolution, format, workers)
+    describe(made, f"{made.num_images} images", {"kind": format, "root": destination, "resolution": resolution})
+
+
+def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[str, Any] | None = None) -> None:
+    """Print the result, the skipped images, and the overrides of a recipe that uses it.
+
+    ``data`` and ``codec`` are keys of these sections besides those that ``made`` tells.
+    """
     for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
         _log.warning("skipped an unreadable image: %s: %s", path, why)
     if made.num_unreadable:
         _log.warning("%d unreadable images were skipped", made.num_unreadable)
-    print(f"{destination}: {made.num_images} images of {made.num_classes or 'no'} classes")
-    overrides = {
-        "kind": format, "root": destination, "resolution": resolution, "image_channels": made.image_channels,
-        "num_classes": made.num_classes,
-    }  # fmt: skip
+    print(f"{data['root']}: {what} of {made.num_classes or 'no'} classes")
+    overrides = {**data, "image_channels": made.image_channels, "num_classes": made.num_classes}
+    overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
     print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
 
 
@@ -87,32 +93,48 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
             written; a process died; or a class has no readable image.
     """
     check_numbers(resolution, workers)
-    refuse_parts_of_runs(destination, "DST")
+    check_place(destination, source)
     task = Task(list_source(source), destination, resolution, format)
-    if destination.resolve().is_relative_to(source.resolve()):
-        raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
-    try:
+    with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():
             return _already_joined(task)
         if not check_destination(task) or format == "zip" or parts_left(task):
-            task.work.mkdir(parents=True, exist_ok=True)
-            remedy = "wait until it has ended, or give another destination"
             with ExitStack() as stack:
-                stack.callback(hold(task.work / LOCK, "DST", str(destination), remedy))
-                if not check_destination(task):  # again: another process may have started and stopped meanwhile
-                    write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
+                begin(task, stack)
                 _convert_parts(task, workers)
                 if format == "zip":
                     _join(task)
         made = _sum_up(task)
         if format == "zip":
             shutil.rmtree(task.work)  # after the lock in it is released: otherwise NFS would leave a file behind
+        return made
+
+
+def check_place(destination: Path, source: Path) -> None:
+    """Refuse a destination in a run's directory or in the source.
+
+    Raises:
+        UserError: It lies there.
+    """
+    refuse_parts_of_runs(destination, "DST")
+    if destination.resolve().is_relative_to(source.resolve()):
+        raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
+
+
+@contextmanager
+def naming_culprit(destination: Path, workers: int | None) -> Iterator[None]:
+    """Turn errors of the destination's file system, and a worker's death, into messages.
+
+    Raises:
+        UserError: One of these has happened inside the block.
+    """
+    try:
+        yield
     except OSError as error:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
         remedy = f"lower it, or give the machine more memory, {RESUMES}"
         raise UserError("--workers", workers, "worker processes were started and one died", remedy) from error
-    return made
 
 
 def check_numbers(resolution: int, workers: int) -> None:
@@ -202,11 +224,24 @@ def check_destination(task: Task) -> bool:
         _check_plan(task, _read_json(task.plan_file.read_text()))
         return True
     # Left by a process that was killed before it wrote the plan.
-    begun = {task.work.name, LOCK, f"{task.plan_file.name}.tmp"}
+    begun = {task.work.name, _LOCK, f"{task.plan_file.name}.tmp"}
     for directory in {task.work, task.work if task.format == "zip" else task.destination}:
         if directory.exists() and any(entry.name not in begun for entry in directory.iterdir()):
             raise _not_ours(task)
     return False
+
+
+def begin(task: Task, stack: ExitStack) -> None:
+    """Lock the destination until ``stack`` ends, and write the plan if it has none.
+
+    Raises:
+        UserError: Another process has locked it, or ``check_destination`` refuses it.
+    """
+    task.work.mkdir(parents=True, exist_ok=True)
+    remedy = "wait until it has ended, or give another destination"
+    stack.callback(hold(task.work / _LOCK, "DST", str(task.destination), remedy))
+    if not check_destination(task):  # again: another process may have started and stopped meanwhile
+        write_text(task.plan_file, json.dumps(task.plan, indent=2) + "\n")
 
 
 def _already_joined(task: Task) -> Prepared:
@@ -266,7 +301,7 @@ def _convert_parts(task: Task, workers: int) -> None:
     num = len(task.source.paths)
     jobs = (_job(task, index) for part in left.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before
-        conversions(jobs, min(workers, num_left)) as results,
+        in_order(convert, jobs, min(workers, num_left)) as results,
         tqdm(total=num, initial=num - num_left, unit="image", dynamic_ncols=True, disable=None) as bar,
     ):
         for number, part in left.items():
@@ -283,7 +318,7 @@ def _job(task: Task, index: int) -> Job:
     return Job(task.source.paths[index], task.resolution, out)
 
 
-def _write_part(task: Task, number: int, part: range, results: Iterator[Converted], bar: tqdm) -> None:
+def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
     report: dict[str, Any] = {"image_channels": 1, "unreadable": []}
 
     def members() -> Iterator[tuple[str, bytes]]:

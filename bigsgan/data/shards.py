@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,18 +38,13 @@ _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
 _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
 """Place of latents, and of the image with the same key; without an image, its size is 0."""
 
+_State: TypeAlias = tuple[str, int, int]
+"""Name, size and time of a shard, which change when it is written again."""
+
 _FORMAT = 1
 """Version of the cached index."""
 
 _log = logging.getLogger(__name__)
-
-
-class _State(NamedTuple):
-    """Attributes of a shard that change when it is written again."""
-
-    name: str
-    size: int
-    mtime_ns: int
 
 
 class _Shard(NamedTuple):
@@ -133,7 +128,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
 def _state(path: Path) -> _State:
     check_regular(path)
     found = path.stat()
-    return _State(path.name, found.st_size, found.st_mtime_ns)
+    return path.name, found.st_size, found.st_mtime_ns
 
 
 def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
@@ -144,7 +139,7 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
             about = json.loads(file["about"].tobytes())
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
             places = file["places"]
-        states = [_State(*state) for state in about["states"]]
+        states = [(name, size, mtime) for name, size, mtime in about["states"]]
         ends = np.cumsum(about["numbers"])
         if about["format"] != _FORMAT or places.dtype != place or not len(names) == len(places) == ends[-1]:
             return {}

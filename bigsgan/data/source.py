@@ -15,12 +15,12 @@ import numpy as np
 
 from bigsgan.config.data import Data
 from bigsgan.data.conversion import unreadable
-from bigsgan.data.datasets import class_folders, data_directory, image_files, is_image, some_names
+from bigsgan.data.datasets import LABELS_FILE, class_folders, data_directory, image_files, is_image, some_names
 from bigsgan.data.packed import (
     PackedFiles,
     build_zip,
     zip_content,
-    zip_entries,
+    zip_files,
     zip_folders,
     zip_images,
     zip_members,
@@ -28,9 +28,6 @@ from bigsgan.data.packed import (
 from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage
-
-_LABELS_FILE = "dataset.json"
-"""Lists the classes in zip files from EDM2's and StyleGAN's tools; folders in these files are not classes."""
 
 
 class Source(NamedTuple):
@@ -139,7 +136,8 @@ def _open_zip(root: Path) -> Source:
         data = _data("zip", root, 0)
         members = zip_members(data)
         packed: PackedFiles
-        if all(info.filename != _LABELS_FILE for info in members):
+        # The tools of EDM2 and StyleGAN list classes in this file; folders beside it are not classes.
+        if all(info.filename != LABELS_FILE for info in members):
             loose = [info.filename for info in zip_images(members) if "/" not in info.filename]
             classes = _class_names(root, loose, zip_folders(members))
             packed = build_zip(_data("zip", root, len(classes)))
@@ -149,8 +147,7 @@ def _open_zip(root: Path) -> Source:
             images = zip_images(members)
             _check_listing(root, labels, [info.filename for info in images], [info.filename for info in members])
             numbers = [labels[info.filename] for info in images]
-            entries = zip_entries(data, images, numbers)
-            packed = PackedFiles([str(root)], [info.filename for info in images], entries, zip_content)
+            packed = PackedFiles(*zip_files(data, images, numbers), zip_content)
             classes = _numbered(numbers)
         return _source(root, classes, packed)
 
@@ -159,10 +156,10 @@ def _listed_labels(root: Path) -> dict[str, int] | None:
     """Return the class of each image by name from dataset.json; None if it says that there are no classes."""
     try:
         with zipfile.ZipFile(root) as archive:
-            pairs: Any = json.loads(archive.read(_LABELS_FILE))["labels"]
+            pairs: Any = json.loads(archive.read(LABELS_FILE))["labels"]
         return None if pairs is None else {str(name): int(label) for name, label in pairs}
     except Exception as error:  # BadZipFile, ValueError, KeyError, ...
-        problem = f"has no readable {_LABELS_FILE}: {reason(error)}"
+        problem = f"has no readable {LABELS_FILE}: {reason(error)}"
         raise UserError("SRC", str(root), problem, "pack it again") from None
 
 
@@ -170,11 +167,11 @@ def _check_listing(root: Path, labels: dict[str, int], images: list[str], member
     """Refuse an image that dataset.json does not list, and a listed image that is missing."""
     unknown = next((name for name in images if name not in labels), None)
     if unknown is not None:
-        raise UserError("SRC", str(root), f"has {unknown}, which its {_LABELS_FILE} does not list", "pack it again")
+        raise UserError("SRC", str(root), f"has {unknown}, which its {LABELS_FILE} does not list", "pack it again")
     there = set(members)
     missing = next((name for name in labels if name not in there), None)
     if missing is not None:
-        raise UserError("SRC", str(root), f"has no {missing}, which its {_LABELS_FILE} lists", "pack it again")
+        raise UserError("SRC", str(root), f"has no {missing}, which its {LABELS_FILE} lists", "pack it again")
 
 
 def _open_shards(root: Path) -> Source:

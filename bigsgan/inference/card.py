@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import RECORDS_FILE
@@ -57,20 +57,19 @@ _USE = {
 }
 
 
-class Subject(NamedTuple):
-    """The generator that a card describes."""
+def model_card(
+    run: Path, recipe: Recipe, nimg: int, header: Mapping[str, str], num_parameters: int, grid: str | None
+) -> str:
+    """Write the card of a run's generator. The license is left to the user.
 
-    run: Path  # run directory, whose records have the metrics
-    recipe: Recipe  # recipe of the run
-    nimg: int  # images seen at the checkpoint
-    header: Mapping[str, str]  # header of the safetensors file
-    num_parameters: int  # number of the generator's parameters
-    grid: str | None  # name of the file with samples; None for none
-
-
-def model_card(subject: Subject) -> str:
-    """Write the card. The license is left to the user."""
-    recipe, header = subject.recipe, subject.header
+    Args:
+        run: Run directory, whose records have the metrics.
+        recipe: Recipe of the run.
+        nimg: Images seen at the checkpoint.
+        header: Header of the safetensors file.
+        num_parameters: Number of the generator's parameters.
+        grid: Name of the file with samples; None for none.
+    """
     data = recipe.data
     kind = "pairs" if data.paired else "classes" if data.num_classes else "latents"
     decoded = data.kind == "latents"  # the user decodes them
@@ -88,15 +87,15 @@ def model_card(subject: Subject) -> str:
     head = _HEAD.format(
         task="image-to-image" if data.paired else "unconditional-image-generation",
         family=recipe.generator.family,
-        name=subject.run.absolute().name,
-        grid="" if subject.grid is None else f"\n![Samples]({subject.grid})\n",
+        name=run.absolute().name,
+        grid="" if grid is None else f"\n![Samples]({grid})\n",
         size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
         classes=data.num_classes or "none",
-        parameters=f"{subject.num_parameters / 1e6:.2f} M",
+        parameters=f"{num_parameters / 1e6:.2f} M",
         weights=_name(header),
         dtype=header["dtype"],
         statistics=header["statistics"],
-        nimg=f"{subject.nimg:,}",
+        nimg=f"{nimg:,}",
         data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part),
         imports="import bigsgan" if data.paired else "import bigsgan\nimport torch",
         use=use,
@@ -104,13 +103,8 @@ def model_card(subject: Subject) -> str:
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
     for section, key in (("data", "kind"), ("generator", "family"), ("discriminator", "family")):
         tree[section] = {key: getattr(getattr(recipe, section), key), **tree[section]}
-    settings = dump_yaml(tree)
-    parts = [
-        head,
-        _metrics(subject),
-        f"## Recipe\n\n`config.json` has it whole, with all defaults.\n\n```yaml\n{settings}```\n",
-    ]
-    return "\n".join(part for part in parts if part)
+    settings = f"## Recipe\n\n`config.json` has it whole, with all defaults.\n\n```yaml\n{dump_yaml(tree)}```\n"
+    return "\n".join(part for part in (head, _metrics(run, nimg, header), settings) if part)
 
 
 def _name(header: Mapping[str, str]) -> str:
@@ -118,11 +112,11 @@ def _name(header: Mapping[str, str]) -> str:
     return f"EMA{width}" if header["weights"] == "ema" else "live"
 
 
-def _metrics(subject: Subject) -> str:
+def _metrics(run: Path, nimg: int, header: Mapping[str, str]) -> str:
     """A table of the newest values up to the checkpoint, of samples made in the same way; empty if there are none."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in _records(subject.run / RECORDS_FILE):
-        if record["nimg"] > subject.nimg or _weights(record) != _weights(subject.header):
+    for record in _records(run / RECORDS_FILE):
+        if record["nimg"] > nimg or _weights(record) != _weights(header):
             continue
         key = tuple(str(record.get(name) or "") for name in ("metric", "features_sha256", "resizer", "reference"))
         if key not in newest or newest[key]["nimg"] <= record["nimg"]:

@@ -20,6 +20,9 @@ from bigsgan.runtime.paths import writing
 CARD_FILE, GRID_FILE = "README.md", "samples.png"
 FILES = (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE, GRID_FILE)
 
+_NUMBERS = ("nimg", "ema_width", "truncation", "guidance", "recipe")
+"""Keys of a header whose texts are JSON."""
+
 
 def refuse_folder(out: Path, field: str = "--out") -> None:
     """Refuse a folder that cannot be made, or whose files an export would replace: a model card is edited by hand.
@@ -33,6 +36,12 @@ def refuse_folder(out: Path, field: str = "--out") -> None:
         raise UserError(field, str(out), problem, "give another directory, or remove them", detail)
 
 
+def write_weights(state: Mapping[str, Tensor], header: Mapping[str, str], folder: Path) -> None:
+    """Write weights with their header into a folder, whole or not at all."""
+    with replacing(folder / WEIGHTS_FILE) as unfinished:
+        save_file(dict(state), unfinished, metadata={"format": "pt", **header})
+
+
 def write_folder(
     state: Mapping[str, Tensor], header: Mapping[str, str], card: str, grid: Tensor | None, out: Path
 ) -> None:
@@ -41,17 +50,11 @@ def write_folder(
     Raises:
         UserError: They cannot be written.
     """
-    texts = {"library_name": "bigsgan", **header}
-    numbers = {
-        name: json.loads(header[name])
-        for name in ("nimg", "ema_width", "truncation", "guidance", "recipe")
-        if name in header
-    }
+    config = {"library_name": "bigsgan", **{k: json.loads(v) if k in _NUMBERS else v for k, v in header.items()}}
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        with replacing(out / WEIGHTS_FILE) as unfinished:
-            save_file(dict(state), unfinished, metadata={"format": "pt", **header})
+        write_weights(state, header, out)
         if grid is not None:
             save_png(grid, out / GRID_FILE)
         write_text(out / CARD_FILE, card)
-        write_text(out / CONFIG_FILE, json.dumps({**texts, **numbers}, indent=2) + "\n")
+        write_text(out / CONFIG_FILE, json.dumps(config, indent=2) + "\n")

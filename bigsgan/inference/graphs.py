@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,34 +50,28 @@ Inputs = Mapping[str, Tensor]
 Run = Callable[[Inputs], Tensor]
 
 
-class _Latents(nn.Module):
-    """Latents (N, Z) -> images (N, C, R, R)."""
-
-    def __init__(self, network: LayerStack) -> None:
+class _Graph(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+
+
+class _Latents(_Graph):
+    """Latents (N, Z) -> images (N, C, R, R)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return self.network(z, _zeros(z))
 
 
-class _Classes(nn.Module):
+class _Classes(_Graph):
     """Latents (N, Z), labels (N,) int64 -> images (N, C, R, R)."""
-
-    def __init__(self, network: LayerStack) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.network(z, y)
 
 
-class _Translated(nn.Module):
+class _Translated(_Graph):
     """Input images (N, C_in, R, R) in [-1, 1] -> images (N, C, R, R)."""
-
-    def __init__(self, network: LayerStack) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x, _zeros(x), _zeros(x))
@@ -96,12 +90,8 @@ class _ClassStyles(nn.Module):
         return self.synthesis(mapping.w_avg.lerp(ws, psi), seeds)
 
 
-class _Styles(nn.Module):
+class _Styles(_Graph):
     """Latents (N, Z), truncation psi () -> images (N, C, R, R)."""
-
-    def __init__(self, network: LayerStack) -> None:
-        super().__init__()
-        self.network = _ClassStyles(network)
 
     def forward(self, z: Tensor, psi: Tensor) -> Tensor:
         return self.network(z, _zeros(z), psi)
@@ -156,7 +146,8 @@ def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
     if recipe.data.paired:
         return _Translated(network)
     if recipe.generator.has_styles:
-        return (_ClassStyles if recipe.data.num_classes else _Styles)(network)
+        styles = _ClassStyles(network)
+        return styles if recipe.data.num_classes else _Styles(styles)
     return (_Classes if recipe.data.num_classes else _Latents)(network)
 
 
@@ -204,7 +195,6 @@ def _save_program(program: ExportedProgram, header: Mapping[str, str], path: Pat
 
 
 def _open_program(path: Path) -> Run:
-    file: BinaryIO
     with path.open("rb") as file:
         module = torch.export.load(file).module()
     return lambda inputs: module(*inputs.values())

@@ -44,13 +44,13 @@ def from_pretrained(
         return load(name, device, dtype)
     require("hub", "from_pretrained", str(name))
     network = importlib.import_module("bigsgan.inference.pretrained").PretrainedNetwork
-    library = importlib.import_module("huggingface_hub")
     try:
-        folder = library.snapshot_download(str(name), revision=revision, allow_patterns=list(FILES), **options)
+        opened: ExportedNetwork = network._from_pretrained(
+            model_id=str(name), device=device, dtype=dtype, revision=revision, **options
+        )
     except (OSError, ValueError) as error:  # the library's own errors are among these
         problem, remedy = f"cannot be downloaded: {reason(error)}", "give a folder, or a repository that you can read"
         raise UserError("from_pretrained", str(name), problem, remedy) from error
-    opened: ExportedNetwork = network.open_folder(folder, device, dtype)
     return opened
 
 

@@ -15,8 +15,8 @@ def set_psi(network: nn.Module, psi: float | None) -> None:
             module.truncation_psi = 1.0 if psi is None else psi
 
 
-def set_guidance(network: nn.Module, guidance: float) -> None:
-    """Scale the distance of a GAT's w from its mean over the classes; 1 leaves w unchanged."""
+def set_guidance(network: nn.Module, guidance: float | None) -> None:
+    """Scale the distance of a GAT's w from its mean over the classes; 1 or None leaves w unchanged."""
     for module in network.modules():
         if isinstance(module, GATMapping):
-            module.guidance = guidance
+            module.guidance = 1.0 if guidance is None else guidance

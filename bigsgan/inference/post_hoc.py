@@ -39,13 +39,6 @@ class Profile(NamedTuple):
     width: float
 
 
-class Combination(NamedTuple):
-    """A sum of profiles that approximates another."""
-
-    coefficients: np.ndarray  # coefficients of the saved profiles, float64
-    error: float  # norm of the difference, divided by the norm of the wanted profile
-
-
 def check_width(width: float) -> None:
     """Refuse a width that no average has.
 
@@ -57,8 +50,11 @@ def check_width(width: float) -> None:
         raise UserError("--ema-width", width, problem, "give a relative width (sigma_rel) such as 0.07")
 
 
-def combine(kept: Sequence[Profile], wanted: Profile) -> Combination:
-    """Approximate the wanted profile by the saved ones, in the least squares sense."""
+def combine(kept: Sequence[Profile], wanted: Profile) -> tuple[np.ndarray, float]:
+    """Approximate the wanted profile by a sum of the saved ones, in the least squares sense.
+
+    Return the sum's coefficients, float64, and the norm of the difference, divided by the norm of the wanted profile.
+    """
     profiles = [*kept, wanted]
     nimg = np.array([profile.nimg for profile in profiles], dtype=np.float64)
     gammas = np.array([power_exponent(profile.width) for profile in profiles])
@@ -68,7 +64,7 @@ def combine(kept: Sequence[Profile], wanted: Profile) -> Combination:
     gram, target = cosines[:-1, :-1], cosines[:-1, -1]
     solution = np.linalg.lstsq(gram, target, rcond=None)[0]
     error = 1 - 2 * solution @ target + solution @ gram @ solution
-    return Combination(solution * norms[-1] / norms[:-1], math.sqrt(max(error, 0.0)))
+    return solution * norms[-1] / norms[:-1], math.sqrt(max(error, 0.0))
 
 
 def _products(nimg: np.ndarray, gammas: np.ndarray) -> np.ndarray:

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from bigsgan.engines.base import DTYPES
-from bigsgan.inference.folder import FILES, refuse_folder
+from bigsgan.inference.folder import FILES, refuse_folder, write_weights
 from bigsgan.inference.loading import WEIGHTS_FILE, ExportedNetwork, load
-from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import writing
 
@@ -49,11 +47,6 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
             folder = importlib.import_module("huggingface_hub").snapshot_download(
                 model_id, allow_patterns=list(FILES), **options
             )
-        return cls.open_folder(folder, device, dtype)
-
-    @classmethod
-    def open_folder(cls, folder: str, device: torch.device | str, dtype: str | None) -> PretrainedNetwork:
-        """Open a local folder; ``device`` and ``dtype`` as in ``bigsgan.load``."""
         opened = load(folder, device, dtype)
         others = [Path(folder, name) for name in FILES if name != WEIGHTS_FILE]
         return cls(opened, {path.name: path.read_bytes() for path in others if path.is_file()}).eval()
@@ -78,7 +71,6 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
             for name, tensor in self.network.state_dict().items()
         }
         with writing(save_directory):
-            with replacing(save_directory / WEIGHTS_FILE) as unfinished:
-                save_file(state, unfinished, metadata={"format": "pt", **self.header})
+            write_weights(state, self.header, save_directory)
             for name, content in self.texts.items():
                 (save_directory / name).write_bytes(content)

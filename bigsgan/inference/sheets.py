@@ -37,15 +37,13 @@ class Sheet(NamedTuple):
 class Sampler:
     """Makes sheets from a generator of images from latents."""
 
-    def __init__(
-        self, trained: TrainedNetwork, seed: int, batch: int, device: torch.device, standing: bool = True
-    ) -> None:
-        """Take a generator on ``device``, to compute ``batch`` images at a time; ``seed`` is for the latents.
+    def __init__(self, trained: TrainedNetwork, seed: int, batch: int, standing: bool = True) -> None:
+        """Take a generator, to compute ``batch`` images at a time; ``seed`` is for the latents.
 
         ``standing`` gives batch norm standing statistics; otherwise it uses its own.
         """
         self._trained, self._recipe, self._draws = trained, trained.recipe, Draws(seed)
-        self._batch, self._device, self._standing = batch, device, standing
+        self._batch, self._standing = batch, standing
 
     def prepare(self, truncation: float | None) -> None:
         """Give batch norm standing statistics, and a mapping network its truncation psi.
@@ -55,13 +53,13 @@ class Sampler:
         set_psi(self._trained.network, truncation)
         if not self._standing:
             return
-        batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._device)
+        batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._trained.device)
         stand_statistics(self._trained.network, self._trained.infer, batches)
 
     def inputs(self, first: int, labels: Tensor, truncation: float | None) -> MicroBatch:
         """Inputs of the samples from number ``first`` on, one for each label."""
-        threshold = self._threshold(truncation)
-        return generator_inputs(self._recipe, self._draws, "sample", first, labels, threshold, self._device)
+        threshold, device = self._threshold(truncation), self._trained.device
+        return generator_inputs(self._recipe, self._draws, "sample", first, labels, threshold, device)
 
     def images(self, inputs: MicroBatch) -> Tensor:
         """Make images from inputs."""
@@ -188,11 +186,11 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
     return between * torch.lerp(*norms, share)
 
 
-def translated_pairs(trained: TrainedNetwork, num: int, batch: int, device: torch.device) -> Sheet:
+def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
     """Show inputs of the run's data, their translations and their targets side by side."""
     pairs = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
     if not len(pairs):
         raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
-    grid = pair_grid(trained.recipe, pairs, device)
+    grid = pair_grid(trained.recipe, pairs, trained.device)
     images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

@@ -31,6 +31,11 @@ class TrainedNetwork:
     nimg: int
     network: LayerStack
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
     @torch.no_grad()
     def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Compute outputs without a graph; only ``moving`` lets state move."""
@@ -74,12 +79,11 @@ def open_trained(
             raise UserError("--ema-width", None, "cannot be combined with --live", "give only one of them")
         if network != "generator":
             raise UserError("--ema-width", None, "needs the generator", "remove the option")
-        seen, stack = reconstruct(run, recipe, width, nimg, ranks)
-        compute_as_suits(stack, device)
-        return TrainedNetwork(recipe, seen, stack.to(device))
-    entry = "average" if network == "generator" and not live else network
-    found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry), ranks)
-    stack = build_network(recipe, network)
-    checkpoint.Reader(found).entry(entry).read_network(stack)
+        nimg, stack = reconstruct(run, recipe, width, nimg, ranks)
+    else:
+        entry = "average" if network == "generator" and not live else network
+        found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry), ranks)
+        nimg, stack = found.nimg, build_network(recipe, network)
+        checkpoint.Reader(found).entry(entry).read_network(stack)
     compute_as_suits(stack, device)
-    return TrainedNetwork(recipe, found.nimg, stack.to(device))
+    return TrainedNetwork(recipe, nimg, stack.to(device))

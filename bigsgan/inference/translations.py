@@ -29,13 +29,7 @@ class Translations:
     """The images of a directory, in the order of their names, and their translations by a generator."""
 
     def __init__(
-        self,
-        trained: TrainedNetwork,
-        directory: Path,
-        num: int | None,
-        seed: int,
-        device: torch.device,
-        standing: bool = True,
+        self, trained: TrainedNetwork, directory: Path, num: int | None, seed: int, standing: bool = True
     ) -> None:
         """List the first ``num`` images, or all; sub-directories are ignored. ``seed`` is for the dropout.
 
@@ -44,7 +38,7 @@ class Translations:
         Raises:
             UserError: The directory cannot be read, or contains no images.
         """
-        self._trained, self._device, self._draws = trained, device, Draws(seed)
+        self._trained, self._draws = trained, Draws(seed)
         self._paths = _images(directory)[:num]
         self._statistics = trained.recipe.sample_statistics if standing else "running"
 
@@ -76,7 +70,7 @@ class Translations:
         sources = torch.stack([self._read(self._paths[number]) for number in numbers])
         seeds = self._draws.seeds("sample/seed", (0,), numbers[0], len(numbers))
         inputs = (sources, torch.zeros(len(numbers), dtype=torch.int64), torch.from_numpy(seeds))
-        placed = tuple(entry.to(self._device) for entry in inputs)
+        placed = tuple(entry.to(self._trained.device) for entry in inputs)
         chunk = 1 if self._statistics == "batch" else batch
         return sources, sample(self._trained.network, self._trained.show, placed, chunk, self._statistics)
 

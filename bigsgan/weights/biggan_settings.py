@@ -5,12 +5,11 @@ A batch there has ``batch_size`` times ``num_D_accumulations`` images, and each 
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from bigsgan.errors import UserError
-from bigsgan.weights.settings import NONE, OPTION, Options, Settings, not_of
+from bigsgan.weights.settings import NONE, OPTION, Options, Settings, half_life_nimg, images_seen, known, not_of
 from bigsgan.weights.tensor_file import read_content
 
 _USUAL: dict[str, Any] = {
@@ -19,7 +18,7 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 """Arguments that no recipe has, with the values that need none; arguments that only affect reports are not listed."""
 
-_MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
+_MOST_IMAGES = 1 << 20
 
 
 def file_beside(weights: Path) -> Path:
@@ -44,7 +43,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict) or "num_D_steps" not in config or not all(isinstance(key, str) for key in config):
         raise not_of(path, "BigGAN-PyTorch")
-    options = Options(path, config, {})
+    options = Options(path, config)
     keys: dict[str, Any] = {"objective.d_steps": options.value("num_D_steps"), "seed": options.value("seed")}
     keys["data.horizontal_flip"] = options.value("augment")
     if norm_eps is None:
@@ -56,19 +55,16 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
         betas = [options.number(f"{letter}_B{i}") for i in (1, 2)]
         if (lr := options.number(f"{letter}_lr")) is not None and None not in betas:
             section = {"kind": "adam", "lr": lr, "betas": [float(beta or 0) for beta in betas]}
-            eps = options.number("adam_eps")
-            keys[f"optimizer.{network}"] = {**section, **({} if eps is None else {"eps": eps})}
+            keys[f"optimizer.{network}"] = {**section, **known({"eps": options.number("adam_eps")})}
     left = [name for name, usual in _USUAL.items() if config.get(name, usual) != usual]
     left += ["num_epochs", *(["augment's crops"] if config.get("augment") else [])]
     nimg = None
     if batches := _batches(options):
         keys |= {**batches, "ema": _ema(options, batches["batch"])}
-        if type(updates := content.get("itr")) is int and 0 <= updates < _MOST_UPDATES:
-            nimg = batches["batch"] * updates
+        nimg = images_seen(batches["batch"], content.get("itr"))
     else:
         left += ["batch_size", "G_batch_size"]
-    found = {key: value for key, value in keys.items() if value is not None}
-    return Settings(str(path), found, tuple(left)), nimg
+    return Settings(str(path), known(keys), tuple(left)), nimg
 
 
 def _batches(options: Options) -> dict[str, Any] | None:
@@ -89,4 +85,4 @@ def _ema(options: Options, batch: int) -> dict[str, Any] | None:
     decay, start = options.number("ema_decay"), options.number("ema_start")
     if options.value("ema") is not True or decay is None or not 0 < decay < 1:
         return None
-    return {"half_life_nimg": round(batch * math.log(0.5) / math.log(decay)), "start_nimg": round(batch * (start or 0))}
+    return {"half_life_nimg": half_life_nimg(batch, decay), "start_nimg": round(batch * (start or 0))}

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from bigsgan.errors import UserError
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)|blocks\.(\d+)\.(ls_attn|ls_mlp)")
-_HEAD = re.compile(r"final_layers\.(\d+)\.(.+)\.(weight|bias)")
 _IN_BLOCK = {
     "attn.qkv": "attention.qkv",
     "attn.q_norm": "attention.query_norm",
@@ -28,11 +26,10 @@ _IN_BLOCK = {
     "adaLN_modulation.1": "modulation.linear",
     "norm1": "norm1",
     "norm2": "norm2",
-    "ls_attn": "scale1",
-    "ls_mlp": "scale2",
 }
 _IN_HEAD = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
-_LEFT = re.compile(r"(pos_embed|w_avg|(?:.+\.)?feat_rope\..+)")
+_TWO_LAYERS = {"0": "first", "2": "second"}
+_THREE_LAYERS = {**_TWO_LAYERS, "4": "third"}
 _AUTOENCODER, _FACTOR = "data/sd-vae-ft-mse", 8
 """The autoencoder's place in the shipped recipes, and how many times shorter a side of its latents is."""
 _TEACHER = "data/dinov2_vitb14.pt2"
@@ -42,11 +39,11 @@ UNTOLD_OF_TEACHER = ("path", "resolution", "weight")
 FROZEN = ("pos_embed",)
 """Parameters that do not train."""
 _BUFFER = re.compile(r"w_avg|(?:.+\.)?feat_rope\..+")
+_INPUT = "x_embedder.proj"
 _LEFT_OUT = {
     "w_avg": "G's means of w by class, which are computed where samples are truncated",
-    "x_embedder.proj.weight": "G's embedding of an input that is multiplied by 0",
+    f"{_INPUT}.weight": "G's embedding of an input that is multiplied by 0",
 }
-_LEFT_OF_GENERATOR = re.compile(r"x_embedder\.proj\.(weight|bias)")
 
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,47 +51,47 @@ def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     depth, num_heads = _count(state, "blocks", "generator"), _count(state, "final_layers", "generator")
     between = depth // num_heads
     names = {"y_embedder.embedding_table.weight": "0.embedding.weight"}
-    for theirs, ours in (("0", "first"), ("2", "second")):
-        names |= {f"latent_embedder.{theirs}.{each}": f"0.layers.{ours}.{each}" for each in ("weight", "bias")}
-    found = {}
-    for name, tensor in state.items():
-        if _LEFT.fullmatch(name) or _LEFT_OF_GENERATOR.fullmatch(name):
-            continue
-        if name in names:
-            ours = names[name]
-        elif (match := _BLOCK.fullmatch(name)) and match[2] in _IN_BLOCK:
-            number = int(match[1])
-            ours = f"{1 + number + number // between}.{_IN_BLOCK[match[2]]}.{match[3]}"
-        elif (match := _HEAD.fullmatch(name)) and match[2] in _IN_HEAD:
-            ours = f"{(int(match[1]) + 1) * (between + 1)}.{_IN_HEAD[match[2]]}.{match[3]}"
-        else:
-            raise _foreign("generator", f"{name} is unknown")
-        found[f"layers.{ours}"] = tensor
-    return found
+    names |= _inside("latent_embedder", "0.layers", _TWO_LAYERS)
+    for i in range(depth):
+        names |= _inside(f"blocks.{i}", f"{1 + i + i // between}", _IN_BLOCK)
+    for i in range(num_heads):
+        names |= _inside(f"final_layers.{i}", f"{(i + 1) * (between + 1)}", _IN_HEAD)
+    used = {name: tensor for name, tensor in state.items() if name not in (f"{_INPUT}.weight", f"{_INPUT}.bias")}
+    return _renamed(used, "generator", names)
 
 
 def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our discriminator, as its ``discriminator_section`` describes it."""
     depth = _count(state, "blocks", "discriminator")
-    names = {"y_embedder.embedding_table.weight": f"{depth + 2}.embedding.weight", "cls_token": "1.token"}
-    pairs = [("x_embedder.proj", "1.linear"), ("final_layer.1", f"{depth + 2}.linear")]
-    pairs += [(f"y_embedder.latent_embedder.{i}", f"{depth + 2}.mapping.{n}") for i, n in ((0, "first"), (2, "second"))]
-    pairs += [(f"proj.{i}", f"{depth + 2}.teacher.{name}") for i, name in ((0, "first"), (2, "second"), (4, "third"))]
-    for theirs, ours in [*pairs, ("final_layer.0", f"{depth + 2}.norm")]:
-        names |= {f"{theirs}.{each}": f"{ours}.{each}" for each in ("weight", "bias")}
+    last = f"{depth + 2}"
+    names = {"cls_token": "1.token", "y_embedder.embedding_table.weight": f"{last}.embedding.weight"}
+    names |= _inside("x_embedder", "1", {"proj": "linear"})
+    for i in range(depth):
+        names |= _inside(f"blocks.{i}", f"{2 + i}", _IN_BLOCK)
+        names |= {f"blocks.{i}.ls_attn": f"{2 + i}.scale1.weight", f"blocks.{i}.ls_mlp": f"{2 + i}.scale2.weight"}
+    names |= _inside("final_layer", last, {"0": "norm", "1": "linear"})
+    names |= _inside("y_embedder.latent_embedder", f"{last}.mapping", _TWO_LAYERS)
+    names |= _inside("proj", f"{last}.teacher", _THREE_LAYERS)
+    found = _renamed(state, "discriminator", names)
+    first = {"layers.1.token": 0, "layers.1.linear.weight": 1}  # ours have fewer dimensions
+    return {name: tensor.flatten(first[name]) if name in first else tensor for name, tensor in found.items()}
+
+
+def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Names of the weights and biases of layers within a module."""
+    leaves = ("weight", "bias")
+    return {f"{theirs}.{k}.{leaf}": f"{ours}.{name}.{leaf}" for k, name in names.items() for leaf in leaves}
+
+
+def _renamed(state: Mapping[str, Tensor], network: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rename all entries except positions and running means."""
     found = {}
     for name, tensor in state.items():
-        if _LEFT.fullmatch(name):
+        if name in FROZEN or _BUFFER.fullmatch(name):
             continue
-        if name in names:
-            ours = names[name]
-        elif (match := _BLOCK.fullmatch(name)) and (match[2] or match[5]) in _IN_BLOCK:
-            number, part, kind = (match[1], match[2], match[3]) if match[2] else (match[4], match[5], "weight")
-            ours = f"{2 + int(number)}.{_IN_BLOCK[part]}.{kind}"
-        else:
-            raise _foreign("discriminator", f"{name} is unknown")
-        shape = {"cls_token": (-1,), "x_embedder.proj.weight": (len(tensor), -1)}.get(name, tensor.shape)
-        found[f"layers.{ours}"] = tensor.reshape(shape)
+        if name not in names:
+            raise _foreign(network, f"{name} is unknown")
+        found[f"layers.{names[name]}"] = tensor
     return found
 
 
@@ -115,7 +112,7 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         **_section(state, "generator"),
         "levels": _count(state, "final_layers", "generator"),
-        "patch": state["x_embedder.proj.weight"].shape[-1],
+        "patch": state[f"{_INPUT}.weight"].shape[-1],
         "latent_size": state["latent_embedder.0.weight"].shape[1] - embedding,
         "embedding_size": embedding,
     }
@@ -126,7 +123,7 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     discriminator_state(state)  # refuses unknown names
     return {
         **_section(state, "discriminator"),
-        "patch": state["x_embedder.proj.weight"].shape[-1],
+        "patch": state[f"{_INPUT}.weight"].shape[-1],
         "embedding_size": state["y_embedder.embedding_table.weight"].shape[1],
     }
 
@@ -141,7 +138,7 @@ def teacher_section(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from a generator's shapes, with the published code's autoencoder."""
-    patch, side = state["x_embedder.proj.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
+    patch, side = state[f"{_INPUT}.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
     channels = len(state["final_layers.0.linear.weight"]) // patch**2
     return {
         "resolution": _FACTOR * patch * side,

@@ -5,15 +5,14 @@ Our penalties are multiplied by ``every``; theirs are not. A learning rate is fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bigsgan.weights.settings import SNAPSHOT, Options, Settings
+from bigsgan.weights.settings import SNAPSHOT, Options, Settings, half_life_nimg, images_seen, known
 
 _WIDTH, _DECAY = 768, 0.999
-_MOST_UPDATES, _MOST_IMAGES = 1 << 40, 1 << 20
+_MOST_IMAGES = 1 << 20
 _BF16 = {"bf16": True, "no": False}
 _OF_SHAPES = ("model", "modelD", "num_classes", "resolution", "qk_norm")
 _OF_THE_MACHINE = (
@@ -37,21 +36,19 @@ def checkpoint_settings(
     Raises:
         UserError: An argument is of another type.
     """
-    options = Options(path, {key: value for key, value in args.items() if isinstance(key, str)}, {})
+    options = Options(path, {key: value for key, value in args.items() if isinstance(key, str)})
     for name in (*_OF_SHAPES, *_OF_THE_MACHINE):
         options.value(name)
     left: list[str] = []
     keys: dict[str, Any] = {**_optimizers(options), **_penalties(options, left)}
     if has_heads:
         keys |= _teacher(options, left)
-    if (seed := options.value("seed")) is not None:
-        keys["seed"] = seed
+    keys |= known({"seed": options.value("seed")})
     batch, nimg = options.value("batch_size"), None
     accumulation = options.value("gradient_accumulation_steps")
     if type(batch) is int and 0 < batch < _MOST_IMAGES and accumulation in (None, 1):
-        keys |= {"batch": batch, "ema": {"half_life_nimg": round(batch * math.log(0.5) / math.log(_DECAY))}}
-        if type(steps) is int and 0 <= steps < _MOST_UPDATES:
-            nimg = batch * steps
+        keys |= {"batch": batch, "ema": {"half_life_nimg": half_life_nimg(batch, _DECAY)}}
+        nimg = images_seen(batch, steps)
         if type(most := options.value("max_train_steps")) is int and nimg is not None and most * batch > nimg:
             keys["total_nimg"] = most * batch
     elif args:  # the public loop counts the micro-batches of both networks together
@@ -70,8 +67,7 @@ def _optimizers(options: Options) -> dict[str, Any]:
     if lr is None or beta1 is None or beta2 is None:
         return {}
     section = {"kind": "adamw", "lr": lr, "reference_width": _WIDTH, "betas": [float(beta1), float(beta2)]}
-    more = {"eps": eps, "weight_decay": decay, "clip_norm": norm}
-    section |= {key: value for key, value in more.items() if value is not None}
+    section |= known({"eps": eps, "weight_decay": decay, "clip_norm": norm})
     return {f"optimizer.{network}": section for network in ("generator", "discriminator")}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.augmentation import ADA_PIPELINES
-from bigsgan.weights.settings import SNAPSHOT, Options, Settings, not_of, read_options
+from bigsgan.weights.settings import SNAPSHOT, Options, Settings, known, not_of, read_options
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot
 
 FILE = "training_options.json"
@@ -58,16 +58,16 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
     """Settings in the snapshot itself: whether images are mirrored, and the augmentations of D's images."""
     keys: dict[str, Any] = {}
     left = []
-    known = snapshot.training_set
-    if known is not None and isinstance(known.get("xflip"), bool):
-        keys["data.horizontal_flip"] = known["xflip"]
+    data = snapshot.training_set
+    if data is not None and isinstance(data.get("xflip"), bool):
+        keys["data.horizontal_flip"] = data["xflip"]
     pipe = snapshot.networks.get("augment_pipe")
     if pipe is not None:
         if (pipeline := _pipeline(pipe.init_kwargs)) is None:
             left.append("augment_pipe's arguments")
         else:
             keys["augmentation.pipeline"] = pipeline
-    elif known is not None and snapshot.unaugmented:
+    elif data is not None and snapshot.unaugmented:
         keys["augmentation"] = None
     return Settings(SNAPSHOT, keys, tuple(left))
 
@@ -109,7 +109,7 @@ def _common(options: Options) -> dict[str, Any]:
     for key, name in (("sample_nimg", "image_snapshot_ticks"), ("checkpoint_nimg", "network_snapshot_ticks")):
         ticks = options.number(name)
         found[key] = None if not ticks or tick is None else round(ticks * tick)
-    return {key: value for key, value in found.items() if value is not None}
+    return known(found)
 
 
 def _stylegan2(options: Options) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _adam(options: Options, letter: str) -> dict[str, Any] | None:
     if options.value(f"{section}.class_name") != "torch.optim.Adam" or found["lr"] is None:
         options.leave(section)
         return None
-    return {"kind": "adam", **{key: _as_floats(value) for key, value in found.items() if value is not None}}
+    return {"kind": "adam", **{key: _as_floats(value) for key, value in known(found).items()}}
 
 
 def _as_floats(value: Any) -> Any:
@@ -183,8 +183,7 @@ def _r3gan(options: Options) -> dict[str, Any]:
             options.value(f"{letter}_opt_kwargs.betas")  # the loop replaces them by 0 and the schedule
             section = {"kind": "adam", "lr": lr[0], "betas": [0.0, beta2[0]], "final_beta2": beta2[1]}
             section |= {"decay": "cosine", "final_lr": lr[1], "decay_nimg": lr[2]}
-            eps = options.value(f"{letter}_opt_kwargs.eps")
-            keys[f"optimizer.{network}"] = {**section, **({} if eps is None else {"eps": eps})}
+            keys[f"optimizer.{network}"] = {**section, **known({"eps": options.value(f"{letter}_opt_kwargs.eps")})}
     else:
         options.leave("lr_scheduler")
         options.leave("beta2_scheduler")

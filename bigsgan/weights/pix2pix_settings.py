@@ -37,7 +37,7 @@ def file_settings(path: Path) -> Settings:
     content = {match[1]: _value(match[2].strip()) for line in lines if (match := _LINE.fullmatch(line))}
     if not {"model", "netG", "no_dropout"} <= content.keys():
         raise not_of(path, "pix2pix")
-    options = Options(path, content, {})
+    options = Options(path, content)
     keys: dict[str, Any] = {}
     left: list[str] = []
     if type(no_dropout := options.value("no_dropout")) is bool:

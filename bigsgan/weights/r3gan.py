@@ -35,8 +35,8 @@ _EMBEDDING = "EmbeddingLayer.weight"
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our generator, as its ``generator_section`` describes it."""
-    state = _without_prefix(state)
-    stages = [[_TRANSITION, *[_BLOCK] * blocks] for blocks in _stages(state, "generator")]
+    state, stage_blocks = _parsed(state, "generator")
+    stages = [[_TRANSITION, *[_BLOCK] * blocks] for blocks in stage_blocks]
     stages[0][0] = _GENERATOR_INPUT
     last = sum(map(len, stages))
     ends = {"AggregationLayer.Layer.weight": f"{last}.conv.weight", _EMBEDDING: "0.embedding.weight"}
@@ -45,8 +45,8 @@ def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our discriminator, as its ``discriminator_section`` describes it."""
-    state = _without_prefix(state)
-    stages = [[*[_BLOCK] * blocks, _TRANSITION] for blocks in _stages(state, "discriminator")]
+    state, stage_blocks = _parsed(state, "discriminator")
+    stages = [[*[_BLOCK] * blocks, _TRANSITION] for blocks in stage_blocks]
     stages[-1][-1] = _DISCRIMINATOR_HEAD
     last = sum(map(len, stages))
     ends = {"ExtractionLayer.Layer.weight": "0.conv.weight", _EMBEDDING: f"{last}.embedding.weight"}
@@ -59,8 +59,8 @@ def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any
     ``bf16_stages`` follow from ``stage_types`` in a pickle's ``init_kwargs``, the stages' types in network order.
     """
     generator_state(state)  # refuses an incomplete state dict
-    state = _without_prefix(state)
-    stages = [(i, 1, blocks) for i, blocks in enumerate(_stages(state, "generator"))]
+    state, stage_blocks = _parsed(state, "generator")
+    stages = [(i, 1, blocks) for i, blocks in enumerate(stage_blocks)]
     found = _section(state, stages) | _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
     columns = state["MainLayers.0.Layers.0.LinearLayer.weight"].shape[1]
     return {**found, "latent_size": columns - found.get("embedding_size", 0)}
@@ -69,28 +69,25 @@ def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any
 def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` section; see ``generator_section``."""
     discriminator_state(state)  # refuses an incomplete state dict
-    state = _without_prefix(state)
-    stages = [(i, 0, blocks) for i, blocks in enumerate(_stages(state, "discriminator"))][::-1]
+    state, stage_blocks = _parsed(state, "discriminator")
+    stages = [(i, 0, blocks) for i, blocks in enumerate(stage_blocks)][::-1]
     return _section(state, stages) | _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
 
 
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from a generator's shapes."""
-    state = _without_prefix(state)
+    state, stage_blocks = _parsed(state, "generator")
     embedding = state.get(_EMBEDDING)
     return {
-        "resolution": 4 << (len(_stages(state, "generator")) - 1),
+        "resolution": 4 << (len(stage_blocks) - 1),
         "image_channels": state["AggregationLayer.Layer.weight"].shape[0],
         "num_classes": 0 if embedding is None else embedding.shape[1],
     }
 
 
-def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("Model."): tensor for name, tensor in state.items()}
-
-
-def _stages(state: Mapping[str, Tensor], network: str) -> list[int]:
-    """Number of blocks of each published stage, in order."""
+def _parsed(state: Mapping[str, Tensor], network: str) -> tuple[dict[str, Tensor], list[int]]:
+    """The entries without the prefix, and the number of blocks of each published stage, in order."""
+    state = {name.removeprefix("Model."): tensor for name, tensor in state.items()}
     blocks: dict[int, set[int]] = {}
     for name in state:
         match = _LAYER.fullmatch(name)
@@ -103,7 +100,7 @@ def _stages(state: Mapping[str, Tensor], network: str) -> list[int]:
     edge = "AggregationLayer" if network == "generator" else "ExtractionLayer"
     if not blocks or set(blocks) != set(range(len(blocks))) or f"{edge}.Layer.weight" not in state:
         raise _foreign(network, f"it lacks stages from MainLayers.0 on, or {edge}")
-    return [len(blocks[stage]) for stage in range(len(blocks))]
+    return state, [len(blocks[stage]) for stage in range(len(blocks))]
 
 
 def _renamed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ NONE = "none"
 SNAPSHOT = "the snapshot"
 LARGEST = 10**12
 """Largest number that is accepted, so that calculations with it are safe."""
+_MOST_UPDATES = 1 << 40
 _FEW = 8
 _REMEDY = f"fix or remove that file, or give {OPTION} {NONE}"
 
@@ -30,7 +32,7 @@ class Settings(NamedTuple):
 class Options:
     """Settings of another trainer by dotted names, two levels deep; those that are read count as taken."""
 
-    def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any] = {}) -> None:
         """Keep a file's content, and the trainer's defaults by dotted name."""
         self.path = path
         self._given = _two_levels(content)
@@ -97,6 +99,21 @@ def read_options(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(OPTION, str(path), "must be a JSON object", _REMEDY)
     return content
+
+
+def known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out values that are None, as those of unknown settings."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def images_seen(batch: int, updates: Any) -> int | None:
+    """Images in a number of updates; None if a file does not give a sensible number."""
+    return batch * updates if type(updates) is int and 0 <= updates < _MOST_UPDATES else None
+
+
+def half_life_nimg(batch: int, decay: float) -> int:
+    """Half-life in images of an EMA that keeps the share ``decay`` of itself in each update."""
+    return round(batch * math.log(0.5) / math.log(decay))
 
 
 def not_of(path: Path, what: str) -> UserError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -60,35 +60,21 @@ _FORMATS = {
 
 
 class Found(NamedTuple):
-    """Contents of published files.
+    """Contents of published files."""
 
-    Attributes:
-        data: Keys of the recipe's ``data`` that shapes tell.
-        sections: The recipe's section of each network.
-        states: By entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names.
-        settings: Known settings of the training: first the snapshot's, then the file's.
-        augmentation_p: Probability of ADA's augmentations, if a pickle has them.
-        nimg: Images seen, if the files tell them.
-        moments: State of the optimizer, by network.
-        without_moments: By network, why the state of its optimizer was not taken.
-        has_ema: Whether there was an EMA besides the generator.
-        assumed: Dotted keys of the recipe that neither shapes nor arguments tell.
-        teacher: Keys of ``objective.teacher``, if the discriminator has heads for its features.
-        left_out: Parts of the networks that have no place here.
-    """
-
-    data: dict[str, Any]
-    sections: dict[str, dict[str, Any]]
+    data: dict[str, Any]  # keys of the recipe's `data` that shapes tell
+    sections: dict[str, dict[str, Any]]  # the recipe's section of each network
+    # by entry of a checkpoint (generator, average, discriminator), parameters and buffers under our names
     states: dict[str, dict[str, Tensor]]
-    settings: tuple[Settings, ...] = ()
-    augmentation_p: float | None = None
-    nimg: int | None = None
-    moments: Mapping[str, Moments] = MappingProxyType({})
-    without_moments: Mapping[str, str] = MappingProxyType({})
-    has_ema: bool = False
-    assumed: tuple[str, ...] = ()
-    teacher: dict[str, Any] | None = None
-    left_out: tuple[str, ...] = ()
+    settings: tuple[Settings, ...] = ()  # known settings of the training: first the snapshot's, then the file's
+    augmentation_p: float | None = None  # probability of ADA's augmentations, if a pickle has them
+    nimg: int | None = None  # images seen, if the files tell them
+    moments: Mapping[str, Moments] = {}  # state of the optimizer, by network
+    without_moments: Mapping[str, str] = {}  # by network, why the state of its optimizer was not taken
+    has_ema: bool = False  # whether there was an EMA besides the generator
+    assumed: tuple[str, ...] = ()  # dotted keys of the recipe that neither shapes nor arguments tell
+    teacher: dict[str, Any] | None = None  # keys of `objective.teacher`, if D has heads for its features
+    left_out: tuple[str, ...] = ()  # parts of the networks that have no place here
 
 
 def read_source(
@@ -269,12 +255,12 @@ def _read(option: str, path: Path) -> Snapshot:
         states = {ours: _state(option, path, content[theirs]) for theirs, ours in _OF_CHECKPOINT.items()}
         args, optimizers = content.get("args"), {"G": content.get("optG"), "D": content.get("optD")}
         return Snapshot(
-            {name: ForeignNetwork("", {}, state, gat.parameters(state)) for name, state in states.items()},
+            {name: ForeignNetwork(state, parameters=gat.parameters(state)) for name, state in states.items()},
             optimizers={name: each for name, each in optimizers.items() if isinstance(each, dict)},
             args=args.values if isinstance(args, Arguments) else {},
             steps=content.get("steps"),
         )
-    return Snapshot({"G": ForeignNetwork("", {}, _state(option, path, content))})
+    return Snapshot({"G": ForeignNetwork(_state(option, path, content))})
 
 
 def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 Such a file contains a dictionary of networks. Each module in it is a call of ``_reconstruct_persistent_obj`` with a
 dictionary that has the source text of its class (which the original executes), the class's name and the instance's
 attributes, among them PyTorch's ``_parameters``, ``_buffers`` and ``_modules``. Here that call makes a placeholder with
-name and attributes, and the text is dropped. R3GAN's modules are ordinary ones, and become placeholders too.
+the attributes, and the rest is dropped. R3GAN's modules are ordinary ones, and become placeholders too.
 
 A pickle can call whatever ``find_class`` returns with any arguments, and set attributes of any object it gets. So all
 callables are listed below and safe with any arguments, and all objects are plain containers or refuse new attributes.
@@ -15,9 +15,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import torch
@@ -38,44 +36,26 @@ _MOST_SHARED = 4
 """Networks may share tensors, and a snapshot has four: together they take at most this many times the file's bytes."""
 
 
-@dataclass(frozen=True)
-class ForeignNetwork:
-    """A network in a pickle.
+class ForeignNetwork(NamedTuple):
+    """A published network."""
 
-    Attributes:
-        class_name: Name of the original's class.
-        init_kwargs: Arguments of the original, and stylegan2-ada-pytorch's defaults where stylegan3 has others. Values
-            that are not plain Python are placeholders.
-        state: Parameters and buffers by name, on the host.
-        parameters: Names of the parameters in PyTorch's order, by which optimizers number them; empty if unknown.
-    """
-
-    class_name: str
-    init_kwargs: dict[str, Any]
-    state: dict[str, Tensor]
-    parameters: tuple[str, ...] = ()
+    state: dict[str, Tensor]  # parameters and buffers by name, on the host
+    # arguments of the original, and stylegan2-ada-pytorch's defaults where stylegan3 has others; values that are not
+    # plain Python are placeholders
+    init_kwargs: Mapping[str, Any] = {}
+    parameters: tuple[str, ...] = ()  # names of parameters as optimizers number them; empty if unknown
 
 
 class Snapshot(NamedTuple):
-    """Contents of a training loop's snapshot.
+    """Contents of a training loop's snapshot."""
 
-    Attributes:
-        networks: Networks by name: ``G``, ``D``, ``G_ema`` and ``augment_pipe``.
-        training_set: Settings of the data; None if unknown, as in a pickle converted from TensorFlow.
-        nimg: Images seen, in R3GAN's snapshots.
-        optimizers: State dicts of the optimizers of ``G`` and ``D``, in R3GAN's and GAT's snapshots.
-        unaugmented: Whether it says that there were no augmentations, as converted pickles do too.
-        args: Arguments of the trainer, in GAT's snapshots.
-        steps: Updates made, in GAT's snapshots.
-    """
-
-    networks: dict[str, ForeignNetwork]
-    training_set: dict[str, Any] | None = None
-    nimg: int | None = None
-    optimizers: Mapping[str, dict[str, Any]] = MappingProxyType({})
-    unaugmented: bool = False
-    args: Mapping[str, Any] = MappingProxyType({})
-    steps: Any = None
+    networks: dict[str, ForeignNetwork]  # by name: `G`, `D`, `G_ema` and `augment_pipe`
+    training_set: dict[str, Any] | None = None  # settings of the data; None if unknown, as converted from TensorFlow
+    nimg: int | None = None  # images seen, in R3GAN's snapshots
+    optimizers: Mapping[str, dict[str, Any]] = {}  # state dicts for `G` and `D`, in R3GAN's and GAT's snapshots
+    unaugmented: bool = False  # whether it says that there were no augmentations, as converted pickles do too
+    args: Mapping[str, Any] = {}  # arguments of the trainer, in GAT's snapshots
+    steps: Any = None  # updates made, in GAT's snapshots
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -124,7 +104,7 @@ def _network(module: _Persistent, most_bytes: int) -> ForeignNetwork:
         raise pickle.UnpicklingError("its tensors are larger than the file")
     parameters = tuple(name for is_parameter, name, _ in named if is_parameter)
     state = {name: tensor.contiguous() for _, name, tensor in named}
-    return ForeignNetwork(module.class_name, _arguments(module), state, parameters)
+    return ForeignNetwork(state, _arguments(module), parameters)
 
 
 def _optimizer(saved: Any) -> dict[str, Any]:
@@ -160,13 +140,12 @@ class _Sealed:
 class _Persistent(_Sealed):
     """Placeholder for an instance of a class whose source text is in the pickle."""
 
-    __slots__ = ("attributes", "class_name")
+    __slots__ = ("attributes",)
 
     def __init__(self, meta: Any = None, *rest: Any) -> None:
         if rest or not isinstance(meta, dict) or not isinstance(meta.get("state"), dict):
             raise pickle.UnpicklingError("an object is not in the known layout")
-        name = meta.get("class_name")
-        self.class_name, self.attributes = name if isinstance(name, str) else "", meta["state"]
+        self.attributes = meta["state"]
 
 
 class _Plain(_Persistent):
@@ -180,7 +159,6 @@ class _Plain(_Persistent):
     def __setstate__(self, state: Any) -> None:
         if hasattr(self, "attributes") or not isinstance(state, dict):
             raise pickle.UnpicklingError("an object is not in the known layout")
-        self.class_name = type(self).__name__
         self.attributes = {**state, "_init_kwargs": _stage_types(state)}
 
 

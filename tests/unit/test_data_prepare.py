@@ -129,14 +129,14 @@ def test_finished_parts_of_a_zip_file_are_not_made_again(tmp_path, source, monke
         with pytest.raises(Killed):
             prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1)
     jobs = []
-    real = prepare.conversions
+    real = prepare.in_order
 
-    def conversions(todo, workers):
+    def in_order(work, todo, workers):
         listed = list(todo)
         jobs.extend(job.path for job in listed)
-        return real(iter(listed), workers)
+        return real(work, iter(listed), workers)
 
-    monkeypatch.setattr(prepare, "conversions", conversions)
+    monkeypatch.setattr(prepare, "in_order", in_order)
     prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1)
     folder = opened("folder", source)
     assert jobs == [folder.path(index) for index in range(8, 14)]
@@ -154,7 +154,7 @@ def test_a_zip_file_interrupted_at_the_end_is_finished(tmp_path, source, monkeyp
             prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1)
     assert (tmp_path / "made.zip").exists() == (when == "removing")
     assert (tmp_path / "made.zip.parts").is_dir()
-    monkeypatch.setattr(prepare, "conversions", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(prepare, "in_order", lambda *_: pytest.fail("converted again"))
     assert prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1) == prepare.Prepared(14, 3, 3, 0, [])
     assert sorted(files(tmp_path)) == ["made.zip", "whole.zip"]
     assert (tmp_path / "made.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
@@ -165,7 +165,7 @@ def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatc
     (source / "cat/broken.png").write_bytes(b"not an image")
     first = prepare.prepare(source, destination(tmp_path, kind), SIZE, kind, 1)
     before = identities(tmp_path)
-    monkeypatch.setattr(prepare, "conversions", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(prepare, "in_order", lambda *_: pytest.fail("converted again"))
     again = prepare.prepare(source, destination(tmp_path, kind), SIZE, kind, 1)
     assert again[:4] == first[:4] == (14, 3, 3, 1)
     assert again.unreadable == ([] if kind == "zip" else first.unreadable)
@@ -174,15 +174,15 @@ def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatc
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind, monkeypatch):
-    place, real, told = destination(tmp_path, kind), prepare.conversions, []
+    place, real, told = destination(tmp_path, kind), prepare.in_order, []
 
-    def conversions(jobs, workers):  # in the midst of the first
+    def in_order(work, jobs, workers):  # in the midst of the first
         with pytest.raises(UserError) as caught:
             prepare.prepare(source, place, SIZE, kind, 1)
         told.append(str(caught.value))
-        return real(jobs, workers)
+        return real(work, jobs, workers)
 
-    monkeypatch.setattr(prepare, "conversions", conversions)
+    monkeypatch.setattr(prepare, "in_order", in_order)
     prepare.prepare(source, place, SIZE, kind, 2)
     (message,) = told
     holder = f"process {os.getpid()} on {socket.gethostname()} since "

@@ -22,7 +22,7 @@ from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
-from bigsgan.inference.card import Subject, model_card
+from bigsgan.inference.card import model_card
 from bigsgan.inference.folder import write_folder
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
@@ -206,7 +206,7 @@ def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
     recipe = tiny_recipe(tmp_path)
     write_records(tmp_path)
     header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained", "ema_width": "0.07"}
-    (tmp_path / "README.md").write_text(model_card(Subject(tmp_path, recipe, 64, header, 1000, None)))
+    (tmp_path / "README.md").write_text(model_card(tmp_path, recipe, 64, header, 1000, None))
     assert metrics_of(tmp_path) == ["fid2k 12.5"]
     assert "| weights | EMA of width 0.07, fp32 |" in (tmp_path / "README.md").read_text()
 
@@ -268,7 +268,7 @@ def test_a_folder_for_the_hub(run, capsys):
 def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
     recipe = tiny_recipe(tmp_path, *FAMILIES[family])
     header = {"weights": "live", "dtype": "fp32", "statistics": "as trained"}
-    card = model_card(Subject(tmp_path / "run", recipe, 8, header, 1000, None))
+    card = model_card(tmp_path / "run", recipe, 8, header, 1000, None)
     (tmp_path / "card.yaml").write_text(card.partition("```yaml\n")[2].partition("```")[0])
     assert load_recipe(tmp_path / "card.yaml", []) == recipe
     assert f"- {recipe.generator.family}\n" in card
@@ -278,7 +278,7 @@ def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
 def test_a_card_of_latents_says_what_comes_out(tmp_path):
     recipe = load_recipe(REPOSITORY / "launch/recipes/gat_b_imagenet256.yaml", [])
     header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
-    card = model_card(Subject(tmp_path / "run", recipe, 8, header, 1000, None))
+    card = model_card(tmp_path / "run", recipe, 8, header, 1000, None)
     use = next(line for line in card.splitlines() if "G(torch.randn" in line)
     assert use.startswith("encoded = G(torch.randn(4, 64), torch.tensor([0, 1, 2, 3]) % 1000)")
     assert use.endswith("-> (4, 4, 32, 32), scaled as the autoencoder's config.json says")

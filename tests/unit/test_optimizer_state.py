@@ -67,7 +67,7 @@ def test_another_optimizers_state_is_named_and_left(classes, tmp_path, capsys, o
 
 @pytest.mark.parametrize("step", [torch.tensor(1j), torch.tensor([1.0, 1.0]), 0.5, True, float("nan"), 10**400, "3"])
 def test_a_number_of_updates_that_is_none_is_told(step):
-    network = ForeignNetwork("", {}, {"w": torch.zeros(2)}, ("w",))
+    network = ForeignNetwork({"w": torch.zeros(2)}, parameters=("w",))
 
     def saved(step):
         moments = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}

@@ -44,7 +44,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def sampler(run: Path, seed: int = 0) -> Sampler:
-    return Sampler(open_trained(run, "generator", False, None, CPU), seed, 100, CPU)
+    return Sampler(open_trained(run, "generator", False, None, CPU), seed, 100)
 
 
 def cells(path: Path, size: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def test_a_morph_ends_at_the_next_class(make_run):
     trained = open_trained(run, "generator", False, None, CPU)
     table = trained.network.layers["0"].embedding.weight
     before = table.clone()
-    made = Sampler(trained, 0, 100, CPU)
+    made = Sampler(trained, 0, 100)
     half = made.interpolation([2, 7], 2, None, morph=True).images[1]
     assert torch.equal(table, before)
     with torch.no_grad():

@@ -31,9 +31,7 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "stylegan2"
 
 def test_a_snapshot_is_read_without_running_its_source():
     networks = read_snapshot(DATA / "snapshot.pkl").networks
-    assert {name: network.class_name for name, network in networks.items()} == {
-        "G": "Generator", "D": "Discriminator", "G_ema": "Generator",
-    }  # fmt: skip
+    assert networks.keys() == {"G", "D", "G_ema"}
     expected = load_file(DATA / "snapshot.safetensors")
     found = {f"{name}.{key}": t for name, network in networks.items() for key, t in network.state.items()}
     assert found.keys() == expected.keys()
@@ -324,12 +322,12 @@ def test_bytes_that_are_given_again_are_the_same_storage(tmp_path):
     assert state["a"].data_ptr() == state["b"].data_ptr()
 
 
-def test_a_class_name_is_text(tmp_path):
-    """Not pairs of pairs, of which each is the same one twice: they would take days to write."""
+def test_a_class_name_may_be_anything(tmp_path):
+    """Also pairs of pairs, of which each is the same one twice: they would take days to write."""
     nested = Code(code(1) + (pickle.DUP + pickle.TUPLE2) * 60)
     state = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_init_kwargs": {}}
     network = call(PERSISTENT, {"class_name": nested, "state": state})
-    assert read_snapshot(written(tmp_path, {"G": network})).networks["G"].class_name == ""
+    assert read_snapshot(written(tmp_path, {"G": network})).networks["G"].state == {}
 
 
 def test_a_dotted_name_is_named_in_the_refusal(tmp_path):
