@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from bigsgan.doctor.checks import Check, Finding, Ranks, Subject
-from bigsgan.doctor.examine import Result
+from bigsgan.doctor.checks import Check, Finding, Ranks, Result, Subject
 
 LATE = 60.0
 

@@ -95,6 +95,11 @@ def not_applicable(said: str, numbers: Mapping[str, Any] = MappingProxyType({}))
     return Finding("not applicable", said, dict(numbers))
 
 
+def first_of(bad: Sequence[str], num: int) -> str:
+    """The first of the names that are bad, and how many of the others are, of ``num`` in all."""
+    return f"{bad[0]} (and {len(bad) - 1} of {num - 1} others)" if len(bad) > 1 else bad[0]
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor's list."""
@@ -121,6 +126,17 @@ class Check:
     def patience(self) -> float:
         """Seconds after which a rank without an answer counts as hung."""
         return PATIENCE_SECONDS + 4 * self.seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all ranks found in one check."""
+
+    check: Check
+    finding: Finding  # the worst of all ranks
+    rank: int  # rank that found it
+    findings: list[Finding]  # of all ranks, by rank
+    seconds: float  # time of the slowest rank
 
 
 PATIENCE_SECONDS = 75.0

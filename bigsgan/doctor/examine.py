@@ -9,13 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from bigsgan.config import RunPlan
 from bigsgan.doctor.alone import Alone
-from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Subject, not_applicable
+from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Result, Subject, not_applicable
+from bigsgan.doctor.report import Report
 from bigsgan.errors import EXIT_FAILED, UserError, end_process
 from bigsgan.runtime import launched
 
@@ -47,56 +48,15 @@ class Meeting(Ranks, Protocol):
         ...
 
 
-class Report(Protocol):
-    """Shows results, on rank 0."""
-
-    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Print the lines before the first result."""
-        ...
-
-    def add(self, result: Result) -> None:
-        """Print a result."""
-        ...
-
-    def end(self) -> None:
-        """Print the lines after the last result."""
-        ...
-
-
-@dataclass(frozen=True)
-class Result:
-    """What all ranks found in one check."""
-
-    check: Check
-    finding: Finding  # the worst of all ranks
-    rank: int  # rank that found it
-    findings: list[Finding]  # of all ranks, by rank
-    seconds: float  # time of the slowest rank
-
-
-@dataclass
-class Group:
-    """torch's process group, made when the first check needs it."""
-
-    is_made: bool = False
-    broken_by: str = ""  # check in which a rank raised: others may wait for it in a collective, or have no group
-
-    def make(self) -> None:
-        """Make the group, once."""
-        if not self.is_made:
-            importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
-            self.is_made = True
-
-
 @dataclass
 class Examiner:
     """Runs checks, on every rank."""
 
     subject: Subject
     ranks: Meeting  # the subject's ranks
-    report: Report
-    results: list[Result] = field(default_factory=list)  # results so far, on rank 0
-    _group: Group = field(default_factory=Group)
+    report: Report  # shows results, on rank 0
+    _is_connected: bool = False
+    _parted_by: str = ""  # check in which a rank raised: others may wait for it in a collective, or have no connection
 
     def examine(self, checks: Sequence[Check]) -> bool:
         """Run checks, and return whether none failed."""
@@ -108,10 +68,10 @@ class Examiner:
                 start = time.monotonic()
                 finding = self._find(check)
                 found = self.ranks.collect((finding, time.monotonic() - start))
-                status, broke = self.ranks.share(self._conclude(check, found) if found else None)
+                status, parted = self.ranks.share(self._conclude(check, found) if found else None)
             is_well &= status != "fail"
-            if broke:
-                self._group.broken_by = check.name
+            if parted:
+                self._parted_by = check.name
         if self.ranks.rank == 0:
             self.report.end()
         return is_well
@@ -150,13 +110,19 @@ class Examiner:
         if "gpu" in needs and not _is_on_gpu():
             return f"needs {NEEDS['gpu']}"
         if "group" in needs:
-            if self._group.broken_by:
-                return f"the ranks have no connection since {self._group.broken_by}"
-            self._group.make()
+            if self._parted_by:
+                return f"the ranks have no connection since {self._parted_by}"
+            if not self._is_connected:
+                self._connect()
         return ""
 
+    def _connect(self) -> None:
+        """Make torch's process group, which checks with "group" need."""
+        importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
+        self._is_connected = True
+
     def _conclude(self, check: Check, found: Sequence[tuple[int, tuple[Finding, float]]]) -> tuple[str, bool]:
-        """Show the worst finding of all ranks; return its status, and whether the check broke the group."""
+        """Show the worst finding of all ranks; return its status, and whether the check parted the ranks."""
         order = ("not applicable", "pass", "fail")
         status = max((finding.status for _, (finding, _) in found), key=order.index)
         having = [(rank, finding) for rank, (finding, _) in found if finding.status == status]
@@ -171,9 +137,7 @@ class Examiner:
             worst = replace(worst, said=f"rank {rank} on {self.ranks.hosts[rank]}{more}: {worst.said}")
         by_rank = {rank: finding for rank, (finding, _) in found}
         seconds = max(seconds for _, (_, seconds) in found)
-        result = Result(check, worst, rank, [by_rank[rank] for rank in range(self.ranks.size)], seconds)
-        self.results.append(result)
-        self.report.add(result)
+        self.report.add(Result(check, worst, rank, [by_rank[rank] for rank in range(self.ranks.size)], seconds))
         return status, bool(raised) and "group" in check.needs and self.ranks.size > 1
 
 

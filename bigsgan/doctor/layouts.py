@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bigsgan.doctor.agreement import ROUNDING, SAME, SAME_MOVE, differences
-from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.doctor.games import FAMILIES, both, stages, zero
 from bigsgan.doctor.runs import DifferError, Game, exact, merge, played
 from bigsgan.runtime import comm
@@ -165,8 +165,7 @@ def _told(found: Mapping[str, tuple[float, float, str]]) -> Finding:
     bad = [name for name, (bound, share, _) in found.items() if not share <= bound]
     if bad:
         bound, share, where = found[bad[0]]
-        others = f" (and {len(bad) - 1} of {len(found) - 1} others)" if len(bad) > 1 else ""
-        text = f"{bad[0]}{others}: {where}"
+        text = f"{first_of(bad, len(found))}: {where}"
         if share < float("inf"):
             text += f" differs from plain PyTorch's by {share / bound:.2g} times the bound"
         return failed(text, REMEDY, numbers, share)

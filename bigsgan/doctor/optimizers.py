@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.config import NETWORKS
 from bigsgan.config.sections import Optimizer
-from bigsgan.doctor.checks import Finding, Subject, failed, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, first_of, passed
 from bigsgan.doctor.games import tiny_plan, zero
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.runtime import comm
@@ -41,10 +41,9 @@ def optimizers(subject: Subject) -> Finding:
     numbers = {name: {"difference": each, "bound": CLOSE} for name, each in errors.items()}
     bad = [name for name, each in errors.items() if not each <= CLOSE]
     if bad:
-        others = f" (and {len(bad) - 1} of {len(errors) - 1} others)" if len(bad) > 1 else ""
-        text = f"{bad[0]}{others}: {_STEPS} steps are {errors[bad[0]]:.1e} of their length off, over {CLOSE:.0e}"
+        text = f"{_STEPS} steps are {errors[bad[0]]:.1e} of their length off, over {CLOSE:.0e}"
         remedy = "repeat on another device: if only this one fails, take it out of use; otherwise install another torch"
-        return failed(text, remedy, numbers, errors[bad[0]])
+        return failed(f"{first_of(bad, len(errors))}: {text}", remedy, numbers, errors[bad[0]])
     worst = max(errors, key=lambda name: errors[name])
     text = f"{_STEPS} steps of {len(errors)} kinds are at most {errors[worst]:.1e} of their length off, of {CLOSE:.0e}"
     return passed(f"{text}: {worst}", numbers)
