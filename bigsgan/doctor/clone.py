@@ -9,11 +9,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from bigsgan.doctor.checks import Check, Finding, Need, Subject, failed, not_applicable, passed
 
@@ -93,12 +92,8 @@ def _importing(directory: Path) -> Iterator[None]:
 @contextmanager
 def _by_itself() -> Iterator[None]:
     """Hide the launcher's variables from processes started inside the block."""
-    kept: dict[str, Any] = {name: os.environ.pop(name) for name in _names(list(os.environ))}
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_LAUNCHER.fullmatch(name)}
     try:
         yield
     finally:
         os.environ.update(kept)
-
-
-def _names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if _OF_A_LAUNCHER.fullmatch(name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -184,8 +185,7 @@ def room(subject: Subject) -> Finding:
     """Check that two more checkpoints as large as the newest fit on the disk."""
     run = subject.run_directory()
     newest = tags.newest_or_none(run / "checkpoints")
-    found = os.statvfs(directory_of(run))
-    free, each = found.f_bavail * found.f_frsize, _bytes_of(newest) if newest else 0
+    free, each = shutil.disk_usage(directory_of(run)).free, _bytes_of(newest) if newest else 0
     numbers = {"free_bytes": free, "checkpoint_bytes": each}
     text = f"{size(free)} free, a checkpoint takes {size(each)}"
     if free < max(2 * each, 1 << 20):

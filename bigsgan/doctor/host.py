@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,11 +52,11 @@ def locked_memory(subject: Subject) -> Finding:
 def shared_memory(subject: Subject) -> Finding:
     """Compare the free bytes of /dev/shm with what the ranks of this host pass through it."""
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        found = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         return failed(f"{SHARED_MEMORY} cannot be used: {error.strerror}", f"mount a tmpfs at {SHARED_MEMORY}")
-    free, needed = found.f_bavail * found.f_frsize, len(subject.same_host()) * _shared_bytes(subject)
-    numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.f_blocks * found.f_frsize}
+    free, needed = found.free, len(subject.same_host()) * _shared_bytes(subject)
+    numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.total}
     text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
     if subject.plan is None and len(subject.same_host()) == 1:
         return passed(f"{text}; what one rank needs of it depends on the recipe", numbers, -free)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bigsgan.checkpoint import Checkpoint, saved_buffers
-from bigsgan.config import Recipe
+from bigsgan.config import NETWORKS, Recipe
 from bigsgan.doctor.games import awake, tiny_plan, tiny_recipe, zero
 from bigsgan.doctor.smooth import smooth
 from bigsgan.engines import Shard
@@ -28,7 +28,6 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.build import build_run
 from bigsgan.training.loop import Run
-from bigsgan.training.power import power_kind
 from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
 
@@ -46,7 +45,7 @@ class Game:
     name: str  # name in messages
     overrides: Sequence[str] = ()  # overrides of the tiny recipe
     # DeepSpeed contents by network
-    ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(("generator", "discriminator"), zero(0)))
+    ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NETWORKS, zero(0)))
     num_updates: int = 1  # number of updates that are compared
 
     def options(self, num_ranks: int) -> list[str]:
@@ -119,24 +118,18 @@ def played(game: Game) -> list[dict[str, Any]]:
         return [on_host(state) for state in states]
 
 
-def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
-    """Yield this rank's shards of the state as entry, kind, shard and tensor."""
-    for entry in ("generator", "discriminator"):
+def masters(run: Run) -> Iterator[tuple[str, Shard, torch.Tensor]]:
+    """Yield this rank's shards of the master weights and of the EMA as entry, shard and tensor."""
+    for entry in NETWORKS:
         for shard in getattr(run.step, entry).shards():
-            yield entry, "master", shard, shard.master
-            for kind, value in shard.optimizer_state.items():
-                if kind != "step" and torch.is_tensor(value):
-                    yield entry, kind, shard, value.flatten()
+            yield entry, shard, shard.master
     for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
-        yield "average", "master", shard, values
-    for width, averages in run.ema.power.shards.items():
-        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
-            yield "average", power_kind(width), shard, values
+        yield "average", shard, values
 
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """Buffers on this rank, by entry."""
-    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in ("generator", "discriminator")}
+    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in NETWORKS}
     return {**found, "average": run.ema.buffers}
 
 
@@ -148,8 +141,8 @@ def snapshot(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {
         entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
     }
-    for entry, kind, shard, tensor in flat_tensors(run):
-        for piece in shard.pieces if kind == "master" else ():
+    for entry, shard, tensor in masters(run):
+        for piece in shard.pieces:
             values = tensor[piece.start : piece.start + piece.numel]
             result[entry].setdefault(piece.name, []).append((piece.offset, values.clone()))
     return result
