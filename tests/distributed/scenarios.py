@@ -44,7 +44,7 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
 
 def local_state(run: Run) -> dict[str, Any]:
     """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
-    return dict(on_host(snapshot(run)))
+    return on_host(snapshot(run))
 
 
 def plan_of(directory: Path, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None) -> RunPlan:
