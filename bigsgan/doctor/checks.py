@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +30,7 @@ A check with "only" takes minutes: naming its group does not run it, unless all 
 
 
 class Ranks(Protocol):
-    """The processes that run the checks together."""
+    """The processes that run the checks together. All but ``gather`` is for the doctor itself; ``Job`` documents it."""
 
     rank: int  # rank of this process
     size: int  # number of ranks
@@ -37,7 +38,21 @@ class Ranks(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Return all ranks' picklable values, by rank, on every rank. All ranks must call it; none may raise before."""
-        ...
+
+    def check(self, name: str, patience: float) -> AbstractContextManager[None]:
+        """Begin a check."""
+
+    def collect(self, value: Any) -> list[tuple[int, Any]] | None:
+        """End a check with this rank's value."""
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks."""
+
+    def leave(self) -> None:
+        """Disconnect from the other ranks."""
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error means that the ranks can no longer exchange values."""
 
 
 @dataclass(frozen=True)

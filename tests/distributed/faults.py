@@ -186,7 +186,7 @@ def examined(fault, names, directory):
     report = Kept()
     subject = Subject(job, local_rank=comm.rank(), local_size=comm.world_size(), out=directory)
     with planted(fault):
-        examine.Examiner(subject, job, report).examine(registry.chosen(names, False))
+        examine.Examiner(subject, report).examine(registry.chosen(names, False))
     job.leave()
     if comm.rank():
         return None

@@ -204,7 +204,7 @@ def seen_by(size, monkeypatch, *functions):
         monkeypatch.setattr(sys.modules["bigsgan.doctor.planted"], function.__name__, function, raising=False)
     checks = [Check(f"a.{each.__name__}", "", 0, f"planted:{each.__name__}", ("group",)) for each in functions]
     ranks, report = Together(size), Kept()
-    examine.Examiner(Subject(ranks), ranks, report).examine(checks)
+    examine.Examiner(Subject(ranks), report).examine(checks)
     return [(result.finding.status, result.finding.said) for result in report.results]
 
 
@@ -249,17 +249,16 @@ def test_what_ranks_did_together_is_nobodys_fault(monkeypatch):
 
 
 def test_what_lacks_is_said():
-    examiner = examine.Examiner(Subject(None), None, None)
+    examiner = examine.Examiner(Subject(SimpleNamespace(size=1, hosts=["a"])), None)
     assert os.environ.get("WORLD_SIZE", "1") == "1"
     for need, flag in (("config", "--config"), ("run", "--run")):
-        examiner.ranks = type("Ranks", (), {"size": 1, "hosts": ["a"]})()
         assert examiner._lacking([need]) == f"needs {flag}"
     assert examiner._lacking(["ranks"]) == "needs several ranks"
     assert examiner._lacking(["hosts"]) == "needs several hosts"
 
 
 def test_a_gpu_that_runs_do_not_use_lacks(monkeypatch):
-    examiner = examine.Examiner(Subject(None), Together(1), None)
+    examiner = examine.Examiner(Subject(Together(1)), None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     for device, said in (("cuda", ""), ("cpu", "needs a GPU")):  # the latter by DS_ACCELERATOR=cpu
         monkeypatch.setattr("bigsgan.runtime.comm.device", lambda device=device: torch.device(device))
