@@ -21,7 +21,7 @@ from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
-from bigsgan.models.build import build_network
+from bigsgan.planner.counting import count_network
 from bigsgan.planner.traffic import turns
 from bigsgan.runtime import comm
 
@@ -121,8 +121,7 @@ def count(planned: Planned) -> dict[str, Any]:
     ]
     networks = {}
     for network in NETWORKS:
-        with torch.device("meta"):
-            numel = sum(parameter.numel() for parameter in build_network(plan.recipe, network).parameters())
+        numel, _ = count_network(plan, network)
         sent = sum(each["wire_bytes"] for each in collectives if network_of(each["phase"]) == network)
         least = least_bytes(plan, network, numel)
         networks[network] = {

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
+from bigsgan.bench.plain import PlainLoop
+from bigsgan.bench.product import EngineLoop
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, memory
@@ -26,31 +28,14 @@ _NCCL, _GLOO = "nccl", "gloo:"
 _MESSAGES = ("gloo:send", "gloo:recv")
 """From one rank to another, which are expected long before they come."""
 
-Builder = Callable[[], "Loop | None"]
+Loop = EngineLoop | PlainLoop
+"""A callable that makes one update, to be measured."""
+
+Builder = Callable[[], Loop | None]
 """Builds a loop, or returns None on a rank that takes no part in it."""
 
 Setting = Callable[[], AbstractContextManager[None]]
 """Makes the context in which a loop is built and run, such as the precision of float32."""
-
-
-class Loop(Protocol):
-    """A callable that makes one update, to be measured."""
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that it has waited for images so far."""
-
-    def __call__(self) -> None:
-        """Make one update."""
-
-    def means(self) -> dict[str, float]:
-        """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""
-
-    def idle(self) -> float | None:
-        """Make one more update; return the share of it in which ranks wait for each other, on rank 0, if known."""
-
-    def close(self) -> None:
-        """Release all it holds."""
 
 
 class Settings(NamedTuple):

@@ -161,7 +161,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
-    results: dict[str, Result] = {}
+    results = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
     peaks: dict[str, float] = {}
     for i, (name, each) in enumerate(zip(names, visited, strict=True)):
         assert each.plan is not None
@@ -172,10 +172,10 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
         with _setting(each)():
             arithmetic = arithmetic_of(each.plan, peaks)
         results[name] = Result(name, title, each.plan.recipe, rounds[i], arithmetic=arithmetic)
-    refused = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
-    ordered = [results.get(each.variant.name, refused[each.variant.name]) for each in planned]
-    first = next(i for i, each in enumerate(planned) if each.plan is not None)
-    return [*ordered[: first + 1], results[CONTROL], *ordered[first + 1 :]]
+    control = results.pop(CONTROL)
+    ordered = list(results.values())
+    ordered.insert(planned.index(possible[0]) + 1, control)
+    return ordered
 
 
 def record(result: Result, results: Sequence[Result], num_images: int) -> dict[str, Any]:

@@ -53,8 +53,10 @@ def absent(subject: Subject) -> Finding:
 def test(subject: Subject, group: str, name: str) -> Finding:
     """Run one command of a list on rank 0, as the list's own runner does."""
     module = _list_of(group)
-    if module is None or subject.ranks.rank:
-        return absent(subject) if module is None else passed("rank 0 runs it", severity=-1)
+    if module is None:
+        return absent(subject)
+    if subject.ranks.rank:
+        return passed("rank 0 runs it", severity=-1)
     check = next(each for each in module.CHECKS if each.name == name)
     log = LOGS.absolute() / f"{group}.{name.replace(' ', '_')}.log"
     log.parent.mkdir(exist_ok=True)

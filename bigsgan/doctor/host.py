@@ -32,13 +32,14 @@ def open_files(subject: Subject) -> Finding:
         if _below(hard, least):
             remedy = f"ask the administrator for a `nofile` of {least} or more in limits.conf"
         return failed(f"{soft} files may be open at once, {least} are needed", remedy, numbers, -soft)
-    return passed(f"{_shown(soft)} files may be open at once", numbers, -soft)
+    shown = "unlimited" if soft == resource.RLIM_INFINITY else soft
+    return passed(f"{shown} files may be open at once", numbers, -soft)
 
 
 def locked_memory(subject: Subject) -> Finding:
     """Check the limit of locked memory, in which InfiniBand's buffers are."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    devices = _names(INFINIBAND)
+    devices = sorted(path.name for path in INFINIBAND.glob("*"))
     numbers = {"soft": soft, "infiniband": devices}
     if not devices:
         return not_applicable("no InfiniBand here", numbers)
@@ -139,16 +140,5 @@ def _cores(num: float) -> str:
     return f"{num:g} core{'s' if num != 1 else ''}"
 
 
-def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
 def _below(limit: int, least: int) -> bool:
     return limit != resource.RLIM_INFINITY and limit < least
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
