@@ -58,7 +58,7 @@ def examined(
     def run(rank: int) -> Finding:
         ranks = Threads(rank, hosts, values, barrier)
         own = by_rank[rank] if by_rank else {}
-        return check(Subject(ranks, **{"local_size": list(hosts).count(hosts[rank]), **same, **own}))
+        return check(Subject(ranks, **{**same, **own}))
 
     with ThreadPoolExecutor(len(hosts)) as threads:
         return list(threads.map(run, range(len(hosts))))

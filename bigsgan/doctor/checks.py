@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from bigsgan.config import RunPlan
@@ -61,7 +60,6 @@ class Subject:
 
     ranks: Ranks
     local_rank: int = 0  # rank of this process on its host
-    local_size: int = 1  # number of ranks on this host
     plan: RunPlan | None = None  # plan of the recipe given by `--config`
     run: Path | None = None  # run directory given by `--run`
     out: Path = Path()  # where checkpoints are written: that run, the recipe's `out`, or the working directory
@@ -95,19 +93,19 @@ class Finding:
     of_all: bool = False  # whether it is about what the ranks did together, so that no single rank is to blame
 
 
-def passed(said: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
+def passed(said: str, numbers: Mapping[str, Any] | None = None, severity: float = 0.0) -> Finding:
     """Return the result of a check that found no fault."""
-    return Finding("pass", said, dict(numbers), severity=severity)
+    return Finding("pass", said, numbers or {}, severity=severity)
 
 
-def failed(said: str, remedy: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
+def failed(said: str, remedy: str, numbers: Mapping[str, Any] | None = None, severity: float = 0.0) -> Finding:
     """Return the result of a check that found a fault, for which ``remedy`` says what to do."""
-    return Finding("fail", said, dict(numbers), remedy, severity)
+    return Finding("fail", said, numbers or {}, remedy, severity)
 
 
-def not_applicable(said: str, numbers: Mapping[str, Any] = MappingProxyType({})) -> Finding:
+def not_applicable(said: str, numbers: Mapping[str, Any] | None = None) -> Finding:
     """Return the result of a check that has nothing to check here."""
-    return Finding("not applicable", said, dict(numbers))
+    return Finding("not applicable", said, numbers or {})
 
 
 def first_of(bad: Sequence[str], num: int) -> str:
