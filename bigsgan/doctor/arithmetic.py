@@ -16,7 +16,7 @@ from torch import Tensor
 from bigsgan.config import NETWORKS
 from bigsgan.doctor import layouts
 from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
-from bigsgan.doctor.games import FAMILIES, both, tiny_plan, zero
+from bigsgan.doctor.games import FAMILIES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.errors import UserError
@@ -30,8 +30,10 @@ GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
 COMPILED: list[str] = []
 """Overrides of the compiled networks. BigGAN's have every kind of layer, and take minutes to compile."""
 
-DIFFERENTIATED = {"generator": ("generator", False), "discriminator": ("discriminator", False)} | {
-    "discriminator twice": ("discriminator", True)
+DIFFERENTIATED = {
+    "generator": ("generator", False),
+    "discriminator": ("discriminator", False),
+    "discriminator twice": ("discriminator", True),
 }
 """Network, and whether the loss is the squared norm of a gradient; keys are used in messages."""
 
@@ -181,7 +183,7 @@ def compiled(subject: Subject) -> Finding:
 def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tensor]]:
     """A network and its inputs for four samples, in float64 on the CPU."""
     with tempfile.TemporaryDirectory() as directory:
-        plan = tiny_plan(Path(directory), 1, list(overrides), dict.fromkeys(NETWORKS, zero(0)))
+        plan = tiny_plan(Path(directory), 1, list(overrides), both(0))
         stack = build_network(plan.recipe, network)
         initialize(stack, 1)
         metas = meta_inputs(plan, network, 4)

@@ -9,8 +9,6 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +49,7 @@ def absent(subject: Subject) -> Finding:
 
 
 def test(subject: Subject, group: str, name: str) -> Finding:
-    """Run one command of a list on rank 0, as the list's own runner does."""
+    """Run one command of a list on rank 0, as the list's own runner does, and without the launcher's variables."""
     module = _list_of(group)
     if module is None:
         return absent(subject)
@@ -60,8 +58,11 @@ def test(subject: Subject, group: str, name: str) -> Finding:
     check = next(each for each in module.CHECKS if each.name == name)
     log = LOGS.absolute() / f"{group}.{name.replace(' ', '_')}.log"
     log.parent.mkdir(exist_ok=True)
-    with _by_itself():
+    launcher = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_LAUNCHER.fullmatch(name)}
+    try:
         result = module.run(check, log)
+    finally:
+        os.environ.update(launcher)
     text = log.read_text(errors="replace")
     numbers = {"command": check.command, "log": str(log)}
     last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_MOST_LETTERS]
@@ -77,25 +78,8 @@ def _list_of(group: str) -> ModuleType | None:
     name = LISTS[group][0]
     if not (REPOSITORY / "tests" / f"{name.replace('.', '/')}.py").is_file():
         return None
-    with _importing(REPOSITORY):
+    sys.path.insert(0, str(REPOSITORY))
+    try:
         return importlib.import_module(f"tests.{name}")
-
-
-@contextmanager
-def _importing(directory: Path) -> Iterator[None]:
-    """Search a directory first for modules imported inside the block."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
     finally:
-        sys.path.remove(str(directory))
-
-
-@contextmanager
-def _by_itself() -> Iterator[None]:
-    """Hide the launcher's variables from processes started inside the block."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_LAUNCHER.fullmatch(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
+        sys.path.remove(str(REPOSITORY))

@@ -56,27 +56,21 @@ def shared_memory(subject: Subject) -> Finding:
         found = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         return failed(f"{SHARED_MEMORY} cannot be used: {error.strerror}", f"mount a tmpfs at {SHARED_MEMORY}")
-    free, needed = found.free, len(subject.same_host()) * _shared_bytes(subject)
+    free, plan, each = found.free, subject.plan, LEAST_SHARED_BYTES
+    if plan is not None:
+        batch, has_teacher = plan.engines["discriminator"].micro_batch_size, plan.recipe.objective.teacher is not None
+        each = plan.recipe.data.shared_bytes(batch, has_teacher)
+    needed = len(subject.same_host()) * each
     numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.total}
     text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
-    if subject.plan is None and len(subject.same_host()) == 1:
+    if plan is None and len(subject.same_host()) == 1:
         return passed(f"{text}; what one rank needs of it depends on the recipe", numbers, -free)
     if free < needed:
         remedy = "give the container more (docker run --shm-size)"
-        if subject.plan is not None:
+        if plan is not None:
             remedy += ", or lower data.num_workers or data.prefetch"
         return failed(f"{text}, {-(-needed // 2**20)} MiB are needed", remedy, numbers, -free)
     return passed(text, numbers, -free)
-
-
-def _shared_bytes(subject: Subject) -> int:
-    """Bytes of /dev/shm that one rank needs."""
-    plan = subject.plan
-    if plan is None:
-        return LEAST_SHARED_BYTES
-    return plan.recipe.data.shared_bytes(
-        plan.engines["discriminator"].micro_batch_size, plan.recipe.objective.teacher is not None
-    )
 
 
 def cores(subject: Subject) -> Finding:

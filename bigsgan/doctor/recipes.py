@@ -48,7 +48,8 @@ def room(subject: Subject) -> Finding:
     if section.keep_every_nimg:
         kept += plan.recipe.total_nimg // section.keep_every_nimg
     directory = directory_of(subject.out)
-    free, written = shutil.disk_usage(directory).free, _bytes_below(subject.out / "checkpoints")
+    free = shutil.disk_usage(directory).free
+    written = sum(path.stat().st_size for path in (subject.out / "checkpoints").rglob("*") if path.is_file())
     needed = max(each, kept * each - written)
     numbers = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": kept, "needed_bytes": needed}
     text = f"{size(free)} free in {directory}; {kept} checkpoints of {size(each)}"
@@ -98,7 +99,3 @@ def _does_not_compile(compiler: str) -> str:
             return f"cannot be run: {error.strerror}"
     said = done.stderr.strip().splitlines() or ["no reason given"]
     return f"does not compile: {said[0]}" if done.returncode else ""
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -16,7 +16,7 @@ import torch
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
 from bigsgan.config import NETWORKS, Recipe
-from bigsgan.doctor.games import awake, tiny_plan, tiny_recipe, zero
+from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
 from bigsgan.doctor.smooth import smooth
 from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
@@ -38,8 +38,7 @@ class Game:
 
     name: str  # name in messages
     overrides: Sequence[str] = ()  # overrides of the tiny recipe
-    # DeepSpeed contents by network
-    ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NETWORKS, zero(0)))
+    ds: Mapping[str, Any] = field(default_factory=lambda: both(0))  # DeepSpeed contents by network
     num_updates: int = 1  # number of updates that are compared
 
     def options(self, num_ranks: int) -> list[str]:
