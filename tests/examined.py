@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from bigsgan.doctor.checks import Check, Finding, Ranks, Subject
-from bigsgan.doctor.examine import Result
+from bigsgan.doctor.checks import Check, Finding, Ranks, Result, Subject
 
 LATE = 60.0
 
@@ -59,7 +58,7 @@ def examined(
     def run(rank: int) -> Finding:
         ranks = Threads(rank, hosts, values, barrier)
         own = by_rank[rank] if by_rank else {}
-        return check(Subject(ranks, **{"local_size": list(hosts).count(hosts[rank]), **same, **own}))
+        return check(Subject(ranks, **{**same, **own}))
 
     with ThreadPoolExecutor(len(hosts)) as threads:
         return list(threads.map(run, range(len(hosts))))

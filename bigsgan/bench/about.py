@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from bigsgan.bench.host import processor
 from bigsgan.bench.table import Table, as_json, shown
 from bigsgan.runtime import comm
 from bigsgan.runtime.ending import exit_status
@@ -67,8 +66,4 @@ def about() -> dict[str, Any]:
 def _device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(comm.device())
-    model = platform.machine()
-    with suppress(OSError):
-        if found := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            model = found[1].strip()
-    return f"CPU ({model}, {len(os.sched_getaffinity(0))} cores)"
+    return f"CPU ({processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores)"

@@ -18,17 +18,11 @@ _FIELDS = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_se
 
 
 class Arithmetic(NamedTuple):
-    """The work of an update, and the speed that it is compared with.
+    """The work of an update, and the speed of a matrix product, with which it is compared."""
 
-    Attributes:
-        flops: Operations of a rank in an update, without penalties.
-        precision: Precision of the matrix product.
-        peak: Operations a second of the matrix product.
-    """
-
-    flops: int
-    precision: str
-    peak: float
+    flops: int  # operations of a rank in an update, without penalties
+    precision: str  # of the matrix product
+    peak: float  # operations a second of the matrix product
 
 
 def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:

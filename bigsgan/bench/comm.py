@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
-from bigsgan.models.build import build_network
+from bigsgan.planner.counting import count_network
 from bigsgan.planner.traffic import turns
 from bigsgan.runtime import comm
 
@@ -47,39 +47,27 @@ _OPERATORS = {
 }
 
 
-class Kind(NamedTuple):
-    """A collective, and the phase that it belongs to."""
-
-    phase: str
-    collective: str
-
-
 class Traffic(TorchDispatchMode):
     """Counts collectives where torch hands them to a backend, also those of DeepSpeed and DistributedDataParallel.
 
     Attributes:
-        calls: Number of calls, by kind.
-        payload: Bytes of the whole tensors, by kind.
-        wire: Bytes that a rank sends in a ring, by kind.
+        counts: By phase and collective: its ``calls``, the ``bytes`` of the whole tensors, and the ``wire_bytes`` that
+            a rank sends in a ring.
         phases: The phases that are open.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[Kind] = Counter()
-        self.payload: Counter[Kind] = Counter()
-        self.wire: Counter[Kind] = Counter()
+        self.counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self.phases = OpenPhases()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d" and name in _OPERATORS:
             collective, where, times = _OPERATORS[name]
-            kind, num = Kind(self.phases.innermost, collective), _group_size(args)
             num_bytes = sum(tensor.nbytes for tensor in tree_leaves(args[where]))
-            self.calls[kind] += 1
-            self.payload[kind] += num_bytes
-            self.wire[kind] += sent_in_ring(times, num_bytes, num)
+            sent = sent_in_ring(times, num_bytes, _group_size(args))
+            self.counts[self.phases.innermost, collective].update(calls=1, bytes=num_bytes, wire_bytes=sent)
         return func(*args, **(kwargs or {}))
 
 
@@ -128,11 +116,13 @@ def count(planned: Planned) -> dict[str, Any]:
         with traffic:
             loop()
         loop.close()
+    collectives: list[dict[str, Any]] = [
+        {"phase": phase, "collective": collective, **counts} for (phase, collective), counts in traffic.counts.items()
+    ]
     networks = {}
     for network in NETWORKS:
-        with torch.device("meta"):
-            numel = sum(parameter.numel() for parameter in build_network(plan.recipe, network).parameters())
-        sent = sum(num for kind, num in traffic.wire.items() if network_of(kind.phase) == network)
+        numel, _ = count_network(plan, network)
+        sent = sum(each["wire_bytes"] for each in collectives if network_of(each["phase"]) == network)
         least = least_bytes(plan, network, numel)
         networks[network] = {
             "stage": plan.engines[network].file.stage,
@@ -142,10 +132,6 @@ def count(planned: Planned) -> dict[str, Any]:
             "least_bytes": least,
             "ratio": sent / least if least else None,
         }
-    collectives = [
-        {**kind._asdict(), "calls": calls, "bytes": traffic.payload[kind], "wire_bytes": traffic.wire[kind]}
-        for kind, calls in traffic.calls.items()
-    ]
     return {"variant": planned.variant.name, "networks": networks, "collectives": collectives}
 
 

@@ -1,10 +1,11 @@
-"""Peak memory of a process, and the time that it waits for disks, from Linux's /proc."""
+"""What Linux's /proc tells: a process's peak memory, the time that it waits for disks, and the processor's name."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -85,3 +86,11 @@ def _delay_ticks(stat: Path) -> int:
         words = stat.read_text().rpartition(")")[2].split()  # the process's name, in brackets, may contain blanks
         return int(words[_DELAY_FIELD - 3])
     return 0
+
+
+def processor() -> str:
+    """Name of this machine's processor; empty if the system does not tell it."""
+    with suppress(OSError):
+        if found := re.search(r"^model name\s*: (.*)", (_PROC / "cpuinfo").read_text(), re.MULTILINE):
+            return found[1].strip()
+    return ""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
+from bigsgan.bench.plain import PlainLoop
+from bigsgan.bench.product import EngineLoop
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, memory
@@ -26,85 +28,41 @@ _NCCL, _GLOO = "nccl", "gloo:"
 _MESSAGES = ("gloo:send", "gloo:recv")
 """From one rank to another, which are expected long before they come."""
 
-Builder = Callable[[], "Loop | None"]
+Loop = EngineLoop | PlainLoop
+"""A callable that makes one update, to be measured."""
+
+Builder = Callable[[], Loop | None]
 """Builds a loop, or returns None on a rank that takes no part in it."""
 
 Setting = Callable[[], AbstractContextManager[None]]
 """Makes the context in which a loop is built and run, such as the precision of float32."""
 
 
-class Loop(Protocol):
-    """A callable that makes one update, to be measured."""
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that it has waited for images so far."""
-
-    def __call__(self) -> None:
-        """Make one update."""
-
-    def means(self) -> dict[str, float]:
-        """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""
-
-    def idle(self) -> float | None:
-        """Make one more update; return the share of it in which ranks wait for each other, on rank 0, if known."""
-
-    def close(self) -> None:
-        """Release all it holds."""
-
-
 class Settings(NamedTuple):
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        rounds: Number of rounds; every variant takes its turn in each.
-        warmup: Updates before the clock starts, at least one.
-        steps: Updates that are timed as one block.
-        looks_at_talk: Whether ``talking`` is measured also on CPUs, in one more update under the profiler.
-    """
-
-    rounds: int
-    warmup: int
-    steps: int
-    looks_at_talk: bool = False
+    rounds: int  # in each of which every variant takes its turn
+    warmup: int  # updates before the clock starts, at least one
+    steps: int  # updates that are timed as one block
+    looks_at_talk: bool = False  # whether `talking` is measured also on CPUs, in one more update under the profiler
 
 
 class Visit(NamedTuple):
-    """Measurements of one block on one rank; memory in bytes, times in seconds for an update.
+    """Measurements of one block on one rank; memory in bytes, times in seconds for an update."""
 
-    Attributes:
-        seconds: Time of an update by the device's clock.
-        data_seconds: Time that the rank waited for images.
-        disk_seconds: Time that its processes waited for a disk; None if the kernel does not count it.
-        busy: Share of the time in which the device computed, or the threads of a CPU.
-        device_peak: Peak memory of the device; None on a CPU.
-        host_peak: Peak memory of the process.
-        host_before: Memory of the process before the variant was built.
-        first_losses: Mean losses of the first update.
-        losses: Mean losses of the timed updates.
-        talking: Share of the time in which ranks communicated, or waited for each other to, and nothing computed on a
-            GPU meanwhile; on CPUs the share of collectives alone.
-        idle: Share of an update in which the ranks waited for each other, on rank 0; None if it is not known.
-    """
-
-    seconds: float
-    data_seconds: float
-    disk_seconds: float | None
-    busy: float
-    device_peak: int | None
-    host_peak: int
-    host_before: int
-    first_losses: dict[str, float]
-    losses: dict[str, float]
+    seconds: float  # by the device's clock
+    data_seconds: float  # time that the rank waited for images
+    disk_seconds: float | None  # time that its processes waited for a disk; None if the kernel does not count it
+    busy: float  # share of the time in which the device computed, or the threads of a CPU
+    device_peak: int | None  # peak memory of the device; None on a CPU
+    host_peak: int  # peak memory of the process
+    host_before: int  # memory of the process before the variant was built
+    first_losses: dict[str, float]  # mean losses of the first update
+    losses: dict[str, float]  # mean losses of the timed updates
+    # Share of the time in which ranks communicated, or waited for each other to, and nothing computed on a GPU
+    # meanwhile; on CPUs the share of collectives alone.
     talking: float = 0.0
-    idle: float | None = None
-
-
-class Shares(NamedTuple):
-    """Shares of an update's time: with any kernel running, and with only kernels of communication."""
-
-    busy: float
-    talking: float
+    idle: float | None = None  # share of an update in which the ranks waited for each other, on rank 0, if it is known
 
 
 class Stopwatch:
@@ -143,7 +101,7 @@ def take_turns(
         UserError: A loop failed on one of several ranks, for which the others are waiting.
     """
     if comm.device().type == "cuda":
-        with _kernel_profile():  # its first start takes long, and no kernel runs meanwhile
+        with profile(activities=[ProfilerActivity.CUDA]):  # its first start takes long, and no kernel runs meanwhile
             pass
     found: list[list[list[Visit]]] = [[] for _ in builders]
     failed: dict[int, str] = {}
@@ -202,34 +160,34 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
     device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # before the profiler's memory
     cores = used / (wall * torch.get_num_threads())
     if on_cpu:
-        shares = Shares(cores, _talk_of_cpus(loop) if settings.looks_at_talk and comm.world_size() > 1 else 0.0)
+        busy, talking = cores, _talk_of_cpus(loop) if settings.looks_at_talk and comm.world_size() > 1 else 0.0
     else:
-        shares = _profiled_shares(loop)
+        busy, talking = _profiled_shares(loop)
     return Visit(
         seconds=seconds / settings.steps,
         data_seconds=data_seconds / settings.steps,
         disk_seconds=None if disk is None or disk_after is None else (disk_after - disk) / settings.steps,
-        busy=shares.busy,
+        busy=busy,
         device_peak=device_peak,
         host_peak=host_peak,
         host_before=host.before,
         first_losses=first,
         losses=losses,
-        talking=shares.talking,
+        talking=talking,
         idle=loop.idle(),
     )
 
 
-def _profiled_shares(loop: Loop) -> Shares:
+def _profiled_shares(loop: Loop) -> tuple[float, float]:
     """Shares of one more update in which the GPU ran any kernel, and in which it ran only NCCL's.
 
     NCCL's kernels run while they wait for other ranks.
     """
-    events, wall = _profiled(loop, _kernel_profile())
+    events, wall = _profiled(loop, ProfilerActivity.CUDA)
     kernels = [event for event in events if event.device_type == DeviceType.CUDA]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
     computing = [span for span, event in zip(spans, kernels, strict=True) if _NCCL not in event.name.lower()]
-    return Shares(covered(spans) / wall, (covered(spans) - covered(computing)) / wall)
+    return covered(spans) / wall, (covered(spans) - covered(computing)) / wall
 
 
 def _talk_of_cpus(loop: Loop) -> float:
@@ -237,24 +195,20 @@ def _talk_of_cpus(loop: Loop) -> float:
 
     They do compute during messages to single ranks, whose cost ``Visit.idle`` tells.
     """
-    events, wall = _profiled(loop, profile(activities=[ProfilerActivity.CPU]))
+    events, wall = _profiled(loop, ProfilerActivity.CPU)
     talk = [event for event in events if event.name.startswith(_GLOO) and event.name not in _MESSAGES]
     return min(1.0, covered((event.time_range.start, event.time_range.end) for event in talk) / wall)
 
 
-def _profiled(loop: Loop, profiler: profile) -> tuple[list[Any], float]:
+def _profiled(loop: Loop, activity: ProfilerActivity) -> tuple[list[Any], float]:
     """Events of one more update, and its time in microseconds, the events' unit."""
-    with profiler as running:
+    with profile(activities=[activity]) as running:
         comm.synchronize()
         start = time.perf_counter()  # after the profiler has started
         loop()
         comm.synchronize()
         wall = time.perf_counter() - start
     return list(running.events() or ()), wall * 1e6
-
-
-def _kernel_profile() -> profile:
-    return profile(activities=[ProfilerActivity.CUDA])
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 
 from bigsgan.engines import Phase, Task
 from bigsgan.engines.deepspeed.collectives import wrapped_collectives
-from bigsgan.engines.phases import in_turn
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
@@ -35,25 +34,26 @@ def name_of(phase: Phase, task: Task) -> str:
     return f"{phase.label}, graphs kept" if phase.keeps_graphs else phase.label
 
 
-def _names() -> Iterator[str]:
-    """Yield all parts in the order of an update; no update has all of them."""
-    yield DATA
-    for phase in (
-        Phase("generator", "makes images", 1, 1),
-        Phase("discriminator", "checks", 1, 1),
-        Phase("discriminator", "differentiates", 1, 1),
-        Phase("discriminator", "trains", 1, 1),
-        Phase("generator", "differentiates", 1, 1),
-        Phase("generator", "makes images", 1, 1, keeps_graphs=True),
-        Phase("discriminator", "judges", 1, 1),
-        Phase("generator", "pulls back", 1, 1, recomputes=True),
-        Phase("discriminator", "keeps", 1, 1),
-    ):
-        yield from (name_of(phase, task) for task in in_turn(0, phase))
-    yield from (REDUCE, AVERAGE, REST)
-
-
-PHASES = tuple(dict.fromkeys(_names()))
+PHASES = (
+    DATA,
+    "G makes images",
+    "D checks",
+    "D differentiates",
+    "D trains: forward",
+    "D trains: backward",
+    "D trains: step",
+    "G differentiates",
+    "G makes images, graphs kept",
+    "D judges",
+    "G pulls back: forward",
+    "G pulls back: backward",
+    "G pulls back: step",
+    "D keeps",
+    REDUCE,
+    AVERAGE,
+    REST,
+)
+"""All parts in the order of an update, by ``name_of``; no update has all of them."""
 
 
 def label_phases(run: Run, entering: Entering) -> None:

@@ -1,4 +1,4 @@
-"""Builds a run as `bigsgan train` does, for benchmarks that make its updates one by one."""
+"""Builds a run as `bigsgan train` does, for benchmarks and the doctor, which make its updates one by one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from bigsgan.checkpoint import Checkpoint
 from bigsgan.config import RunPlan
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.monitor import RankLog
@@ -63,8 +64,8 @@ class EngineLoop:
         self._directory.cleanup()
 
 
-def build_engine_loop(plan: RunPlan) -> EngineLoop:
-    """Build a new run in a directory that ``close`` removes. Every rank calls this.
+def build_engine_loop(plan: RunPlan, found: Checkpoint | None = None) -> EngineLoop:
+    """Build a run, new or from a checkpoint, in a directory that ``close`` removes. Every rank calls this.
 
     The recipe's ``monitor`` is left out: otherwise variants would become runs of Weights & Biases.
 
@@ -76,4 +77,4 @@ def build_engine_loop(plan: RunPlan) -> EngineLoop:
     log = RankLog(out / "log", comm.rank(), lambda text: None)
     silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}))
     with contextlib.redirect_stderr(io.StringIO()):  # hides the run's progress
-        return EngineLoop(build_run(silent, out, Start(), log), directory)
+        return EngineLoop(build_run(silent, out, Start(found), log), directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +32,29 @@ from bigsgan.runtime.kernels import choose_kernels, kernels
 from bigsgan.runtime.tf32 import tf32
 
 CONTROL = "control"
-_HEADINGS = (
-    "variant", "s/update", "images/s", "s/epoch", "time per image", "quartiles", "TFLOP/s", "of peak", "device MiB",
-    "host MiB", "added MiB", "busy", "idle", "data wait", "disk wait", "D loss", "G loss", "D differs", "G differs",
-)  # fmt: skip
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("variant", "variant", str),
+    ("s/update", "update_seconds", number),
+    ("images/s", "images_per_second", number),
+    ("s/epoch", "epoch_seconds", partial(number, digits=4)),
+    ("time per image", "time_ratio", lambda quartiles: f"{quartiles[1]:.3f}"),
+    ("quartiles", "time_ratio", lambda quartiles: f"{quartiles[0]:.3f} - {quartiles[2]:.3f}"),
+    ("TFLOP/s", "flops_per_second", lambda flops: number(flops and flops / 1e12)),
+    ("of peak", "achieved_share", percent),
+    ("device MiB", "device_peak_bytes", mebibytes),
+    ("host MiB", "host_peak_bytes", mebibytes),
+    ("added MiB", "host_added_bytes", mebibytes),
+    ("busy", "busy_share", percent),
+    ("idle", "idle_share", percent),
+    ("data wait", "data_wait_share", percent),
+    ("disk wait", "disk_wait_share", percent),
+    ("D loss", "d_loss", "{:.4f}".format),
+    ("G loss", "g_loss", "{:.4f}".format),
+    ("D differs", "d_loss_difference", lambda off: NOTHING if off is None else f"{off:.1e}"),
+    ("G differs", "g_loss_difference", lambda off: NOTHING if off is None else f"{off:.1e}"),
+)
+"""Headings, the keys of a variant's record below them, and how their values are shown."""
+
 _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
@@ -49,23 +68,14 @@ _MEANING = (
 
 
 class Result(NamedTuple):
-    """Measurements of one variant.
+    """Measurements of one variant."""
 
-    Attributes:
-        name: Name of the variant, or ``control``.
-        title: Description of the variant.
-        recipe: Recipe of the variant; None if it could not run.
-        rounds: Visits of its ranks, by round; empty if it could not run.
-        reason: Why it could not run.
-        arithmetic: Work of an update; None if it is not counted.
-    """
-
-    name: str
-    title: str
-    recipe: Recipe | None
-    rounds: list[list[Visit]]
-    reason: str = ""
-    arithmetic: Arithmetic | None = None
+    name: str  # of the variant, or `control`
+    title: str  # description of the variant
+    recipe: Recipe | None  # None if it could not run
+    rounds: list[list[Visit]]  # visits of its ranks, by round; empty if it could not run
+    reason: str = ""  # why it could not run
+    arithmetic: Arithmetic | None = None  # work of an update, if it is counted
 
     @property
     def image_seconds(self) -> list[float]:
@@ -119,11 +129,10 @@ def _setting(planned: Planned) -> Setting:
 
 @contextlib.contextmanager
 def _kernels(deterministic: bool, writes_attention: bool) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if deterministic:
-            stack.enter_context(kernels(True))
-        if writes_attention:
-            stack.enter_context(written_out())
+    with (
+        kernels(True) if deterministic else contextlib.nullcontext(),
+        written_out() if writes_attention else contextlib.nullcontext(),
+    ):
         yield
 
 
@@ -152,7 +161,7 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
     if len(failed) == len(visited):
         tried = ",".join(each.variant.name for each in possible)
         raise UserError("--variants", tried, f"cannot run here: {failed[0]}", "choose others, or change the recipe")
-    results: dict[str, Result] = {}
+    results = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
     peaks: dict[str, float] = {}
     for i, (name, each) in enumerate(zip(names, visited, strict=True)):
         assert each.plan is not None
@@ -163,10 +172,10 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
         with _setting(each)():
             arithmetic = arithmetic_of(each.plan, peaks)
         results[name] = Result(name, title, each.plan.recipe, rounds[i], arithmetic=arithmetic)
-    refused = {p.variant.name: Result(p.variant.name, p.variant.title, None, [], p.reason) for p in planned}
-    ordered = [results.get(each.variant.name, refused[each.variant.name]) for each in planned]
-    first = next(i for i, each in enumerate(planned) if each.plan is not None)
-    return [*ordered[: first + 1], results[CONTROL], *ordered[first + 1 :]]
+    control = results.pop(CONTROL)
+    ordered = list(results.values())
+    ordered.insert(planned.index(possible[0]) + 1, control)
+    return ordered
 
 
 def record(result: Result, results: Sequence[Result], num_images: int) -> dict[str, Any]:
@@ -241,7 +250,8 @@ def _show(
     peaks = {each["matrix_precision"]: each["matrix_flops_per_second"] for each in ran if each["flops"]}
     notes += [f"matrix product in {kind}: {number(peak / 1e12)} TFLOP/s" for kind, peak in peaks.items()]
     title = f"{name}; rounds: {settings.rounds}, each of {settings.warmup} + {settings.steps} updates"
-    table = Table(title, _HEADINGS, [_row(each) for each in ran], [*notes, *untimed, *_MEANING])
+    headings = [heading for heading, _, _ in _COLUMNS]
+    table = Table(title, headings, [_row(each) for each in ran], [*notes, *untimed, *_MEANING])
     print_results(form, {"recipe": name, **settings._asdict(), "variants": records, "notes": untimed}, table)
 
 
@@ -253,25 +263,4 @@ def label(recipe: Recipe) -> str:
 
 
 def _row(each: dict[str, Any]) -> list[str]:
-    low, middle, high = each["time_ratio"]
-    return [
-        each["variant"],
-        number(each["update_seconds"]),
-        number(each["images_per_second"]),
-        number(each["epoch_seconds"], 4),
-        f"{middle:.3f}",
-        f"{low:.3f} - {high:.3f}",
-        NOTHING if each["flops_per_second"] is None else number(each["flops_per_second"] / 1e12),
-        percent(each["achieved_share"]),
-        mebibytes(each["device_peak_bytes"]),
-        mebibytes(each["host_peak_bytes"]),
-        mebibytes(each["host_added_bytes"]),
-        percent(each["busy_share"]),
-        percent(each["idle_share"]),
-        percent(each["data_wait_share"]),
-        percent(each["disk_wait_share"]),
-        f"{each['d_loss']:.4f}",
-        f"{each['g_loss']:.4f}",
-        NOTHING if each["d_loss_difference"] is None else f"{each['d_loss_difference']:.1e}",
-        NOTHING if each["g_loss_difference"] is None else f"{each['g_loss_difference']:.1e}",
-    ]
+    return [shown(each[key]) for _, key, shown in _COLUMNS]

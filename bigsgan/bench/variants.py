@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +20,26 @@ _PLAIN_RECIPE = ["metrics=null", "init_from=null", "hang_timeout_seconds=86400"]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train the recipe.
+    """One way to train the recipe."""
 
-    Attributes:
-        name: Name that the user gives; the names of a combination are joined by ``+``.
-        title: Description in tables.
-        overrides: Overrides of the recipe after its reset to ZeRO 0 in float32 without stages, accumulation, compiler.
-        change: Change that works with any ZeRO stage and precision; empty if the variant chooses these.
-        is_plain: Whether it is a loop in plain PyTorch, without engines.
-        single: Whether one rank does all the work.
-        tf32: Whether it computes float32 in TF32; None for torch's defaults.
-        writes_attention: Whether attention uses none of torch's fused kernels.
-    """
-
-    name: str
-    title: str
+    name: str  # what the user gives; the names of a combination are joined by `+`
+    title: str  # description in tables
+    # Overrides of the recipe after its reset to ZeRO 0 in float32 without stages, accumulation, compiler.
     overrides: Callable[[Recipe], list[str]]
-    change: str = ""
-    is_plain: bool = False
-    single: bool = False
-    tf32: bool | None = None
-    writes_attention: bool = False
+    change: str = ""  # change that works with any ZeRO stage and precision; empty if the variant chooses these
+    is_plain: bool = False  # whether it is a loop in plain PyTorch, without engines
+    single: bool = False  # whether one rank does all the work
+    tf32: bool | None = None  # whether it computes float32 in TF32; None for torch's defaults
+    writes_attention: bool = False  # whether attention uses none of torch's fused kernels
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A variant of a recipe on the ranks that were started.
-
-    Attributes:
-        variant: The variant.
-        plan: Its plan; None if it cannot run.
-        reason: Why it cannot run.
-    """
+    """A variant of a recipe on the ranks that were started."""
 
     variant: Variant
-    plan: RunPlan | None
-    reason: str = ""
+    plan: RunPlan | None  # None if it cannot run
+    reason: str = ""  # why it cannot run
 
 
 def _of_both(section: str, **values: object) -> list[str]:
@@ -112,13 +96,7 @@ VARIANTS = {
         _plain("data_parallel", "DistributedDataParallel", single=False),
         _layout("zero0", f"two engines, {_BASE}", "zero0"),
         _layout("mixed_precision", "ZeRO 0 in bf16", "zero0_bf16"),
-        Variant(
-            "written_attention",
-            f"{_BASE}, attention written out",
-            lambda recipe: [],
-            "attention written out",
-            writes_attention=True,
-        ),
+        replace(_changed("written_attention", "attention written out", []), writes_attention=True),
         _changed("accumulation", f"{ACCUMULATION} times the micro-batches and the batch", _accumulated),
         _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _of_both("optimizer", clip_norm=CLIP_NORM)),
         _changed("reused_fakes", "D's last step and G's update on the same images", ["objective.reuse_fakes=true"]),

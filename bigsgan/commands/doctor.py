@@ -14,7 +14,7 @@ from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import RECIPE_FILE
 from bigsgan.doctor.again import launcher
 from bigsgan.doctor.registry import chosen
-from bigsgan.doctor.report import Collected, Printed, listed
+from bigsgan.doctor.report import Report, listed
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
         path = Path(options.config)
         plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
     launched.check_launcher()
-    words = _command(options)
-    report = Collected(options.form, sys.stdout, words) if options.form else Printed(sys.stdout, words)
+    report = Report(options.form, sys.stdout, _command(options))
     with logs_aside():
         module = importlib.import_module("bigsgan.doctor.examine")
     return int(module.main(checks, plan, directory, report))

@@ -37,7 +37,8 @@ def clocks(subject: Subject) -> Finding:
 
 def same_files(subject: Subject) -> Finding:
     """Compare versions, the package's files, recipe and DeepSpeed files with rank 0's."""
-    own = _compared_values(subject)
+    own: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
+    own |= {"version of Python": platform.python_version()} | (same_on_hosts(subject.plan) if subject.plan else {})
     own["files of bigsgan"] = _digest(json.dumps(files := _files()).encode())
     first, *_ = by_rank = subject.ranks.gather(own)
     differs = any(values != first for values in by_rank)
@@ -53,13 +54,6 @@ def same_files(subject: Subject) -> Finding:
         return failed(text, "install the same packages and copy the same files to all hosts", numbers, len(names))
     num = len(files)
     return passed(f"{num} files of bigsgan, {len(own) - 1} versions and keys are the same on all ranks", numbers)
-
-
-def _compared_values(subject: Subject) -> dict[str, Any]:
-    """Values that have to be the same on all ranks, by name."""
-    values: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
-    values["version of Python"] = platform.python_version()
-    return values if subject.plan is None else values | same_on_hosts(subject.plan)
 
 
 def _files() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bigsgan.config import NETWORKS
 from bigsgan.doctor import layouts
-from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
-from bigsgan.doctor.games import FAMILIES, both, tiny_plan, zero
+from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
+from bigsgan.doctor.games import FAMILIES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.errors import UserError
@@ -30,8 +30,10 @@ GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
 COMPILED: list[str] = []
 """Overrides of the compiled networks. BigGAN's have every kind of layer, and take minutes to compile."""
 
-DIFFERENTIATED = {"generator": ("generator", False), "discriminator": ("discriminator", False)} | {
-    "discriminator twice": ("discriminator", True)
+DIFFERENTIATED = {
+    "generator": ("generator", False),
+    "discriminator": ("discriminator", False),
+    "discriminator twice": ("discriminator", True),
 }
 """Network, and whether the loss is the squared norm of a gradient; keys are used in messages."""
 
@@ -64,11 +66,8 @@ def updates(subject: Subject) -> Finding:
 
 def float64(subject: Subject) -> Finding:
     """Compare gradients of each network in float32, once and twice differentiated, with float64 on the CPU."""
-    errors = {}
     with exact(is_smooth=False):
-        for family in GAMES:
-            for said, (network, penalised) in DIFFERENTIATED.items():
-                errors[f"{family} {said}"] = error_of_float32(family, network, penalised)
+        errors = {name: error_of_float32(*case) for name, case in _cases()}
     return _finding("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
 
 
@@ -88,11 +87,17 @@ def tensor_cores(subject: Subject) -> Finding:
         return not_applicable("this GPU does not compute bf16")
     errors, bounds = {}, {}
     with exact(is_smooth=False):
-        for family in GAMES:
-            for said, (network, penalised) in DIFFERENTIATED.items():
-                plain, errors[f"{family} {said}"] = errors_of_bf16(family, network, penalised)
-                bounds[f"{family} {said}"] = NO_WORSE * plain
+        for name, case in _cases():
+            plain, errors[name] = errors_of_bf16(*case)
+            bounds[name] = NO_WORSE * plain
     return _finding("gradients in bf16 are", errors, bounds, "of float64's norm off")
+
+
+def _cases() -> Iterator[tuple[str, tuple[str, str, bool]]]:
+    """Yield names, and family, network and whether it is differentiated twice."""
+    for family in GAMES:
+        for said, differentiated in DIFFERENTIATED.items():
+            yield f"{family} {said}", (family, *differentiated)
 
 
 def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, float]:
@@ -178,7 +183,7 @@ def compiled(subject: Subject) -> Finding:
 def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tensor]]:
     """A network and its inputs for four samples, in float64 on the CPU."""
     with tempfile.TemporaryDirectory() as directory:
-        plan = tiny_plan(Path(directory), 1, list(overrides), dict.fromkeys(NETWORKS, zero(0)))
+        plan = tiny_plan(Path(directory), 1, list(overrides), both(0))
         stack = build_network(plan.recipe, network)
         initialize(stack, 1)
         metas = meta_inputs(plan, network, 4)
@@ -236,10 +241,9 @@ def _move(game: Game) -> Tensor:
 def _finding(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
     numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
     bad = [name for name, error in errors.items() if not error <= bounds[name]]
-    worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))
     if bad:
-        worst = bad[0]
-        others = f" (and {len(bad) - 1} of {len(errors) - 1} others)" if len(bad) > 1 else ""
-        text = f"{worst}{others}: {what} {errors[worst]:.1e} {unit}, over {bounds[worst]:.0e}"
-        return failed(text, REMEDY, numbers, errors[worst])
+        error, bound = errors[bad[0]], bounds[bad[0]]
+        text = f"{first_of(bad, len(errors))}: {what} {error:.1e} {unit}, over {bound:.0e}"
+        return failed(text, REMEDY, numbers, error)
+    worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))
     return passed(f"{what} at most {errors[worst]:.1e} {unit}, of {bounds[worst]:.0e}: {worst}", numbers)

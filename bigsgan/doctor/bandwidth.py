@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def _groups(subject: Subject, backend: str) -> Iterator[Together]:
     by_host = [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
     on_gpu = comm.device().type == "cuda"
     own = links.of_gpu(place_of(comm.device())) if on_gpu else None
-    within, between = (own, 1) if own else None, links.here(backend)
+    within, between = (own, 1) if own else None, links.of_host(backend, os.environ)
     sharing = len(subject.same_host())
     if len(by_host) == 1:
         yield Together("all ranks", range(len(hosts)), None, within)

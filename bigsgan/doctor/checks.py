@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from bigsgan.config import RunPlan
@@ -29,7 +29,7 @@ A check with "only" takes minutes: naming its group does not run it, unless all 
 
 
 class Ranks(Protocol):
-    """The processes that run the checks together."""
+    """The processes that run the checks together. All but ``gather`` is for the doctor itself; ``Job`` documents it."""
 
     rank: int  # rank of this process
     size: int  # number of ranks
@@ -37,7 +37,21 @@ class Ranks(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Return all ranks' picklable values, by rank, on every rank. All ranks must call it; none may raise before."""
-        ...
+
+    def check(self, name: str, patience: float) -> AbstractContextManager[None]:
+        """Begin a check."""
+
+    def collect(self, value: Any) -> list[tuple[int, Any]] | None:
+        """End a check with this rank's value."""
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks."""
+
+    def leave(self) -> None:
+        """Disconnect from the other ranks."""
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether an error means that the ranks can no longer exchange values."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,6 @@ class Subject:
 
     ranks: Ranks
     local_rank: int = 0  # rank of this process on its host
-    local_size: int = 1  # number of ranks on this host
     plan: RunPlan | None = None  # plan of the recipe given by `--config`
     run: Path | None = None  # run directory given by `--run`
     out: Path = Path()  # where checkpoints are written: that run, the recipe's `out`, or the working directory
@@ -80,19 +93,24 @@ class Finding:
     of_all: bool = False  # whether it is about what the ranks did together, so that no single rank is to blame
 
 
-def passed(said: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
+def passed(said: str, numbers: Mapping[str, Any] | None = None, severity: float = 0.0) -> Finding:
     """Return the result of a check that found no fault."""
-    return Finding("pass", said, dict(numbers), severity=severity)
+    return Finding("pass", said, numbers or {}, severity=severity)
 
 
-def failed(said: str, remedy: str, numbers: Mapping[str, Any] = MappingProxyType({}), severity: float = 0.0) -> Finding:
+def failed(said: str, remedy: str, numbers: Mapping[str, Any] | None = None, severity: float = 0.0) -> Finding:
     """Return the result of a check that found a fault, for which ``remedy`` says what to do."""
-    return Finding("fail", said, dict(numbers), remedy, severity)
+    return Finding("fail", said, numbers or {}, remedy, severity)
 
 
-def not_applicable(said: str, numbers: Mapping[str, Any] = MappingProxyType({})) -> Finding:
+def not_applicable(said: str, numbers: Mapping[str, Any] | None = None) -> Finding:
     """Return the result of a check that has nothing to check here."""
-    return Finding("not applicable", said, dict(numbers))
+    return Finding("not applicable", said, numbers or {})
+
+
+def first_of(bad: Sequence[str], num: int) -> str:
+    """The first of the names that are bad, and how many of the others are, of ``num`` in all."""
+    return f"{bad[0]} (and {len(bad) - 1} of {num - 1} others)" if len(bad) > 1 else bad[0]
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,17 @@ class Check:
     def patience(self) -> float:
         """Seconds after which a rank without an answer counts as hung."""
         return PATIENCE_SECONDS + 4 * self.seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all ranks found in one check."""
+
+    check: Check
+    finding: Finding  # the worst of all ranks
+    rank: int  # rank that found it
+    findings: list[Finding]  # of all ranks, by rank
+    seconds: float  # time of the slowest rank
 
 
 PATIENCE_SECONDS = 75.0

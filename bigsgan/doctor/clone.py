@@ -9,11 +9,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from bigsgan.doctor.checks import Check, Finding, Need, Subject, failed, not_applicable, passed
 
@@ -52,15 +49,20 @@ def absent(subject: Subject) -> Finding:
 
 
 def test(subject: Subject, group: str, name: str) -> Finding:
-    """Run one command of a list on rank 0, as the list's own runner does."""
+    """Run one command of a list on rank 0, as the list's own runner does, and without the launcher's variables."""
     module = _list_of(group)
-    if module is None or subject.ranks.rank:
-        return absent(subject) if module is None else passed("rank 0 runs it", severity=-1)
+    if module is None:
+        return absent(subject)
+    if subject.ranks.rank:
+        return passed("rank 0 runs it", severity=-1)
     check = next(each for each in module.CHECKS if each.name == name)
     log = LOGS.absolute() / f"{group}.{name.replace(' ', '_')}.log"
     log.parent.mkdir(exist_ok=True)
-    with _by_itself():
+    launcher = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_LAUNCHER.fullmatch(name)}
+    try:
         result = module.run(check, log)
+    finally:
+        os.environ.update(launcher)
     text = log.read_text(errors="replace")
     numbers = {"command": check.command, "log": str(log)}
     last = ([line.strip(" =") for line in text.splitlines() if line.strip(" =")] or [""])[-1][:_MOST_LETTERS]
@@ -76,29 +78,8 @@ def _list_of(group: str) -> ModuleType | None:
     name = LISTS[group][0]
     if not (REPOSITORY / "tests" / f"{name.replace('.', '/')}.py").is_file():
         return None
-    with _importing(REPOSITORY):
+    sys.path.insert(0, str(REPOSITORY))
+    try:
         return importlib.import_module(f"tests.{name}")
-
-
-@contextmanager
-def _importing(directory: Path) -> Iterator[None]:
-    """Search a directory first for modules imported inside the block."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
     finally:
-        sys.path.remove(str(directory))
-
-
-@contextmanager
-def _by_itself() -> Iterator[None]:
-    """Hide the launcher's variables from processes started inside the block."""
-    kept: dict[str, Any] = {name: os.environ.pop(name) for name in _names(list(os.environ))}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
-
-
-def _names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if _OF_A_LAUNCHER.fullmatch(name)]
+        sys.path.remove(str(REPOSITORY))

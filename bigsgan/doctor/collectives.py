@@ -156,8 +156,8 @@ def _bits(tensor: Tensor) -> int:
 
 def _flat(state: Any) -> dict[str, bytes]:
     """Bits by name."""
-
-    def bits(value: Any) -> bytes:
-        return b"".join(part.tobytes() for _, part in value) if isinstance(value, list) else bytes(value.tobytes())
-
-    return {f"{entry}.{name}": bits(value) for entry, named in state.items() for name, value in named.items()}
+    return {
+        f"{entry}.{name}": b"".join(values.tobytes() for _, values in pieces)
+        for entry, named in state.items()
+        for name, pieces in named.items()
+    }

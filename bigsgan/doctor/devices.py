@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bigsgan.bench.host import processor
 from bigsgan.doctor import links
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.host import nodes_of
 from bigsgan.runtime import idle_gpus
 
-PCI, CPU = Path("/sys/bus/pci/devices"), Path("/proc/cpuinfo")
+PCI = Path("/sys/bus/pci/devices")
 PINNED_BYTES, _COPIES = 128 << 20, 4
 """Bytes that each rank pins, and how often it copies them."""
 
@@ -30,7 +30,8 @@ def devices(subject: Subject) -> Finding:
         idle_gpus.refuse_idle_gpus(os.environ)
         subject.ranks.gather(None)
         why = "DS_ACCELERATOR is cpu" if asks_for_cpu else "no GPU here"
-        return not_applicable(f"{why}; a run computes on the CPU", {"name": processor()})
+        name = f"{processor() or 'CPU'}, {len(os.sched_getaffinity(0))} cores"
+        return not_applicable(f"{why}; a run computes on the CPU", {"name": name})
     num, rank = torch.cuda.device_count(), subject.local_rank
     numbers = {"visible": num, "local_rank": rank, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
     own = str(torch.cuda.get_device_properties(rank).uuid) if rank < num else None
@@ -51,15 +52,6 @@ def devices(subject: Subject) -> Finding:
         text = f"{taken:.0%} of the memory of {name} is in use"
         return failed(text, "end the processes that `nvidia-smi` shows", numbers, taken)
     return passed(f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free", numbers, taken)
-
-
-def processor() -> str:
-    """The name of this host's CPU, and the number of cores that this process may use."""
-    name = "CPU"
-    with suppress(OSError):
-        lines = CPU.read_text().splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
 def numa(subject: Subject) -> Finding:

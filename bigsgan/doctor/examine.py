@@ -9,13 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from bigsgan.config import RunPlan
 from bigsgan.doctor.alone import Alone
-from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Subject, not_applicable
+from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Result, Subject, not_applicable
+from bigsgan.doctor.report import Report
 from bigsgan.errors import EXIT_FAILED, UserError, end_process
 from bigsgan.runtime import launched
 
@@ -23,96 +23,31 @@ _LONGEST = 400
 _log = logging.getLogger(__name__)
 
 
-class Meeting(Ranks, Protocol):
-    """The ranks, with the methods that only the doctor itself calls; ``Job`` documents them."""
-
-    def check(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
-        """Begin a check."""
-        ...
-
-    def collect(self, value: Any) -> list[tuple[int, Any]] | None:
-        """End a check with this rank's value."""
-        ...
-
-    def share(self, value: Any) -> Any:
-        """Return rank 0's value on all ranks."""
-        ...
-
-    def leave(self) -> None:
-        """Disconnect from the other ranks."""
-        ...
-
-    def is_lost(self, error: Exception) -> bool:
-        """Whether an error means that the ranks can no longer exchange values."""
-        ...
-
-
-class Report(Protocol):
-    """Shows results, on rank 0."""
-
-    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Print the lines before the first result."""
-        ...
-
-    def add(self, result: Result) -> None:
-        """Print a result."""
-        ...
-
-    def end(self) -> None:
-        """Print the lines after the last result."""
-        ...
-
-
-@dataclass(frozen=True)
-class Result:
-    """What all ranks found in one check."""
-
-    check: Check
-    finding: Finding  # the worst of all ranks
-    rank: int  # rank that found it
-    findings: list[Finding]  # of all ranks, by rank
-    seconds: float  # time of the slowest rank
-
-
-@dataclass
-class Group:
-    """torch's process group, made when the first check needs it."""
-
-    is_made: bool = False
-    broken_by: str = ""  # check in which a rank raised: others may wait for it in a collective, or have no group
-
-    def make(self) -> None:
-        """Make the group, once."""
-        if not self.is_made:
-            importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
-            self.is_made = True
-
-
 @dataclass
 class Examiner:
     """Runs checks, on every rank."""
 
     subject: Subject
-    ranks: Meeting  # the subject's ranks
-    report: Report
-    results: list[Result] = field(default_factory=list)  # results so far, on rank 0
-    _group: Group = field(default_factory=Group)
+    report: Report  # shows results, on rank 0
+    _is_connected: bool = False
+    _parted_by: str = ""  # check in which a rank raised: others may wait for it in a collective, or have no connection
 
     def examine(self, checks: Sequence[Check]) -> bool:
         """Run checks, and return whether none failed."""
-        if self.ranks.rank == 0:
-            self.report.begin(self.ranks, checks)
+        ranks = self.subject.ranks
+        if ranks.rank == 0:
+            self.report.begin(ranks, checks)
         is_well = True
         for check in checks:
-            with self.ranks.check(check.name, check.patience):
+            with ranks.check(check.name, check.patience):
                 start = time.monotonic()
                 finding = self._find(check)
-                found = self.ranks.collect((finding, time.monotonic() - start))
-                status, broke = self.ranks.share(self._conclude(check, found) if found else None)
+                found = ranks.collect((finding, time.monotonic() - start))
+                status, parted = ranks.share(self._conclude(check, found) if found else None)
             is_well &= status != "fail"
-            if broke:
-                self._group.broken_by = check.name
-        if self.ranks.rank == 0:
+            if parted:
+                self._parted_by = check.name
+        if ranks.rank == 0:
             self.report.end()
         return is_well
 
@@ -127,7 +62,7 @@ class Examiner:
             found: Finding = examine(self.subject, *check.words)
             return found
         except Exception as error:
-            if self.ranks.is_lost(error):
+            if self.subject.ranks.is_lost(error):
                 raise
             _log.info("check %s raised", check.name, exc_info=True)
             if isinstance(error, UserError):
@@ -141,8 +76,8 @@ class Examiner:
         present = {
             "config": self.subject.plan is not None,
             "run": self.subject.run is not None,
-            "ranks": self.ranks.size > 1,
-            "hosts": len(set(self.ranks.hosts)) > 1,
+            "ranks": self.subject.ranks.size > 1,
+            "hosts": len(set(self.subject.ranks.hosts)) > 1,
         }
         for need in needs:
             if not present.get(need, True):
@@ -150,14 +85,20 @@ class Examiner:
         if "gpu" in needs and not _is_on_gpu():
             return f"needs {NEEDS['gpu']}"
         if "group" in needs:
-            if self._group.broken_by:
-                return f"the ranks have no connection since {self._group.broken_by}"
-            self._group.make()
+            if self._parted_by:
+                return f"the ranks have no connection since {self._parted_by}"
+            if not self._is_connected:
+                self._connect()
         return ""
 
+    def _connect(self) -> None:
+        """Make torch's process group, which checks with "group" need."""
+        importlib.import_module("bigsgan.runtime.comm").initialize(GROUP_SECONDS)
+        self._is_connected = True
+
     def _conclude(self, check: Check, found: Sequence[tuple[int, tuple[Finding, float]]]) -> tuple[str, bool]:
-        """Show the worst finding of all ranks; return its status, and whether the check broke the group."""
-        order = ("not applicable", "pass", "fail")
+        """Show the worst finding of all ranks; return its status, and whether the check parted the ranks."""
+        ranks, order = self.subject.ranks, ("not applicable", "pass", "fail")
         status = max((finding.status for _, (finding, _) in found), key=order.index)
         having = [(rank, finding) for rank, (finding, _) in found if finding.status == status]
         raised = [(rank, finding) for rank, finding in having if finding.raised]
@@ -166,15 +107,13 @@ class Examiner:
         else:
             rank, worst = max(sorted(having, key=lambda each: each[0]), key=lambda each: each[1].severity)
         others = len(having) - 1
-        if self.ranks.size > 1 and status == "fail" and not worst.of_all:
+        if ranks.size > 1 and status == "fail" and not worst.of_all:
             more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
-            worst = replace(worst, said=f"rank {rank} on {self.ranks.hosts[rank]}{more}: {worst.said}")
+            worst = replace(worst, said=f"rank {rank} on {ranks.hosts[rank]}{more}: {worst.said}")
         by_rank = {rank: finding for rank, (finding, _) in found}
         seconds = max(seconds for _, (_, seconds) in found)
-        result = Result(check, worst, rank, [by_rank[rank] for rank in range(self.ranks.size)], seconds)
-        self.results.append(result)
-        self.report.add(result)
-        return status, bool(raised) and "group" in check.needs and self.ranks.size > 1
+        self.report.add(Result(check, worst, rank, [by_rank[rank] for rank in range(ranks.size)], seconds))
+        return status, bool(raised) and "group" in check.needs and ranks.size > 1
 
 
 def _is_on_gpu() -> bool:
@@ -188,12 +127,11 @@ def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report
     """Run checks, print the results on rank 0, and return the exit status: 0, or 1 if a check failed."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the doctor reports a lost store itself, without stacks
     size = launched.world_size()
-    ranks: Meeting = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
+    ranks: Ranks = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
     out = run or (Path(plan.recipe.out) if plan else Path())
-    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), local_size, plan, run, out)
+    subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), plan, run, out)
     with contextlib.redirect_stdout(sys.stderr):  # for what libraries print; the report has kept standard output
-        is_well = Examiner(subject, ranks, report).examine(checks)
+        is_well = Examiner(subject, report).examine(checks)
     ranks.leave()
     status = 0 if is_well else EXIT_FAILED
     if size > 1:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import statistics
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from logging.handlers import BufferingHandler
 from typing import Any
 
 from bigsgan.checkpoint import tags
@@ -36,14 +39,14 @@ LATE = 10
 
 def checkpoints(subject: Subject) -> Finding:
     """Check that all tags are complete, and that the newest one's files have the checksums of its manifest."""
-    directory, messages = subject.run_directory() / "checkpoints", _PathMessages()
+    directory, messages = subject.run_directory() / "checkpoints", BufferingHandler(sys.maxsize)
     logging.getLogger(tags.__name__).addHandler(messages)
     try:
         found = list(tags.complete(directory))
     finally:
         logging.getLogger(tags.__name__).removeHandler(messages)
     partial = sorted(path.name for path in directory.glob(f"*{tags.PARTIAL}"))
-    damaged = messages.of_existing()
+    damaged = [record.getMessage() for record in messages.buffer if _is_about_a_file(record)]
     numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": damaged, "partial": partial}
     remedy = "remove that directory, or restore an intact copy; a run resumes from the newest that is intact"
     if damaged:
@@ -184,8 +187,7 @@ def room(subject: Subject) -> Finding:
     """Check that two more checkpoints as large as the newest fit on the disk."""
     run = subject.run_directory()
     newest = tags.newest_or_none(run / "checkpoints")
-    found = os.statvfs(directory_of(run))
-    free, each = found.f_bavail * found.f_frsize, _bytes_of(newest) if newest else 0
+    free, each = shutil.disk_usage(directory_of(run)).free, _bytes_of(newest) if newest else 0
     numbers = {"free_bytes": free, "checkpoint_bytes": each}
     text = f"{size(free)} free, a checkpoint takes {size(each)}"
     if free < max(2 * each, 1 << 20):
@@ -193,20 +195,9 @@ def room(subject: Subject) -> Finding:
     return passed(text, numbers)
 
 
-class _PathMessages(logging.Handler):
-    """Keeps log messages whose first argument is a path."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._messages: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message and its path."""
-        self._messages.append((str((record.args or ("",))[0]), record.getMessage()))  # type: ignore[index]
-
-    def of_existing(self) -> list[str]:
-        """Messages about paths that still exist: a running run removes old checkpoints."""
-        return [text for path, text in self._messages if os.path.exists(path)]
+def _is_about_a_file(record: logging.LogRecord) -> bool:
+    """Whether a message's first argument is a path that still exists: a running run removes old checkpoints."""
+    return bool(record.args) and isinstance(record.args, tuple) and os.path.exists(str(record.args[0]))
 
 
 def _latest(subject: Subject) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,13 +32,14 @@ def open_files(subject: Subject) -> Finding:
         if _below(hard, least):
             remedy = f"ask the administrator for a `nofile` of {least} or more in limits.conf"
         return failed(f"{soft} files may be open at once, {least} are needed", remedy, numbers, -soft)
-    return passed(f"{_shown(soft)} files may be open at once", numbers, -soft)
+    shown = "unlimited" if soft == resource.RLIM_INFINITY else soft
+    return passed(f"{shown} files may be open at once", numbers, -soft)
 
 
 def locked_memory(subject: Subject) -> Finding:
     """Check the limit of locked memory, in which InfiniBand's buffers are."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    devices = _names(INFINIBAND)
+    devices = sorted(path.name for path in INFINIBAND.glob("*"))
     numbers = {"soft": soft, "infiniband": devices}
     if not devices:
         return not_applicable("no InfiniBand here", numbers)
@@ -51,30 +53,24 @@ def locked_memory(subject: Subject) -> Finding:
 def shared_memory(subject: Subject) -> Finding:
     """Compare the free bytes of /dev/shm with what the ranks of this host pass through it."""
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        found = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         return failed(f"{SHARED_MEMORY} cannot be used: {error.strerror}", f"mount a tmpfs at {SHARED_MEMORY}")
-    free, needed = found.f_bavail * found.f_frsize, len(subject.same_host()) * _shared_bytes(subject)
-    numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.f_blocks * found.f_frsize}
+    free, plan, each = found.free, subject.plan, LEAST_SHARED_BYTES
+    if plan is not None:
+        batch, has_teacher = plan.engines["discriminator"].micro_batch_size, plan.recipe.objective.teacher is not None
+        each = plan.recipe.data.shared_bytes(batch, has_teacher)
+    needed = len(subject.same_host()) * each
+    numbers = {"free_bytes": free, "needed_bytes": needed, "total_bytes": found.total}
     text = f"{free >> 20} MiB of {SHARED_MEMORY} are free"
-    if subject.plan is None and len(subject.same_host()) == 1:
+    if plan is None and len(subject.same_host()) == 1:
         return passed(f"{text}; what one rank needs of it depends on the recipe", numbers, -free)
     if free < needed:
         remedy = "give the container more (docker run --shm-size)"
-        if subject.plan is not None:
+        if plan is not None:
             remedy += ", or lower data.num_workers or data.prefetch"
         return failed(f"{text}, {-(-needed // 2**20)} MiB are needed", remedy, numbers, -free)
     return passed(text, numbers, -free)
-
-
-def _shared_bytes(subject: Subject) -> int:
-    """Bytes of /dev/shm that one rank needs."""
-    plan = subject.plan
-    if plan is None:
-        return LEAST_SHARED_BYTES
-    return plan.recipe.data.shared_bytes(
-        plan.engines["discriminator"].micro_batch_size, plan.recipe.objective.teacher is not None
-    )
 
 
 def cores(subject: Subject) -> Finding:
@@ -138,16 +134,5 @@ def _cores(num: float) -> str:
     return f"{num:g} core{'s' if num != 1 else ''}"
 
 
-def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
 def _below(limit: int, least: int) -> bool:
     return limit != resource.RLIM_INFINITY and limit < least
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.doctor.arithmetic import REMEDY
-from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.engines.base import DTYPES
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.network import LayerStack, initialize
@@ -236,8 +236,7 @@ def _finding(what: str, excesses: dict[str, float]) -> Finding:
     numbers = {name: {"difference_in_bounds": each, "bound": 1.0} for name, each in excesses.items()}
     bad = [name for name, each in excesses.items() if not each <= 1]
     if bad:
-        others = f" (and {len(bad) - 1} of {len(excesses) - 1} others)" if len(bad) > 1 else ""
-        text = f"{bad[0]}{others}: {what} differ from torch's operations by {excesses[bad[0]]:.2g} times the bound"
-        return failed(text, REMEDY, numbers, len(bad))
+        text = f"{what} differ from torch's operations by {excesses[bad[0]]:.2g} times the bound"
+        return failed(f"{first_of(bad, len(excesses))}: {text}", REMEDY, numbers, len(bad))
     worst = max(excesses, key=lambda name: excesses[name])
     return passed(f"{len(excesses)} {what} within {excesses[worst]:.2f} of their bounds: {worst}", numbers)

@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from bigsgan.doctor.agreement import ROUNDING, SAME, SAME_MOVE, differences
-from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.doctor.games import FAMILIES, both, stages, zero
 from bigsgan.doctor.runs import DifferError, Game, exact, merge, played
 from bigsgan.runtime import comm
@@ -25,7 +24,8 @@ _R1 = "objective.r1={weight: 0.2, every: 2%s}"
 _R2 = "objective.r2={weight: 0.1, every: 2%s}"
 _FINITE, _FORWARD = ", form: finite_difference, sigma: 0.5", ", method: forward_mode"
 _PATHS = "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5%s}}"
-_STYLES = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+_GRADIENT = "objective={loss: wasserstein, gradient_penalty: {weight: 1%s}}"
+_STYLES = FAMILIES["stylegan2"]
 _PARTS = "accumulation=2"
 
 REMEDY = (
@@ -43,17 +43,15 @@ def zero_stages(subject: Subject) -> Finding:
 
 def penalties(subject: Subject) -> Finding:
     """Each form of each penalty, and what else D's or G's loss has."""
-    relativistic = ["objective.loss=relativistic", "objective.d_steps=2", _PARTS]
-    gradient = ["objective.loss=wasserstein", "objective.gradient_penalty={weight: 1%s}"]
     games = {
         "finite differences": [_R1 % _FINITE, _R2 % _FINITE],
         "antithetic differences": [_PARTS, _R1 % f"{_FINITE}, antithetic: true"],
         "forward mode": [_PARTS, _R1 % _FORWARD, _R2 % _FORWARD],
-        "gradient penalty": [gradient[0], gradient[1] % ""],
-        "gradient penalty, forward mode": [gradient[0], gradient[1] % _FORWARD],
+        "gradient penalty": [_GRADIENT % ""],
+        "gradient penalty, forward mode": [_GRADIENT % _FORWARD],
         "path length": [*_STYLES, _PATHS % ""],
         "path length, forward mode": [*_STYLES, _PATHS % _FORWARD],
-        "relativistic": relativistic,
+        "relativistic": ["objective.loss=relativistic", "objective.d_steps=2", _PARTS],
         "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", _PARTS],
         "ADA": ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 1, ramp_nimg: 200}"],
     }
@@ -67,7 +65,7 @@ def hand_overs(subject: Subject) -> Finding:
         Game("shared images", ["objective={reuse_fakes: true, d_steps: 2}"], both(1)),
         Game("shared images, made again", ["objective.reuse_fakes=true", _PARTS], both(3)),
         Game("other micro-batches", ["engines.discriminator.accumulation=2"], both(2)),
-        Game("several micro-batches", ["accumulation=2"], both(0)),
+        Game("several micro-batches", [_PARTS], both(0)),
         Game("updates that overlap", ["objective={schedule: overlapped, d_steps: 2}", _PARTS], both(2), 2),
     ]
     return compare(subject, games)
@@ -116,7 +114,7 @@ def separate_ranks(subject: Subject) -> Finding:
     return compare(subject, games)
 
 
-def compare(subject: Subject, games: Sequence[Game], bounds: Mapping[str, float] = MappingProxyType({})) -> Finding:
+def compare(subject: Subject, games: Sequence[Game], bounds: Mapping[str, float] | None = None) -> Finding:
     """Play games on all ranks and compare each update with the reference's, on rank 0.
 
     Args:
@@ -165,8 +163,7 @@ def _told(found: Mapping[str, tuple[float, float, str]]) -> Finding:
     bad = [name for name, (bound, share, _) in found.items() if not share <= bound]
     if bad:
         bound, share, where = found[bad[0]]
-        others = f" (and {len(bad) - 1} of {len(found) - 1} others)" if len(bad) > 1 else ""
-        text = f"{bad[0]}{others}: {where}"
+        text = f"{first_of(bad, len(found))}: {where}"
         if share < float("inf"):
             text += f" differs from plain PyTorch's by {share / bound:.2g} times the bound"
         return failed(text, REMEDY, numbers, share)

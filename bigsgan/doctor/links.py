@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -82,8 +81,3 @@ def _ethernet(named: str) -> Link | None:
             if is_named and (interface / "device").exists() and (interface / "operstate").read_text().strip() == "up":
                 rates.append(int((interface / "speed").read_text()))  # Mb/s; -1 if unknown
     return Link("Ethernet", max(rates) * 1e6 / 8) if rates and max(rates) > 0 else None
-
-
-def here(backend: str) -> Link | None:
-    """``of_host`` with this process's environment variables."""
-    return of_host(backend, os.environ)

@@ -48,8 +48,8 @@ def room(subject: Subject) -> Finding:
     if section.keep_every_nimg:
         kept += plan.recipe.total_nimg // section.keep_every_nimg
     directory = directory_of(subject.out)
-    found = os.statvfs(directory)
-    free, written = found.f_bavail * found.f_frsize, _bytes_below(subject.out / "checkpoints")
+    free = shutil.disk_usage(directory).free
+    written = sum(path.stat().st_size for path in (subject.out / "checkpoints").rglob("*") if path.is_file())
     needed = max(each, kept * each - written)
     numbers = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": kept, "needed_bytes": needed}
     text = f"{size(free)} free in {directory}; {kept} checkpoints of {size(each)}"
@@ -65,9 +65,8 @@ def compilers(subject: Subject) -> Finding:
     for network in NETWORKS:
         check_compiler(plan, network)
     ops = {builder.NAME: builder for network in NETWORKS for builder in builders(plan.engines[network].file)}
-    compiles = any(plan.engines[network].section.compile != "none" for network in NETWORKS)
-    numbers = {"compile": compiles, "ops": list(ops)}
-    if not (ops or compiles):
+    numbers = {"compile": compiles(plan), "ops": list(ops)}
+    if not (ops or compiles(plan)):
         return not_applicable("the recipe compiles nothing", numbers)
     compiler = os.environ.get("CXX", "g++")
     if problem := _does_not_compile(compiler):
@@ -79,8 +78,13 @@ def compilers(subject: Subject) -> Finding:
         if not builder.is_compatible(verbose=True):
             remedy = "see the messages above; `ds_report` shows what DeepSpeed's ops lack"
             return failed(f"DeepSpeed's {name} cannot be built here", remedy, numbers)
-    what = [*(["torch.compile"] if compiles else []), *ops]
+    what = [*(["torch.compile"] if compiles(plan) else []), *ops]
     return passed(f"{compiler} compiles, for {', '.join(what)}", numbers)
+
+
+def compiles(plan: RunPlan) -> bool:
+    """Whether a network goes through torch.compile."""
+    return any(plan.engines[network].section.compile != "none" for network in NETWORKS)
 
 
 def _does_not_compile(compiler: str) -> str:
@@ -95,7 +99,3 @@ def _does_not_compile(compiler: str) -> str:
             return f"cannot be run: {error.strerror}"
     said = done.stderr.strip().splitlines() or ["no reason given"]
     return f"does not compile: {said[0]}" if done.returncode else ""
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

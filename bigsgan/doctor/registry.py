@@ -115,8 +115,9 @@ def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list
         UserError: A name stands for no check.
     """
     every = listed() if only or lists else CHECKS
+    known = {name for check in every for name in (check.name, check.group)}
     for word in only:
-        if not any(_stands_for(word, check) for check in every):
+        if word not in known:
             problem = "must be the name of a check, or the part before its point"
             raise UserError("--only", word, problem, "see `bigsgan doctor --list`")
     if lists and not only:
@@ -124,9 +125,5 @@ def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list
     short = {check.group for check in every if "only" not in check.needs}
     asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group not in short]
     if only:
-        return [check for check in asked if any(_stands_for(word, check) for word in only)]
+        return [check for check in asked if check.name in only or check.group in only]
     return [check for check in asked if ("run" in check.needs) == examines_run]
-
-
-def _stands_for(word: str, check: Check) -> bool:
-    return word in (check.name, check.group)

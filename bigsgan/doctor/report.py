@@ -7,74 +7,61 @@ import os
 import platform
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from bigsgan.doctor.checks import Check, Ranks
-from bigsgan.doctor.examine import Result
+from bigsgan.doctor.checks import Check, Ranks, Result
 from bigsgan.preflight import versions
 from bigsgan.table import aligned, finite
 
 _SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
 
 
-class Printed:
-    """Prints each result as a line of a table; below a fail, its remedy and the command that repeats it."""
+class Report:
+    """Prints results: a table, line by line, or at the end all of them as JSON or Markdown."""
 
-    def __init__(self, file: TextIO, command: Sequence[str]) -> None:
-        """Print to ``file``; ``command`` runs the doctor again, without the choice of checks."""
-        self._file, self._command, self._width = file, command, 0
-        self._statuses: list[str] = []
+    def __init__(self, form: str | None, file: TextIO, command: Sequence[str]) -> None:
+        """Begin without results.
 
-    def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Print the line of ``describe``, and the headings."""
-        self._width = max(len(check.name) for check in checks)
-        self._print(describe(about(ranks)))
-        self._print(f"\n{'check':{self._width}}  result  seconds  found")
-
-    def add(self, result: Result) -> None:
-        """Print a result, and what to do about a fail."""
-        self._statuses.append(result.finding.status)
-        head = f"{result.check.name:{self._width}}  {_SHORT[result.finding.status]:6}  {result.seconds:7.1f}"
-        self._print(f"{head}  {result.finding.said}")
-        if result.finding.status == "fail":
-            indent = " " * (self._width + 19)
-            self._print(f"{indent}remedy: {result.finding.remedy}")
-            self._print(f"{indent}again:  {again(self._command, result)}")
-
-    def end(self) -> None:
-        """Print the number of checks by status."""
-        self._print(f"\n{tally(self._statuses)}")
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._file, flush=True)
-
-
-class Collected:
-    """Prints all results at the end, as JSON or Markdown, and the table's lines to standard error meanwhile."""
-
-    def __init__(self, form: str, file: TextIO, command: Sequence[str]) -> None:
-        """Print to ``file``, in the ``form`` "json" or "markdown"."""
+        Args:
+            form: "json" or "markdown", while the table's lines go to standard error; None for the table alone.
+            file: File to print to.
+            command: Runs the doctor again, without the choice of checks.
+        """
         self._form, self._file, self._command = form, file, command
-        self._lines = Printed(sys.stderr, command)
+        self._lines = sys.stderr if form else file
         self._about: dict[str, Any] = {}
+        self._width = 0
         self._results: list[Result] = []
 
     def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
-        """Keep the facts of ``about``."""
-        self._about = about(ranks)
-        self._lines.begin(ranks, checks)
+        """Print the line of ``describe``, and the headings."""
+        self._about, self._width = about(ranks), max(len(check.name) for check in checks)
+        self._print_line(describe(self._about))
+        self._print_line(f"\n{'check':{self._width}}  result  seconds  found")
 
     def add(self, result: Result) -> None:
-        """Keep a result."""
+        """Print a result; below a fail, its remedy and the command that repeats it."""
         self._results.append(result)
-        self._lines.add(result)
+        head = f"{result.check.name:{self._width}}  {_SHORT[result.finding.status]:6}  {result.seconds:7.1f}"
+        self._print_line(f"{head}  {result.finding.said}")
+        if result.finding.status == "fail":
+            indent = " " * (self._width + 19)
+            self._print_line(f"{indent}remedy: {result.finding.remedy}")
+            self._print_line(f"{indent}again:  {again(self._command, result)}")
 
     def end(self) -> None:
-        """Print all results."""
-        text = self._json() if self._form == "json" else self._markdown()
+        """Print all results, or below the table the number of checks by status."""
+        if self._form is None:
+            text = f"\n{tally(self._results)}"
+        else:
+            text = self._json() if self._form == "json" else self._markdown()
         print(text, file=self._file, flush=True)
+
+    def _print_line(self, text: str) -> None:
+        print(text, file=self._lines, flush=True)
 
     def _json(self) -> str:
         checks = [as_record(result, again(self._command, result)) for result in self._results]
@@ -88,7 +75,7 @@ class Collected:
             said = _cell(result.finding.said)
             lines.append(f"| `{result.check.name}` | {result.finding.status} | {result.seconds:.1f} | {said} |")
         failed = [result for result in self._results if result.finding.status == "fail"]
-        lines += ["", tally([result.finding.status for result in self._results])]
+        lines += ["", tally(self._results)]
         lines += ["" for _ in failed[:1]]
         for result in failed:
             command = again(self._command, result)
@@ -174,9 +161,9 @@ def describe(facts: dict[str, Any]) -> str:
     return f"{facts['date']}: {where}, {ranks} rank{'s' if ranks > 1 else ''}, {packages}, Python {facts['python']}"
 
 
-def tally(statuses: Sequence[str]) -> str:
+def tally(results: Sequence[Result]) -> str:
     """The number of checks by status, in words."""
-    counts = {status: statuses.count(status) for status in _SHORT}
+    counts = Counter(result.finding.status for result in results)
     return f"{counts['pass']} passed, {counts['fail']} failed, {counts['not applicable']} not applicable"
 
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
+from bigsgan.bench.product import build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
-from bigsgan.config import Recipe
-from bigsgan.doctor.games import awake, tiny_plan, tiny_recipe, zero
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
 from bigsgan.doctor.smooth import smooth
 from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
-from bigsgan.monitor import RankLog, reporter
-from bigsgan.monitor.progress import Progress
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.build import build_run
 from bigsgan.training.loop import Run
-from bigsgan.training.power import power_kind
 from bigsgan.training.schedules import scheduled
-from bigsgan.training.start import Start
 
 SEED = 2
 
@@ -45,8 +38,7 @@ class Game:
 
     name: str  # name in messages
     overrides: Sequence[str] = ()  # overrides of the tiny recipe
-    # DeepSpeed contents by network
-    ds: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(("generator", "discriminator"), zero(0)))
+    ds: Mapping[str, Any] = field(default_factory=lambda: both(0))  # DeepSpeed contents by network
     num_updates: int = 1  # number of updates that are compared
 
     def options(self, num_ranks: int) -> list[str]:
@@ -89,17 +81,10 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def running(game: Game, found: Checkpoint | None = None) -> Iterator[Run]:
     """Build a game's run, from a checkpoint if one is given, and remove it after the block. Every rank calls this."""
-    silent = functools.partial(Progress, stream=io.StringIO())
     with leaving_nothing(), _quiet(), tempfile.TemporaryDirectory(prefix="bigsgan-doctor-") as name:
-        directory = Path(name)
-        plan = tiny_plan(directory, comm.world_size(), game.options(comm.world_size()), dict(game.ds))
-        with mock.patch.object(reporter, "Progress", silent):  # the terminal shows the report
-            run = build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), lambda text: None))
-        try:
-            yield run
-        finally:
-            run.close()
-            run.step.executor.destroy()
+        plan = tiny_plan(Path(name), comm.world_size(), game.options(comm.world_size()), dict(game.ds))
+        with closing(build_engine_loop(plan, found)) as loop:
+            yield loop.run
 
 
 def update(run: Run, num_updates: int = 1) -> None:
@@ -119,49 +104,42 @@ def played(game: Game) -> list[dict[str, Any]]:
         return [on_host(state) for state in states]
 
 
-def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
-    """Yield this rank's shards of the state as entry, kind, shard and tensor."""
-    for entry in ("generator", "discriminator"):
+def masters(run: Run) -> Iterator[tuple[str, Shard, torch.Tensor]]:
+    """Yield this rank's shards of the master weights and of the EMA as entry, shard and tensor."""
+    for entry in NETWORKS:
         for shard in getattr(run.step, entry).shards():
-            yield entry, "master", shard, shard.master
-            for kind, value in shard.optimizer_state.items():
-                if kind != "step" and torch.is_tensor(value):
-                    yield entry, kind, shard, value.flatten()
+            yield entry, shard, shard.master
     for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
-        yield "average", "master", shard, values
-    for width, averages in run.ema.power.shards.items():
-        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
-            yield "average", power_kind(width), shard, values
+        yield "average", shard, values
 
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """Buffers on this rank, by entry."""
-    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in ("generator", "discriminator")}
+    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in NETWORKS}
     return {**found, "average": run.ema.buffers}
 
 
 def snapshot(run: Run) -> dict[str, Any]:
     """Copies of this rank's pieces of every parameter, and of all buffers: entry -> name -> [(offset, values)].
 
-    They stay on their device; nothing here waits for it.
+    A buffer is one piece, in its shape. Copies stay on their device; nothing here waits for it.
     """
     result: dict[str, Any] = {
-        entry: {name: buffer.clone() for name, buffer in named.items()} for entry, named in buffers(run).items()
+        entry: {name: [(0, buffer.clone())] for name, buffer in named.items()} for entry, named in buffers(run).items()
     }
-    for entry, kind, shard, tensor in flat_tensors(run):
-        for piece in shard.pieces if kind == "master" else ():
+    for entry, shard, tensor in masters(run):
+        for piece in shard.pieces:
             values = tensor[piece.start : piece.start + piece.numel]
             result[entry].setdefault(piece.name, []).append((piece.offset, values.clone()))
     return result
 
 
-def on_host(tensors: Any) -> Any:
+def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a snapshot with numpy arrays instead of tensors."""
-    if isinstance(tensors, dict):
-        return {name: on_host(value) for name, value in tensors.items()}
-    if isinstance(tensors, list):
-        return [(offset, on_host(values)) for offset, values in tensors]
-    return tensors.cpu().numpy()
+    return {
+        entry: {name: [(offset, values.cpu().numpy()) for offset, values in pieces] for name, pieces in named.items()}
+        for entry, named in state.items()
+    }
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
@@ -174,16 +152,12 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tens
     for entry in states[0]:
         merged[entry] = {}
         for name in sorted({name for state in states for name in state[entry]}):
-            parts = [(rank, state[entry][name]) for rank, state in enumerate(states) if name in state[entry]]
-            if isinstance(parts[0][1], np.ndarray):
-                parts = [(rank, [(0, values)]) for rank, values in parts]
-                merged[entry][name] = torch.from_numpy(parts[0][1][0][1])
             pieces: dict[int, tuple[int, np.ndarray]] = {}
-            for rank, part in parts:
-                for offset, values in part:
+            for rank, state in enumerate(states):
+                for offset, values in state[entry].get(name, ()):
                     first, own = pieces.setdefault(offset, (rank, values))
                     if own.shape != values.shape or own.tobytes() != values.tobytes():
                         raise DifferError(f"{entry}.{name} differs between ranks {first} and {rank}")
-            if name not in merged[entry]:
-                merged[entry][name] = torch.from_numpy(np.concatenate([pieces[offset][1] for offset in sorted(pieces)]))
+            arrays = [pieces[offset][1] for offset in sorted(pieces)]
+            merged[entry][name] = torch.from_numpy(np.concatenate(arrays) if len(arrays) > 1 else arrays[0])
     return merged

@@ -8,8 +8,9 @@ from typing import Any
 from bigsgan.bench.arithmetic import arithmetic_of, speed
 from bigsgan.bench.measure import Settings, Visit, visit
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.recipes import compiles
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
 from bigsgan.runtime.kernels import choose_kernels
@@ -28,20 +29,16 @@ _WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
 
 def updates(subject: Subject) -> Finding:
     """Make six updates of the recipe, time the last four, and compare the planner's memory with the allocator's."""
-    if _compiles(subject.recipe_plan()):
+    if compiles(subject.recipe_plan()):
         return not_applicable("the recipe compiles, which takes minutes: see recipe.compiled")
     return _measured(subject.recipe_plan(), subject, _SETTINGS)
 
 
 def compiled_updates(subject: Subject) -> Finding:
     """Make the updates of a recipe that compiles, and compare memory in the same way."""
-    if not _compiles(subject.recipe_plan()):
+    if not compiles(subject.recipe_plan()):
         return not_applicable("the recipe compiles nothing")
     return _measured(subject.recipe_plan(), subject, _COMPILED)
-
-
-def _compiles(plan: RunPlan) -> bool:
-    return any(plan.engines[network].section.compile != "none" for network in NETWORKS)
 
 
 def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:

@@ -65,9 +65,10 @@ def versions(subject: Subject) -> Finding:
 
 def of_libraries() -> dict[str, str | None]:
     """Versions of the libraries that compute and communicate on GPUs, by name; None for one that is missing."""
+    triton = None
     with suppress(PackageNotFoundError):
-        return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": version("triton")}
-    return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": None}
+        triton = version("triton")
+    return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": triton}
 
 
 def _old_driver(libraries: Mapping[str, str | None]) -> str:

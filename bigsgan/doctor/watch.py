@@ -77,14 +77,11 @@ class Watch:
             with self._lock:
                 check, is_late = self._check, time.monotonic() > self._until
             if came or is_late:
-                self._end(check, signal.Signals(came[0]).name if came else "")
+                try:
+                    self._speak(check, signal.Signals(came[0]).name if came else "")
+                finally:
+                    os._exit(EXIT_FAILED)
             if time.monotonic() > asked + _ASKING_SECONDS:
                 asked = time.monotonic()
                 if self._is_over():
                     os._exit(EXIT_FAILED)
-
-    def _end(self, check: str, signal_name: str) -> None:
-        try:
-            self._speak(check, signal_name)
-        finally:
-            os._exit(EXIT_FAILED)

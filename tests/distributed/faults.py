@@ -184,9 +184,9 @@ def examined(fault, names, directory):
     default = dist.distributed_c10d._get_default_store()
     job = doctor_ranks.Job(dist.PrefixStore(name, default), comm.open_board(name), comm.rank(), comm.world_size())
     report = Kept()
-    subject = Subject(job, local_rank=comm.rank(), local_size=comm.world_size(), out=directory)
+    subject = Subject(job, local_rank=comm.rank(), out=directory)
     with planted(fault):
-        examine.Examiner(subject, job, report).examine(registry.chosen(names, False))
+        examine.Examiner(subject, report).examine(registry.chosen(names, False))
     job.leave()
     if comm.rank():
         return None

@@ -113,7 +113,7 @@ def ranks_on_one_core():
 
 def small_shared_memory():
     """64 MiB, as Docker gives."""
-    found = SimpleNamespace(f_bavail=16 << 10, f_blocks=16 << 10, f_frsize=4096)
+    found = SimpleNamespace(f_bavail=16 << 10, f_bfree=16 << 10, f_blocks=16 << 10, f_frsize=4096)
     calls = {host.SHARED_MEMORY: found}
     return mock.patch.object(os, "statvfs", lambda path, real=os.statvfs: calls.get(path) or real(path))
 

@@ -15,19 +15,21 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.config import RunPlan
 from bigsgan.config.run_directory import write_recipe
-from bigsgan.doctor.runs import buffers, flat_tensors, update
+from bigsgan.doctor.runs import buffers, masters, update
 from bigsgan.doctor.runs import merge as merge
 from bigsgan.doctor.runs import on_host as on_host
 from bigsgan.doctor.runs import snapshot as snapshot
 from bigsgan.doctor.saving import save
 from bigsgan.doctor.saving import saved_parts as saved_parts
 from bigsgan.doctor.saving import whole_values as whole_values
+from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.training.build import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
+from bigsgan.training.power import power_kind
 from bigsgan.training.start import Start
 from tests.distributed.pool import ON_GPU
 from tests.tiny import tiny_plan
@@ -42,7 +44,7 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
 
 def local_state(run: Run) -> dict[str, Any]:
     """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
-    return dict(on_host(snapshot(run)))
+    return on_host(snapshot(run))
 
 
 def plan_of(directory: Path, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None) -> RunPlan:
@@ -235,6 +237,18 @@ def uninterrupted(overrides: list[str], ds: dict[str, Any], num_updates: int, fo
     result = {"state": full_state(run), "update": run.counters.update, "position": run.reals.position}
     destroy(run)
     return result
+
+
+def flat_tensors(run: Run) -> Iterator[tuple[str, str, Shard, torch.Tensor]]:
+    """Yield this rank's shards of the state as entry, kind, shard and tensor."""
+    for entry, shard, master in masters(run):
+        yield entry, "master", shard, master
+        for kind, value in shard.optimizer_state.items() if entry != "average" else ():
+            if kind != "step" and torch.is_tensor(value):
+                yield entry, kind, shard, value.flatten()
+    for width, averages in run.ema.power.shards.items():
+        for shard, values in zip(run.step.generator.shards(), averages, strict=True):
+            yield "average", power_kind(width), shard, values
 
 
 def full_state(run: Run) -> dict[str, Any]:

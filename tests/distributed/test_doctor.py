@@ -27,7 +27,7 @@ def examined(names, faulty=1):
     default = dist.distributed_c10d._get_default_store()
     job = doctor_ranks.Job(dist.PrefixStore(name, default), comm.open_board(name), comm.rank(), comm.world_size())
     report = Kept()
-    is_well = examine.Examiner(Subject(job), job, report).examine(plant(names, faulty))
+    is_well = examine.Examiner(Subject(job), report).examine(plant(names, faulty))
     job.leave()
     if comm.rank():
         return is_well, None

@@ -20,7 +20,7 @@ def found(hosts, rate=None, backend="gloo"):
     link = Link("InfiniBand", rate) if rate else None
     with (
         mock.patch.object(bandwidth, "SIZES", (1 << 12, 1 << 16)),
-        mock.patch.object(bandwidth.links, "here", return_value=link),
+        mock.patch.object(bandwidth.links, "of_host", return_value=link),
         mock.patch.object(dist, "get_backend", return_value=backend),
     ):
         return bandwidth.collectives(Subject(ranks))

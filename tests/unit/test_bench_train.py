@@ -239,12 +239,12 @@ def test_a_record_tells_the_speed_of_arithmetic(tmp_path):
     assert (found["flops"], found["matrix_precision"], found["matrix_flops_per_second"]) == work
     assert found["flops_per_second"] == pytest.approx(2e12)  # in 0.3 s, the median of the slowest ranks' times
     assert found["achieved_share"] == pytest.approx(0.4)
-    cells = dict(zip(train._HEADINGS, train._row(found), strict=True))
+    cells = dict(zip([column[0] for column in train._COLUMNS], train._row(found), strict=True))
     assert (cells["TFLOP/s"], cells["of peak"]) == ("2", "40.0 %")
     found = record(counted._replace(arithmetic=None), [counted], 1)
     names = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_second", "achieved_share")
     assert [found[name] for name in names] == [None] * 5
-    cells = dict(zip(train._HEADINGS, train._row(found), strict=True))
+    cells = dict(zip([column[0] for column in train._COLUMNS], train._row(found), strict=True))
     assert (cells["TFLOP/s"], cells["of peak"]) == ("-", "-")
 
 

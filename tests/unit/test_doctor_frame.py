@@ -17,13 +17,12 @@ import torch
 
 from bigsgan.cli import main
 from bigsgan.doctor import examine, registry
-from bigsgan.doctor.checks import NEEDS, Check, Finding, Subject
-from bigsgan.doctor.examine import Result
-from bigsgan.doctor.report import Collected
+from bigsgan.doctor.checks import NEEDS, Check, Finding, Result, Subject
+from bigsgan.doctor.report import Report
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY
-from tests.examined import alone
+from tests.examined import Kept, alone
 from tests.planted import good, plant
 
 
@@ -131,7 +130,7 @@ def test_markdown_has_each_ranks_numbers_and_device():
     devices = Check("environment.devices", "", 0, "devices:devices")
     speed = Check("speed.memory", "", 0, "speed:memory")
     out = io.StringIO()
-    report = Collected("markdown", out, ["bigsgan", "doctor"])
+    report = Report("markdown", out, ["bigsgan", "doctor"])
     report.begin(SimpleNamespace(size=2, hosts=["a", "b"]), [devices, speed])
     gpus = [Finding("pass", "one | two", {"name": name}) for name in ("H100", "A|B")]
     report.add(Result(devices, gpus[0], 0, gpus, 0.1))
@@ -204,15 +203,14 @@ def seen_by(size, monkeypatch, *functions):
     for function in functions:
         monkeypatch.setattr(sys.modules["bigsgan.doctor.planted"], function.__name__, function, raising=False)
     checks = [Check(f"a.{each.__name__}", "", 0, f"planted:{each.__name__}", ("group",)) for each in functions]
-    ranks, report = Together(size), SimpleNamespace(begin=lambda *_: None, add=lambda _: None, end=lambda: None)
-    examiner = examine.Examiner(Subject(ranks), ranks, report)
-    examiner.examine(checks)
-    return [(result.finding.status, result.finding.said) for result in examiner.results]
+    ranks, report = Together(size), Kept()
+    examine.Examiner(Subject(ranks), report).examine(checks)
+    return [(result.finding.status, result.finding.said) for result in report.results]
 
 
 def test_a_check_that_raises_parts_several_ranks_and_not_one(monkeypatch):
     made = []
-    monkeypatch.setattr(examine.Group, "make", lambda self: made.append(1))
+    monkeypatch.setattr(examine.Examiner, "_connect", lambda self: made.append(1))
 
     def raises(subject):
         raise MemoryError("no memory")
@@ -230,11 +228,11 @@ def test_a_check_that_raises_parts_several_ranks_and_not_one(monkeypatch):
 def test_a_connection_that_a_rank_does_not_get_is_tried_once(monkeypatch):
     tried = []
 
-    def make(self):
+    def connect(self):
         tried.append(1)
         raise UserError("LOCAL_SIZE", 2, "must be at most 1", "start one rank", "of this host")
 
-    monkeypatch.setattr(examine.Group, "make", make)
+    monkeypatch.setattr(examine.Examiner, "_connect", connect)
     first, second = seen_by(2, monkeypatch, good, good)
     assert first == ("fail", "rank 0 on a (and 1 more rank): LOCAL_SIZE: must be at most 1, got 2 (of this host)")
     assert second == ("not applicable", "the ranks have no connection since a.good")
@@ -242,7 +240,7 @@ def test_a_connection_that_a_rank_does_not_get_is_tried_once(monkeypatch):
 
 
 def test_what_ranks_did_together_is_nobodys_fault(monkeypatch):
-    monkeypatch.setattr(examine.Group, "make", lambda self: None)
+    monkeypatch.setattr(examine.Examiner, "_connect", lambda self: None)
 
     def compares(subject):
         return Finding("fail", "ZeRO 3 differs", of_all=True)
@@ -251,17 +249,16 @@ def test_what_ranks_did_together_is_nobodys_fault(monkeypatch):
 
 
 def test_what_lacks_is_said():
-    examiner = examine.Examiner(Subject(None), None, None)
+    examiner = examine.Examiner(Subject(SimpleNamespace(size=1, hosts=["a"])), None)
     assert os.environ.get("WORLD_SIZE", "1") == "1"
     for need, flag in (("config", "--config"), ("run", "--run")):
-        examiner.ranks = type("Ranks", (), {"size": 1, "hosts": ["a"]})()
         assert examiner._lacking([need]) == f"needs {flag}"
     assert examiner._lacking(["ranks"]) == "needs several ranks"
     assert examiner._lacking(["hosts"]) == "needs several hosts"
 
 
 def test_a_gpu_that_runs_do_not_use_lacks(monkeypatch):
-    examiner = examine.Examiner(Subject(None), Together(1), None)
+    examiner = examine.Examiner(Subject(Together(1)), None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     for device, said in (("cuda", ""), ("cpu", "needs a GPU")):  # the latter by DS_ACCELERATOR=cpu
         monkeypatch.setattr("bigsgan.runtime.comm.device", lambda device=device: torch.device(device))
