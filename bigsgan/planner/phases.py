@@ -125,7 +125,6 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         outputs = image
     elif phase.does in ("checks", "differentiates") and part.is_first:
         outputs = slope
-    from_others = image if plan.images_travel and part.is_first and phase.images_from is not None else 0
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
     teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan)
     data = phase.num * image if trains and part.is_first else 0
@@ -137,7 +136,8 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
-        received=(from_others, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
+        arriving=image if plan.images_travel and part.is_first and phase.images_from is not None else 0,
+        received=(0, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
         outputs=outputs,
         sends=(0, to_others) if part.is_last or not part.is_held else entering(part.bounds[1]),
         data=data,
