@@ -144,6 +144,7 @@ class Surveyor:
     Attributes:
         resources: The machine's resources.
         directory: Directory of the recipe.
+        traces: Of its networks, and of its teacher.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
@@ -156,7 +157,7 @@ class Surveyor:
         apply_overrides(self._tree, self._given)
         self._recipe = parse_recipe(copy.deepcopy(self._tree))
         self.directory = path.resolve().parent
-        self._traces = Traces()
+        self.traces = Traces()
 
     def survey(self) -> Survey:
         """Try all layouts."""
@@ -198,7 +199,7 @@ class Surveyor:
         one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
         alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
         plan = self.plan([*one_rank, *alone], ranks=1)
-        layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
+        layers = [count(self.traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
     def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
@@ -285,7 +286,7 @@ class Surveyor:
     def layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
         """Predict the memory of the recipe with more overrides."""
         plan = self.plan(changes)
-        prediction = predict(plan, self._traces)
+        prediction = predict(plan, self.traces)
         fits = self.resources.fits(prediction)
         size = plan.engines["generator"].micro_batch_size
         changed = {change.partition("=")[0] for change in changes}

@@ -114,7 +114,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
     # averaged too.
     buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
-    if (program := traces.program(plan)) and parts["discriminator"].is_last:
+    if (program := traces.program(plan.recipe)) and parts["discriminator"].is_last:
         buffers += program.held
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:

@@ -126,7 +126,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     elif phase.does in ("checks", "differentiates") and part.is_first:
         outputs = slope
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
-    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan)
+    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan.recipe)
     data = phase.num * image if trains and part.is_first else 0
     if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
         data = phase.num * (image + num * _pixels(plan))
