@@ -28,21 +28,13 @@ SCHEDULES = (EXACT, OVERLAPPED)
 
 @dataclass(frozen=True)
 class Apart:
-    """A layout in which each network has ranks of its own.
+    """A layout in which each network has ranks of its own."""
 
-    Attributes:
-        layout: Its overrides, and the memory of its fullest rank.
-        division: Ranks of G and of D.
-        timings: Times of a mean update, by schedule; overlapping work takes as long as its longer side.
-        sent: Bytes of images and of gradients at images in a mean update, over all ranks.
-        schedule: The recipe's schedule.
-    """
-
-    layout: Layout
-    division: Division
-    timings: dict[str, Timing]
-    sent: float
-    schedule: str
+    layout: Layout  # its overrides, and the memory of its fullest rank
+    division: Division  # ranks of G and of D
+    timings: dict[str, Timing]  # times of a mean update, by schedule; overlapping work takes as long as its longer side
+    sent: float  # bytes of images and of gradients at images in a mean update, over all ranks
+    schedule: str  # the recipe's schedule
 
     @property
     def seconds(self) -> float:
@@ -52,20 +44,14 @@ class Apart:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Layouts with ranks for each network, and the best layout without.
+    """Layouts with ranks for each network, and the best layout without."""
 
-    Attributes:
-        apart: A layout for each ZeRO stage: the first that fits, else the last that was tried.
-        refused: ZeRO stages without such a layout, and why.
-        together: Seconds of an update in the cheapest layout that fits in which every rank holds both; None if none
-            does. Pipelines count without a bubble, and an offloaded optimizer costs nothing.
-        machine: Machine that times are for.
-    """
-
-    apart: list[Apart]
-    refused: dict[str, str]
+    apart: list[Apart]  # a layout for each ZeRO stage: the first that fits, else the last that was tried
+    refused: dict[str, str]  # ZeRO stages without such a layout, and why
+    # seconds of an update in the cheapest layout that fits in which every rank holds both; None if none does. Pipelines
+    # count without a bubble, and an offloaded optimizer costs nothing.
     together: float | None
-    machine: Machine
+    machine: Machine  # that times are for
 
     @property
     def winner(self) -> Apart | None:

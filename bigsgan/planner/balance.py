@@ -23,15 +23,10 @@ _MOST = 64
 
 
 class Division(NamedTuple):
-    """Ranks of G and of D.
+    """Ranks of G and of D."""
 
-    Attributes:
-        numbers: Numbers of ranks, by network.
-        timing: Time of the mean update.
-    """
-
-    numbers: dict[str, int]
-    timing: Timing
+    numbers: dict[str, int]  # numbers of ranks, by network
+    timing: Timing  # time of the mean update
 
     @property
     def text(self) -> str:
@@ -96,14 +91,9 @@ def time_division(work: Work, numbers: Mapping[str, int], schedule: str, speed: 
 
 
 class OtherBatch(NamedTuple):
-    """Another batch, and a division of ranks that it allows.
+    """Another batch, and a division of ranks that it allows."""
 
-    Attributes:
-        batch: The batch nearest to the recipe's that allows the division.
-        division: The division.
-    """
-
-    batch: int
+    batch: int  # the batch nearest to the recipe's that allows the division
     division: Division
 
 

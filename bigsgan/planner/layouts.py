@@ -29,37 +29,22 @@ USABLE = 0.9
 
 
 class Kind(NamedTuple):
-    """How states are laid out.
+    """How states are laid out."""
 
-    Attributes:
-        name: Name in the table.
-        file: DeepSpeed file, with ``{}`` for the precision.
-        tier: Place in the order of costs.
-        stages: Number of pipeline stages.
-        discriminator_file: D's DeepSpeed file, if it has another.
-    """
-
-    name: str
-    file: str
-    tier: int
-    stages: int = 1
-    discriminator_file: str | None = None
+    name: str  # name in the table
+    file: str  # DeepSpeed file, with ``{}`` for the precision
+    tier: int  # place in the order of costs
+    stages: int = 1  # number of pipeline stages
+    discriminator_file: str | None = None  # D's DeepSpeed file, if it has another
 
 
 class Resources(NamedTuple):
-    """The machine's resources.
+    """The machine's resources."""
 
-    Attributes:
-        gpus: Number of GPUs in all.
-        nodes: Number of nodes that they are on.
-        gpu_memory: Bytes of each GPU.
-        host_memory: Bytes of each node; None to ignore it.
-    """
-
-    gpus: int
-    nodes: int
-    gpu_memory: int
-    host_memory: int | None
+    gpus: int  # number of GPUs in all
+    nodes: int  # number of nodes that they are on
+    gpu_memory: int  # bytes of each GPU
+    host_memory: int | None  # bytes of each node; None to ignore it
 
     def fits(self, prediction: Prediction) -> bool:
         """Whether a layout's fullest rank has room."""
@@ -75,42 +60,26 @@ class Resources(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to run a recipe.
+    """One way to run a recipe."""
 
-    Attributes:
-        name: Name in the table.
-        overrides: Overrides for this layout, which replace the given ones.
-        accumulation: Micro-batches of a batch.
-        micro_batch: Images in a micro-batch of the generator, on one rank.
-        recomputes: Whether both networks recompute their activations, and pipelines also G's images.
-        prediction: Memory of the fullest rank.
-        fits: Whether the resources suffice.
-    """
-
-    name: str
-    overrides: list[str]
-    accumulation: int
-    micro_batch: int
-    recomputes: bool
-    prediction: Prediction
-    fits: bool
+    name: str  # name in the table
+    overrides: list[str]  # overrides for this layout, which replace the given ones
+    accumulation: int  # micro-batches of a batch
+    micro_batch: int  # images in a micro-batch of the generator, on one rank
+    recomputes: bool  # whether both networks recompute their activations, and pipelines also G's images
+    prediction: Prediction  # memory of the fullest rank
+    fits: bool  # whether the resources suffice
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All layouts of a recipe.
+    """All layouts of a recipe."""
 
-    Attributes:
-        own: The recipe as it stands, if it can run on so many ranks.
-        layouts: For each kind, with and without recomputation, the cheapest that fits, else the one that needs least.
-        refused: Kinds that are not possible, and why.
-        best: The cheapest that fits, or the recipe as it stands if only that fits.
-    """
-
-    own: Layout | None
+    own: Layout | None  # the recipe as it stands, if it can run on so many ranks
+    # for each kind, with and without recomputation, the cheapest that fits, else the one that needs least
     layouts: list[Layout]
-    refused: dict[str, str] = field(default_factory=dict)
-    best: Layout | None = None
+    refused: dict[str, str] = field(default_factory=dict)  # kinds that are not possible, and why
+    best: Layout | None = None  # the cheapest that fits, or the recipe as it stands if only that fits
 
     @property
     def closest(self) -> Layout | None:

@@ -24,25 +24,16 @@ from bigsgan.training.ema import SWAP_ELEMENTS
 
 @dataclass(frozen=True)
 class Prediction:
-    """Memory of the fullest rank, in bytes.
+    """Memory of the fullest rank, in bytes."""
 
-    Attributes:
-        states: Of each network.
-        average: Of the moving average, and of the power function averages.
-        buffers: Of both networks' buffers, with their copies, and of a teacher's program.
-        host: What stays in the host's memory, by what it is; the rest is on the device.
-        update: Fullest moments of an update, beside what stays.
-        penalised: The same of an update with the penalties that are not in every one; empty if there are none.
-        samples: Those of making images from the average.
-    """
-
-    states: dict[str, States]
-    average: int
-    buffers: int
-    host: dict[str, int]
-    update: dict[str, Peak]
+    states: dict[str, States]  # of each network
+    average: int  # of the moving average, and of the power function averages
+    buffers: int  # of both networks' buffers, with their copies, and of a teacher's program
+    host: dict[str, int]  # what stays in the host's memory, by what it is; the rest is on the device
+    update: dict[str, Peak]  # fullest moments of an update, beside what stays
+    # the same of an update with the penalties that are not in every one; empty if there are none
     penalised: dict[str, Peak]
-    samples: Peak
+    samples: Peak  # those of making images from the average
 
     @property
     def stays(self) -> int:

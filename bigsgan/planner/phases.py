@@ -22,23 +22,14 @@ _SHOWN = 3
 
 
 class Part(NamedTuple):
-    """A rank's part of a network.
+    """A rank's part of a network."""
 
-    Attributes:
-        bounds: Layers ``bounds[0]`` to ``bounds[1] - 1``.
-        stage: Number of their pipeline stage; not in ``range(num_stages)`` if the rank holds nothing of the network.
-        num_stages: Number of the network's stages.
-        sizes: Elements of each parameter.
-        buffers: Bytes of the buffers that are saved.
-        computed: Bytes of the buffers that are computed instead.
-    """
-
-    bounds: tuple[int, int]
-    stage: int
-    num_stages: int
-    sizes: list[int]
-    buffers: int
-    computed: int = 0
+    bounds: tuple[int, int]  # layers ``bounds[0]`` to ``bounds[1] - 1``
+    stage: int  # number of their pipeline stage; not in ``range(num_stages)`` if the rank holds nothing of the network
+    num_stages: int  # number of the network's stages
+    sizes: list[int]  # elements of each parameter
+    buffers: int  # bytes of the buffers that are saved
+    computed: int = 0  # bytes of the buffers that are computed instead
 
     @property
     def is_held(self) -> bool:
@@ -57,23 +48,14 @@ class Part(NamedTuple):
 
 
 class Game(NamedTuple):
-    """The properties of an update's losses that determine memory.
+    """The properties of an update's losses that determine memory."""
 
-    Attributes:
-        trains: Segments of a micro-batch that D trains on.
-        judges: Segments of a micro-batch that D judges.
-        differentiates: Whether D's loss differentiates its outputs by the images.
-        penalised: Whether D's loss has R1 or R2.
-        checks: Whether one of these is a finite difference that is compared with the exact penalty.
-        regularises: Whether the update has G's path length.
-    """
-
-    trains: int
-    judges: int
-    differentiates: bool
-    penalised: bool
-    checks: bool
-    regularises: bool
+    trains: int  # segments of a micro-batch that D trains on
+    judges: int  # segments of a micro-batch that D judges
+    differentiates: bool  # whether D's loss differentiates its outputs by the images
+    penalised: bool  # whether D's loss has R1 or R2
+    checks: bool  # whether one of these is a finite difference that is compared with the exact penalty
+    regularises: bool  # whether the update has G's path length
 
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:

@@ -22,21 +22,13 @@ IMAGE_BYTES = 4
 
 
 class Machine(NamedTuple):
-    """GPUs and their links.
+    """GPUs and their links."""
 
-    Attributes:
-        operations: Operations a second of a GPU: the peak times its share (MFU).
-        per_node: GPUs of a host.
-        inside: Bytes a second that a GPU sends to others of its host.
-        between: Bytes a second that a GPU sends to other hosts.
-        latency: Seconds of a hop.
-    """
-
-    operations: float = 0.4 * 989e12
-    per_node: int = 8
-    inside: float = 350e9
-    between: float = 40e9
-    latency: float = 10e-6
+    operations: float = 0.4 * 989e12  # operations a second of a GPU: the peak times its share (MFU)
+    per_node: int = 8  # GPUs of a host
+    inside: float = 350e9  # bytes a second that a GPU sends to others of its host
+    between: float = 40e9  # bytes a second that a GPU sends to other hosts
+    latency: float = 10e-6  # seconds of a hop
 
     def link(self, ranks: int) -> float:
         """Bytes a second of the slowest link among neighbouring ranks."""

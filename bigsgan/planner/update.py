@@ -23,64 +23,37 @@ _UPDATES = 3
 
 @dataclass(frozen=True)
 class RankPhase:
-    """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise.
+    """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise."""
 
-    Attributes:
-        phase: The phase of the engines.
-        passes: Passes through this rank's layers; None where D keeps images.
-        keeps_graph: Whether the forward pass keeps its graph for a backward pass.
-        inputs: Bytes of the inputs assembled for the first layer.
-        arriving: Bytes of other ranks' images, which are sent once to the first phase that reads them.
-        received: Bytes received from the previous stage, and of the gradients sent back to it.
-        outputs: Bytes of images kept for the phases that read them, or of gradients at images.
-        sends: Bytes sent to the next stage, and of the gradients that come back; or gradients at other ranks' images.
-        data: Bytes of the whole phase's real images, which stay until the end of the update.
-        num_beyond: Number of micro-batches that the planner does not go through.
-        pinned: Whether ZeRO 3 keeps all parameters gathered.
-        before: Bytes that a teacher's program needs before each forward pass.
-    """
-
-    phase: Phase
-    passes: Passes | WholePass | None
-    keeps_graph: bool
-    inputs: int
-    arriving: int
-    received: tuple[int, int]
-    outputs: int
+    phase: Phase  # as engines compute it
+    passes: Passes | WholePass | None  # passes through this rank's layers; None where D keeps images
+    keeps_graph: bool  # whether the forward pass keeps its graph for a backward pass
+    inputs: int  # bytes of the inputs assembled for the first layer
+    arriving: int  # bytes of other ranks' images, which are sent once to the first phase that reads them
+    received: tuple[int, int]  # bytes received from the previous stage, and of the gradients sent back to it
+    outputs: int  # bytes of images kept for the phases that read them, or of gradients at images
+    # bytes sent to the next stage, and of the gradients that come back; or gradients at other ranks' images
     sends: tuple[int, int]
-    data: int
-    num_beyond: int
-    pinned: bool
-    before: int = 0
+    data: int  # bytes of the whole phase's real images, which stay until the end of the update
+    num_beyond: int  # number of micro-batches that the planner does not go through
+    pinned: bool  # whether ZeRO 3 keeps all parameters gathered
+    before: int = 0  # bytes that a teacher's program needs before each forward pass
 
 
 class Moment(NamedTuple):
-    """A part of an update.
+    """A part of an update."""
 
-    Attributes:
-        name: Label of the phase or step.
-        network: Network that the task belongs to.
-        held: Bytes of images and activations held beside those of the task itself.
-        gradients: Bytes of gradients left by other passes, or needed to reduce them and step.
-        stretch: The task's pass; None if it has none.
-        begins: Whether this is a forward pass from the first layer on.
-        takes_gradients: Whether gradients of parameters arrive.
-        earlier: Whether gradients of earlier micro-batches have arrived.
-        updates: Whether the parameters change.
-        pinned: Whether ZeRO 3 keeps all parameters gathered.
-        kind: Equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py).
-    """
-
-    name: str
-    network: str
-    held: int
-    gradients: int
-    stretch: Stretch | None = None
-    begins: bool = False
-    takes_gradients: bool = False
-    earlier: bool = False
-    updates: bool = False
-    pinned: bool = False
+    name: str  # label of the phase or step
+    network: str  # network that the task belongs to
+    held: int  # bytes of images and activations held beside those of the task itself
+    gradients: int  # bytes of gradients left by other passes, or needed to reduce them and step
+    stretch: Stretch | None = None  # the task's pass; None if it has none
+    begins: bool = False  # whether this is a forward pass from the first layer on
+    takes_gradients: bool = False  # whether gradients of parameters arrive
+    earlier: bool = False  # whether gradients of earlier micro-batches have arrived
+    updates: bool = False  # whether the parameters change
+    pinned: bool = False  # whether ZeRO 3 keeps all parameters gathered
+    # equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py)
     kind: Hashable = None
 
 
@@ -228,17 +201,11 @@ class Update:
 
 
 class Peak(NamedTuple):
-    """Bytes at the fullest moment of one name, beyond the states that stay.
+    """Bytes at the fullest moment of one name, beyond the states that stay."""
 
-    Attributes:
-        activations: Activations of passes, and images.
-        gradients: Gradients of parameters.
-        gathered: Parameters that ZeRO 3 has gathered.
-    """
-
-    activations: int
-    gradients: int
-    gathered: int
+    activations: int  # activations of passes, and images
+    gradients: int  # gradients of parameters
+    gathered: int  # parameters that ZeRO 3 has gathered
 
     @property
     def total(self) -> int:

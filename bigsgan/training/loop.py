@@ -40,13 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """All parts of a run, put together by ``build_run`` in build.py.
-
-    Attributes:
-        measuring: None unless the recipe asks for metrics.
-        snapshots: None unless the recipe asks for power function averages.
-        diversity: Diversity of the EMA's last samples, on rank 0; see alarms.diversity.
-    """
+    """All parts of a run, put together by ``build_run`` in build.py."""
 
     recipe: Recipe
     out: Path
@@ -65,10 +59,10 @@ class Run:
     statistics: Statistics
     reporter: Reporter
     rank_log: RankLog
-    measuring: Measuring | None
-    snapshots: Snapshots | None = None
+    measuring: Measuring | None  # None unless the recipe asks for metrics
+    snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
     alarms: Alarms = field(default_factory=Alarms)
-    diversity: float | None = None
+    diversity: float | None = None  # diversity of the EMA's last samples, on rank 0; see alarms.diversity
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""

@@ -50,24 +50,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Beat(NamedTuple):
-    """A rank's heartbeat.
+    """A rank's heartbeat."""
 
-    Attributes:
-        number: Grows as long as the process lives.
-        progress: Number of phases so far.
-        phase: The current phase.
-        place: Innermost line of the main thread.
-        waits: Whether that line waits for other ranks.
-        host: Name of the process's host.
-        awaited: The phase that it waits for and the ranks that compute it; None if it waits for no particular ranks.
-    """
-
-    number: int
-    progress: int
-    phase: str
-    place: str
-    waits: bool
-    host: str
+    number: int  # grows as long as the process lives
+    progress: int  # number of phases so far
+    phase: str  # the current phase
+    place: str  # innermost line of the main thread
+    waits: bool  # whether that line waits for other ranks
+    host: str  # name of the process's host
+    # the phase that it waits for and the ranks that compute it; None if it waits for no particular ranks
     awaited: tuple[str, list[int]] | None = None
 
 
