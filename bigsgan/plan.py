@@ -34,12 +34,15 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
         text = "of D for a teacher's features, at a real image"
         lines.append(f"{'heads':14}{'':15}{counted['heads_flop'] / 1e9:>26.3f}  {text}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
-    for label, name, network in (("penalties", "penalties_flop", "D"), ("path length", "path_length_flop", "G")):
+    for label, name, network in (
+        ("penalties", "penalties_flop", "discriminator"),
+        ("path length", "path_length_flop", "generator"),
+    ):
         if not counted[name]:
             continue
-        line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network} in the mean update"
+        line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network[0].upper()} in the mean update"
         if name == "path_length_flop" or plan.objective.exact_penalties:
-            method = method_of(plan, "discriminator" if network == "D" else "generator")
+            method = method_of(plan, network)
             (other,) = METHODS.keys() - {method}
             line += f", {METHODS[method]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
         lines.append(line)

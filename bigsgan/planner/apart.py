@@ -112,9 +112,11 @@ def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int
     numbers = [f"engines.{network}.ranks={number}" for network, number in division.numbers.items()]
     layout = surveyor.layout(f"{kind.name}, {division.text} ranks", [*changes, *numbers], recomputes)
     speed = Model(work, work, machine).speed(division.numbers)
-    possible = {work.schedule} if recipe.inputs_from_data else {work.schedule, OVERLAPPED}  # as config/recipe.py says
-    schedules = [schedule for schedule in SCHEDULES if schedule in possible]
-    timings = {schedule: time_update(work, division.numbers, schedule, speed) for schedule in schedules}
+    timings = {
+        schedule: time_update(work, division.numbers, schedule, speed)
+        for schedule in SCHEDULES
+        if schedule == work.schedule or (schedule == OVERLAPPED and not recipe.inputs_from_data)  # see config/recipe.py
+    }
     return Apart(layout, division, timings, sum(sent_bytes(work).values()), work.schedule)
 
 
@@ -132,9 +134,8 @@ def table(found: Comparison) -> str:
     rows = [[*heads, ""]]
     for each in found.apart:
         layout = each.layout
-        cells = [f"{layout.name}{', recomputing' if layout.recomputes else ''}"]
-        cells += [f"{layout.accumulation} x {layout.micro_batch}", f"{layout.prediction.peak / 2**30:.2f}"]
-        cells.append(f"{each.sent / 1e9:.3g}")
+        cells = [layout.label, f"{layout.accumulation} x {layout.micro_batch}"]
+        cells += [f"{layout.prediction.peak / 2**30:.2f}", f"{each.sent / 1e9:.3g}"]
         for schedule in SCHEDULES:
             timing = each.timings.get(schedule)
             ratio = "" if timing is None or found.together is None else f"{timing.seconds / found.together:.2f}"

@@ -70,6 +70,11 @@ class Layout:
     prediction: Prediction  # memory of the fullest rank
     fits: bool  # whether the resources suffice
 
+    @property
+    def label(self) -> str:
+        """The name, and whether activations are recomputed."""
+        return f"{self.name}, recomputing" if self.recomputes else self.name
+
 
 @dataclass(frozen=True)
 class Survey:

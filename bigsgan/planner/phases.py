@@ -14,7 +14,7 @@ from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
-from bigsgan.planner.states import FLOAT
+from bigsgan.planner.states import FLOAT, image_bytes
 from bigsgan.planner.update import RankPhase
 
 _SHOWN = 3
@@ -53,8 +53,7 @@ class Game(NamedTuple):
     trains: int  # segments of a micro-batch that D trains on
     judges: int  # segments of a micro-batch that D judges
     differentiates: bool  # whether D's loss differentiates its outputs by the images
-    penalised: bool  # whether D's loss has R1 or R2
-    checks: bool  # whether one of these is a finite difference that is compared with the exact penalty
+    checks: bool  # whether it has a finite difference that is compared with the exact penalty
     regularises: bool  # whether the update has G's path length
 
 
@@ -71,25 +70,24 @@ def kept_images(plan: RunPlan, part: Part) -> int:
     if recipe.objective.schedule == "exact" or not part.is_first:
         return 0
     num = recipe.batch // plan.placement("discriminator").num_replicas
-    return recipe.objective.d_steps * num * recipe.judged_channels * recipe.data.side**2 * FLOAT
+    return recipe.objective.d_steps * num * image_bytes(recipe)
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:
     network = phase.network
-    mode: Mode = "judge" if phase.frozen else "train"
-    if phase.tangents_from is not None:
-        mode = "train with tangents"
+    carries = phase.tangents_from is not None
+    mode: Mode = "judge" if phase.frozen else "train with tangents" if carries else "train"
     trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
     segments = game.trains if trains else game.judges if phase.does == "judges" else 1
     num = phase.num_samples // (2 if trains else segments)  # samples of a segment on one replica
-    image = num * plan.recipe.judged_channels * plan.recipe.data.side**2 * FLOAT
+    image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
     looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
     passes: Passes | WholePass | None
     if phase.does == "keeps":
         passes = None
-    elif looks_inside and phase.tangents_from is None:
+    elif looks_inside and not carries:
         passes = traces.penalised(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
@@ -102,7 +100,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     judges_alone = phase.does == "judges" and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
-        inputs += 0 if phase.tangents_from is None else slope
+        inputs += slope if carries else 0
     if (phase.does == "makes images" and part.is_last) or (phase.does in ("judges", "keeps") and part.is_first):
         outputs = image
     elif phase.does in ("checks", "differentiates") and part.is_first:

@@ -20,10 +20,9 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
-from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta, check_divisible, divide_layers
-from bigsgan.engines.pipeline.profile import count
+from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
 from bigsgan.monitor import Statistics
-from bigsgan.planner.counting import count_heads, count_layers
+from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
@@ -119,11 +118,7 @@ def count_update(plan: RunPlan) -> Work:
 
 
 def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
-    flop, whole, section = count_layers(plan, network), build_on_meta(plan, network), plan.engines[network].section
-    layers = count(whole)
-    check_divisible(plan, network, layers)
-    by = "parameters" if section.partition == "profile" else section.partition
-    bounds = divide_layers(layers, by, plan.placement(network).num_stages)
+    flop, bounds = count_layers(plan, network), stage_bounds(plan, network, build_on_meta(plan, network))
     ahead = PathLengthPenalty.ahead if network == "generator" else 0
     heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
     return [

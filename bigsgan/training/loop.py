@@ -257,9 +257,7 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
 def _finish_snapshots(run: Run, must: bool) -> None:
     """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
     if run.snapshots and not run.snapshots.finish() and must:
-        problem = "the last EMA snapshot was not saved, see the warnings above"
-        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-        raise UserError(str(run.out / SNAPSHOTS), None, problem, remedy)
+        raise _not_saved(run.out / SNAPSHOTS, "EMA snapshot")
 
 
 def _save(run: Run, must: bool) -> None:
@@ -269,9 +267,12 @@ def _save(run: Run, must: bool) -> None:
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
     saved = run.saver.save(run.counters.nimg, run.entries, description)
     if must and not (saved and run.saver.finish()) and not run.saver.lost:
-        problem = "the last checkpoint was not saved, see the warnings above"
-        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-        raise UserError(str(run.out / "checkpoints"), None, problem, remedy)
+        raise _not_saved(run.out / "checkpoints", "checkpoint")
+
+
+def _not_saved(directory: Path, what: str) -> UserError:
+    remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
+    return UserError(str(directory), None, f"the last {what} was not saved, see the warnings above", remedy)
 
 
 class _Clock:

@@ -136,7 +136,7 @@ def test_double_backward_has_heads_too(tmp_path):
 def predictions(tmp_path, options, num_stages, traces):
     """Of the ranks of each of D's stages."""
     plan = tiny_plan(tmp_path, 2, [*FAMILIES["gat"], "accumulation=2", *stages(1, num_stages), *options], both(1))
-    bounds = {network: memory._bounds(plan, network, traces) for network in NETWORKS}
+    bounds = {network: memory.stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     for stage in range(num_stages):
         places = {"generator": 0, "discriminator": stage}
         parts = {n: memory._part(traces.network(plan, n), bounds[n], places[n]) for n in NETWORKS}
