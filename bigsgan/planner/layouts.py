@@ -95,7 +95,7 @@ class Survey:
 
 _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
 _PIPELINE_TIER = 1
-_MOST_STAGES = 8
+_STAGES = (2, 4, 8)
 _FULL = 4
 """With more micro-batches than this for each stage, a pipeline's bubble hardly shrinks."""
 
@@ -158,11 +158,10 @@ class Surveyor:
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
         yield from WITHOUT_STAGES
-        stages = 2
-        most = min(self._num_layers(), _MOST_STAGES)
-        while stages <= most and self.resources.gpus % stages == 0:
-            yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
-            stages *= 2
+        most = self._num_layers()
+        for stages in _STAGES:
+            if stages <= most and self.resources.gpus % stages == 0:
+                yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
         if all(self._precision(network) == "bf16" for network in NETWORKS):
             yield from _OFFLOADED
         else:

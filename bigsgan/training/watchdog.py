@@ -133,7 +133,9 @@ class Watchdog:
                 if self._stopped.wait(2 * pause):  # long enough for every live process to beat again
                     return
                 if self._progress(board) == seen:
-                    self._give_up(board, before)
+                    self._beat(board)
+                    text = describe(before, self._beats(board), self._limit(), self._world_size)
+                    self._end_run(board, text)
                     return
 
     def _limit(self) -> float:
@@ -160,10 +162,6 @@ class Watchdog:
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname(), log.awaited())
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
-
-    def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
-        self._beat(board)
-        self._end_run(board, describe(before, self._beats(board), self._limit(), self._world_size))
 
     def _follow(self, status: int) -> None:
         """End after another rank has reported the end of the run, unless this rank's main thread ends by itself."""
