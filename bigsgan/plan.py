@@ -20,13 +20,12 @@ from bigsgan.errors import UserError
 from bigsgan.planner import apart, report
 from bigsgan.planner.counting import METHODS, count_work, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
-from bigsgan.planner.teaching import left_out, trace_program
+from bigsgan.planner.teaching import left_out
 from bigsgan.runtime import comm, memory
 
 
-def describe_networks(plan: RunPlan) -> str:
-    """Return what ``count_work`` finds as a table."""
-    counted = count_work(plan)
+def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
+    """Return what ``count_work`` has found as a table."""
     lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
     for network in NETWORKS:
         cost = counted[network]
@@ -35,18 +34,23 @@ def describe_networks(plan: RunPlan) -> str:
         text = "of D for a teacher's features, at a real image"
         lines.append(f"{'heads':14}{'':15}{counted['heads_flop'] / 1e9:>26.3f}  {text}")
     lines.append(f"{'an update':14}{'':15}{counted['update_flop'] / 1e9:>26.3f}  without penalties")
-    for label, name, network in (("penalties", "penalties_flop", "D"), ("path length", "path_length_flop", "G")):
+    for label, name, network in (
+        ("penalties", "penalties_flop", "discriminator"),
+        ("path length", "path_length_flop", "generator"),
+    ):
         if not counted[name]:
             continue
-        line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network} in the mean update"
+        line = f"{label:14}{'':15}{counted[name] / 1e9:>26.3f}  of {network[0].upper()} in the mean update"
         if name == "path_length_flop" or plan.objective.exact_penalties:
-            method = method_of(plan, "discriminator" if network == "D" else "generator")
+            method = method_of(plan, network)
             (other,) = METHODS.keys() - {method}
             line += f", {METHODS[method]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
         lines.append(line)
     if counted["teacher_flop"] is not None:
         lines.append(f"{'teacher':14}{'':15}{counted['teacher_flop'] / 1e9:>26.3f}  of its program in an update")
-    return "\n".join([*lines, *filter(None, [left_out(plan.recipe, counted["teacher_flop"] is not None)])])
+    if about := left_out(plan.recipe, counted["teacher_flop"] is not None):
+        lines.append(about)
+    return "\n".join(lines)
 
 
 class Speed(NamedTuple):
@@ -56,18 +60,20 @@ class Speed(NamedTuple):
     peak: float  # operations a second
 
 
-def estimate_time(plan: RunPlan, speed: Speed) -> dict[str, float]:
-    """Seconds of a mean update, images a second, and days of the run, on the plan's ranks at a given speed."""
-    counted, recipe = count_work(plan), plan.recipe
-    names = ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop")
+def estimate_time(plan: RunPlan, counted: Mapping[str, Any], speed: Speed) -> dict[str, float]:
+    """Seconds of a mean update, images a second, and days of the run, on the plan's ranks at a given speed.
+
+    ``counted`` is what ``count_work`` has found.
+    """
+    recipe, names = plan.recipe, ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop")
     flop = sum(counted[name] or 0 for name in names)
     images = plan.world_size * speed.utilization * speed.peak / flop
     days = recipe.total_nimg / images / 86_400
     return {"update_seconds": recipe.batch / images, "images_per_second": images, "days": days}
 
 
-def _describe_time(plan: RunPlan, speed: Speed) -> str:
-    estimate, num = estimate_time(plan, speed), plan.world_size
+def _describe_time(plan: RunPlan, speed: Speed, estimate: Mapping[str, float]) -> str:
+    num = plan.world_size
     gpus = f"{num:,} GPU{'s' if num > 1 else ''} at {speed.utilization:.0%} of {speed.peak / 1e12:g} TFLOP/s"
     rate = f"{estimate['update_seconds']:.3g} s an update, {estimate['images_per_second']:,.4g} images/s"
     return f"{gpus}: {rate}, {estimate['days']:.3g} days for {plan.recipe.total_nimg:,} images"
@@ -80,10 +86,11 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = Non
         UserError: ``pipeline`` is set and no network has stages, or there are fewer layers than stages.
     """
     if not pipeline:
-        times = {} if speed is None else estimate_time(plan, speed)
-        print(json.dumps({**count_work(plan), **times}, indent=2) if as_json else describe_networks(plan))
+        counted = count_work(plan)
+        times = {} if speed is None else estimate_time(plan, counted, speed)
+        print(json.dumps({**counted, **times}, indent=2) if as_json else describe_networks(plan, counted))
         if speed is not None and not as_json:
-            print(_describe_time(plan, speed))
+            print(_describe_time(plan, speed, times))
         return
     staged = [network for network in NETWORKS if plan.placement(network).num_stages > 1]
     if not staged:
@@ -135,7 +142,7 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
         print(json.dumps({**report.as_json(found, resources), "ranks_of_their_own": apart.as_json(beside)}, indent=2))
     else:
         recipe = surveyor.recipe([])
-        about = left_out(recipe, trace_program(recipe) is not None)
+        about = left_out(recipe, surveyor.traces.program(recipe) is not None)
         print("\n".join(filter(None, [report.table(found, resources), apart.table(beside), about])))
     report.check(found, resources)
     if not as_json:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -20,11 +19,6 @@ from bigsgan.monitor.wandb_run import WandbRun
 from bigsgan.runtime.paths import writing
 
 _log = logging.getLogger(__name__)
-
-
-class _Outputs(NamedTuple):
-    sinks: list[Sink]
-    progress: Progress
 
 
 class Reporter:
@@ -50,69 +44,70 @@ class Reporter:
         Raises:
             UserError: The run directory cannot be written. Later, this is only a warning.
         """
-        self.last_metrics: Mapping[str, float] = {}
+        self._last_metrics: Mapping[str, float] = {}
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})
         self._samples, self._total_nimg = out / "samples", total_nimg
-        self._outputs: _Outputs | None = None
+        self._sinks: list[Sink] = []  # and no progress: those of a rank that shows nothing
+        self._progress: Progress | None = None
         if rank == 0:
             with writing(out):
                 self._samples.mkdir(parents=True, exist_ok=True)
-            sinks = _build_sinks(out, resume_nimg, monitor, recipe or {})
-            self._outputs = _Outputs(sinks, Progress(total_nimg, resume_nimg))
+            self._sinks = _build_sinks(out, resume_nimg, monitor, recipe or {})
+            self._progress = Progress(total_nimg, resume_nimg)
 
     def rewind(self, nimg: int) -> None:
         """Remove reports after ``nimg`` images, and continue from there."""
-        self.last_metrics = {}
-        if self._outputs is not None:
-            self._outputs.progress.close()
+        self._last_metrics = {}
+        if self._progress is not None:
+            self._progress.close()
             self._each(lambda sink: sink.rewind(nimg))
-            self._outputs = self._outputs._replace(progress=Progress(self._total_nimg, nimg))
+            self._progress = Progress(self._total_nimg, nimg)
 
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Write and show the metrics of the images up to ``nimg``."""
-        self.last_metrics = metrics
-        self._keep(metrics, nimg)
-        if self._outputs is not None:
-            self._outputs.progress.update(nimg, metrics)
+        self._last_metrics = metrics
+        self._each(lambda sink: sink.add_scalars(metrics, nimg))
+        if self._progress is not None:
+            self._progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Write and print quality metrics of the state at ``nimg`` images."""
         self._measured = nimg, metrics
-        self._keep(metrics, nimg)
+        self._each(lambda sink: sink.add_scalars(metrics, nimg))
         shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
         self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
 
     def metrics_at(self, nimg: int) -> dict[str, float]:
         """Return the metrics of the last report, and quality metrics if they were measured at ``nimg`` images."""
         measured_nimg, measured = self._measured
-        return {**self.last_metrics, **(measured if measured_nimg == nimg else {})}
+        return {**self._last_metrics, **(measured if measured_nimg == nimg else {})}
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
         """Write images (n, C, H, W) in [-1, 1] as one grid to samples/ and all monitors."""
-        if self._outputs is not None:
-            grid, path = image_grid(images, columns), self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png"
-            with _warning():
-                save_png(grid, path)
-                self._each(lambda sink: sink.add_image(tag, grid, path, nimg))
+        if not self._sinks:
+            return
+        grid, path = image_grid(images, columns), self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png"
+        try:
+            save_png(grid, path)
+            self._each(lambda sink: sink.add_image(tag, grid, path, nimg))
+        except UserError as error:
+            _warn(error)
 
     def message(self, text: str) -> None:
         """Print a text without breaking the progress bar."""
-        if self._outputs is not None:
-            self._outputs.progress.write(text)
+        if self._progress is not None:
+            self._progress.write(text)
 
     def close(self) -> None:
         """Write all pending reports and close the files; ``message`` still prints."""
-        if self._outputs is not None:
-            self._outputs.progress.close()
-            self._each(lambda sink: sink.close())
-
-    def _keep(self, metrics: Mapping[str, float], nimg: int) -> None:
-        self._each(lambda sink: sink.add_scalars(metrics, nimg))
+        if self._progress is not None:
+            self._progress.close()
+        self._each(lambda sink: sink.close())
 
     def _each(self, work: Callable[[Sink], None]) -> None:
         """Do something with every sink. On a full disk all of them refuse, so that there is only one warning."""
         refused = []
-        for sink in self._outputs.sinks if self._outputs is not None else ():
+        for sink in self._sinks:
             try:
                 work(sink)
             except UserError as error:
@@ -135,14 +130,6 @@ def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: 
     if "wandb" in monitor:
         sinks.append(WandbRun(out, recipe))
     return sinks
-
-
-@contextmanager
-def _warning() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        _warn(error)
 
 
 def _warn(error: UserError) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.path_length import PathLengthPenalty
-from bigsgan.config import RunPlan
+from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Root
 from bigsgan.errors import UserError
@@ -46,10 +46,10 @@ class Traces:
         self._passes: dict[tuple, Passes] = {}
         self._programs: list[Program | None] = []
 
-    def program(self, plan: RunPlan) -> Program | None:
-        """The teacher's; None where there is none, or no file at its path."""
+    def program(self, recipe: Recipe) -> Program | None:
+        """The teacher's, as ``trace_program`` finds it, once."""
         if not self._programs:
-            self._programs.append(trace_program(plan.recipe))
+            self._programs.append(trace_program(recipe))
         return self._programs[0]
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
@@ -92,7 +92,7 @@ class Traces:
             stack = self.prepared(plan, network)
             trace = partial(trace_generator, plan, stack)
             if network == "discriminator":
-                trace = partial(trace_discriminator, plan, stack, program=self.program(plan))
+                trace = partial(trace_discriminator, plan, stack, program=self.program(plan.recipe))
             self._choose_kernels(plan, network, True)
             self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
@@ -123,7 +123,7 @@ class Traces:
         ahead = PathLengthPenalty.ahead if network == "generator" else 0
         predicting = None
         if stack.predicts and mode != "judge":
-            empty = partial(empty_targets, plan.recipe, self.program(plan))
+            empty = partial(empty_targets, plan.recipe, self.program(plan.recipe))
             predicting = partial(Predicting, segments=segments, empty_targets=empty)
         inputs = meta_inputs(plan, network, num_samples * segments)
         return trace_layers(stack, inputs, mode, segments, ahead, predicting)

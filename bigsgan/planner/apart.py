@@ -28,21 +28,13 @@ SCHEDULES = (EXACT, OVERLAPPED)
 
 @dataclass(frozen=True)
 class Apart:
-    """A layout in which each network has ranks of its own.
+    """A layout in which each network has ranks of its own."""
 
-    Attributes:
-        layout: Its overrides, and the memory of its fullest rank.
-        division: Ranks of G and of D.
-        timings: Times of a mean update, by schedule; overlapping work takes as long as its longer side.
-        sent: Bytes of images and of gradients at images in a mean update, over all ranks.
-        schedule: The recipe's schedule.
-    """
-
-    layout: Layout
-    division: Division
-    timings: dict[str, Timing]
-    sent: float
-    schedule: str
+    layout: Layout  # its overrides, and the memory of its fullest rank
+    division: Division  # ranks of G and of D
+    timings: dict[str, Timing]  # times of a mean update, by schedule; overlapping work takes as long as its longer side
+    sent: float  # bytes of images and of gradients at images in a mean update, over all ranks
+    schedule: str  # the recipe's schedule
 
     @property
     def seconds(self) -> float:
@@ -52,20 +44,14 @@ class Apart:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Layouts with ranks for each network, and the best layout without.
+    """Layouts with ranks for each network, and the best layout without."""
 
-    Attributes:
-        apart: A layout for each ZeRO stage: the first that fits, else the last that was tried.
-        refused: ZeRO stages without such a layout, and why.
-        together: Seconds of an update in the cheapest layout that fits in which every rank holds both; None if none
-            does. Pipelines count without a bubble, and an offloaded optimizer costs nothing.
-        machine: Machine that times are for.
-    """
-
-    apart: list[Apart]
-    refused: dict[str, str]
+    apart: list[Apart]  # a layout for each ZeRO stage: the first that fits, else the last that was tried
+    refused: dict[str, str]  # ZeRO stages without such a layout, and why
+    # seconds of an update in the cheapest layout that fits in which every rank holds both; None if none does. Pipelines
+    # count without a bubble, and an offloaded optimizer costs nothing.
     together: float | None
-    machine: Machine
+    machine: Machine  # that times are for
 
     @property
     def winner(self) -> Apart | None:
@@ -126,9 +112,11 @@ def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int
     numbers = [f"engines.{network}.ranks={number}" for network, number in division.numbers.items()]
     layout = surveyor.layout(f"{kind.name}, {division.text} ranks", [*changes, *numbers], recomputes)
     speed = Model(work, work, machine).speed(division.numbers)
-    possible = {work.schedule} if recipe.inputs_from_data else {work.schedule, OVERLAPPED}  # as config/recipe.py says
-    schedules = [schedule for schedule in SCHEDULES if schedule in possible]
-    timings = {schedule: time_update(work, division.numbers, schedule, speed) for schedule in schedules}
+    timings = {
+        schedule: time_update(work, division.numbers, schedule, speed)
+        for schedule in SCHEDULES
+        if schedule == work.schedule or (schedule == OVERLAPPED and not recipe.inputs_from_data)  # see config/recipe.py
+    }
     return Apart(layout, division, timings, sum(sent_bytes(work).values()), work.schedule)
 
 
@@ -146,9 +134,8 @@ def table(found: Comparison) -> str:
     rows = [[*heads, ""]]
     for each in found.apart:
         layout = each.layout
-        cells = [f"{layout.name}{', recomputing' if layout.recomputes else ''}"]
-        cells += [f"{layout.accumulation} x {layout.micro_batch}", f"{layout.prediction.peak / 2**30:.2f}"]
-        cells.append(f"{each.sent / 1e9:.3g}")
+        cells = [layout.label, f"{layout.accumulation} x {layout.micro_batch}"]
+        cells += [f"{layout.prediction.peak / 2**30:.2f}", f"{each.sent / 1e9:.3g}"]
         for schedule in SCHEDULES:
             timing = each.timings.get(schedule)
             ratio = "" if timing is None or found.together is None else f"{timing.seconds / found.together:.2f}"

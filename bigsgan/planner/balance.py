@@ -23,15 +23,10 @@ _MOST = 64
 
 
 class Division(NamedTuple):
-    """Ranks of G and of D.
+    """Ranks of G and of D."""
 
-    Attributes:
-        numbers: Numbers of ranks, by network.
-        timing: Time of the mean update.
-    """
-
-    numbers: dict[str, int]
-    timing: Timing
+    numbers: dict[str, int]  # numbers of ranks, by network
+    timing: Timing  # time of the mean update
 
     @property
     def text(self) -> str:
@@ -45,27 +40,25 @@ def one_of_each(recipe: Recipe, directory: Path | None) -> RunPlan:
     return plan_run(with_ranks(recipe, stages), sum(stages.values()), directory)
 
 
+def _splits(recipe: Recipe, world_size: int, step: int) -> Iterator[tuple[dict[str, int], int]]:
+    """Yield numbers of ranks that divide by the stages, of G in multiples of ``step``, and what a batch divides by."""
+    stages = [recipe.engine(network).pipeline_stages for network in NETWORKS]
+    for generator in range(step, world_size, step):
+        numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
+        if numbers["discriminator"] % stages[1] == 0:
+            replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
+            yield numbers, math.lcm(*(recipe.accumulation_of(n) * number for n in NETWORKS for number in replicas))
+
+
 def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterator[dict[str, int]]:
     """Yield numbers of ranks that divide by the stages, divide the batch, and that the networks do not refuse."""
-    stages = [recipe.engine(network).pipeline_stages for network in NETWORKS]
-    parts = math.lcm(*(recipe.accumulation_of(network) for network in NETWORKS))
-    for generator in range(stages[0], world_size, stages[0]):
-        numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
-        if numbers["discriminator"] % stages[1]:
-            continue
-        replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
-        if any(recipe.batch % number for number in replicas):
-            continue
-        if parts == 1 or all(_divides(recipe, number) for number in replicas):
+    for numbers, multiple in _splits(recipe, world_size, recipe.engine("generator").pipeline_stages):
+        if recipe.batch % multiple == 0:
             try:
                 plan_run(with_ranks(recipe, numbers), world_size, directory)
             except UserError:
                 continue
             yield numbers
-
-
-def _divides(recipe: Recipe, replicas: int) -> bool:
-    return all(recipe.batch % (recipe.accumulation_of(network) * replicas) == 0 for network in NETWORKS)
 
 
 def divide(
@@ -85,7 +78,8 @@ def divide(
         if others := other_batches(recipe, work, schedule, world_size):
             least = min(others, key=lambda other: (abs(other.batch - recipe.batch), other.division.timing.seconds))
             remedy = f"set batch={least.batch}, which {least.division.text} ranks divide"
-        raise UserError(_field(recipe), "auto", problem, remedy, detail)
+        asked = next(network for network in NETWORKS if recipe.engine(network).ranks == "auto")
+        raise UserError(f"engines.{asked}.ranks", "auto", problem, remedy, detail)
     return min(found, key=lambda division: (division.timing.seconds, division.numbers["generator"]))
 
 
@@ -96,14 +90,9 @@ def time_division(work: Work, numbers: Mapping[str, int], schedule: str, speed: 
 
 
 class OtherBatch(NamedTuple):
-    """Another batch, and a division of ranks that it allows.
+    """Another batch, and a division of ranks that it allows."""
 
-    Attributes:
-        batch: The batch nearest to the recipe's that allows the division.
-        division: The division.
-    """
-
-    batch: int
+    batch: int  # the batch nearest to the recipe's that allows the division
     division: Division
 
 
@@ -118,15 +107,9 @@ def other_batches(
 
     Times are for the recipe's batch, at the ``speed`` of each division's numbers of ranks.
     """
-    stages = [len(work.stages[network]) for network in NETWORKS]
-    step = stages[0] * max(1, -(-world_size // (_MOST * stages[0])))
+    stages = recipe.engine("generator").pipeline_stages
     found = []
-    for generator in range(step, world_size, step):
-        numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
-        if numbers["discriminator"] % stages[1]:
-            continue
-        replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
-        multiple = math.lcm(*(recipe.accumulation_of(n) * number for n in NETWORKS for number in replicas))
+    for numbers, multiple in _splits(recipe, world_size, stages * max(1, -(-world_size // (_MOST * stages)))):
         batch = max(1, round(recipe.batch / multiple)) * multiple
         found.append(OtherBatch(batch, time_division(work, numbers, schedule, speed(numbers))))
     return found
@@ -148,26 +131,12 @@ def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None
     work = count_update(one_of_each(recipe, directory))
     division = divide(recipe, world_size, directory, work)
     plan = plan_run(with_ranks(recipe, division.numbers), world_size, directory)
-    text = f"engines.*.ranks: auto takes {division.text} ranks for G and D, "
-    text += describe(division)
-    others = other_batches(recipe, work, work.schedule, world_size)
-    best = min(
-        (other for other in others if is_near(other, recipe)),
-        key=lambda other: other.division.timing.seconds,
-        default=None,
-    )
+    shares = [f"{division.timing.busy[network] / division.timing.seconds:.0%}" for network in NETWORKS]
+    text = f"engines.*.ranks: auto takes {division.text} ranks for G and D, which compute {' and '.join(shares)} of "
+    text += "an update, by counted operations"
+    near = [each for each in other_batches(recipe, work, work.schedule, world_size) if is_near(each, recipe)]
+    best = min(near, key=lambda other: other.division.timing.seconds, default=None)
     if best is not None and best.division.timing.seconds < (1 - _WORTH) * division.timing.seconds:
         saved = 1 - best.division.timing.seconds / division.timing.seconds
         text += f"; {best.division.text}, with batch={best.batch}, would take {saved:.0%} less an image"
     return plan, text
-
-
-def describe(division: Division) -> str:
-    """Say for which share of an update each network computes."""
-    shares = [division.timing.busy[network] / division.timing.seconds for network in NETWORKS]
-    return "which compute {:.0%} and {:.0%} of an update, by counted operations".format(*shares)
-
-
-def _field(recipe: Recipe) -> str:
-    network = next(network for network in NETWORKS if recipe.engine(network).ranks == "auto")
-    return f"engines.{network}.ranks"

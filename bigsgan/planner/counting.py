@@ -10,8 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
+from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import build_network
+from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.teaching import trace_program
 
@@ -79,7 +81,8 @@ def _count_path_length(plan: RunPlan, method: str) -> int:
     section = plan.recipe.objective.path_length
     if section is None:
         return 0
-    mapping, synthesis = _count_forward(plan, "generator", PathLengthPenalty.ahead)
+    flop, ahead = count_layers(plan, "generator"), PathLengthPenalty.ahead
+    mapping, synthesis = sum(flop[:ahead]), sum(flop[ahead:])
     if method == "double_backward":
         return 3 * synthesis // (section.batch_shrink * section.every)
     return ((mapping + 2 * synthesis) // section.batch_shrink + 3 * synthesis) // section.every
@@ -89,13 +92,19 @@ def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
     with _META:
         stack = build_network(plan.recipe, network)
-    return sum(parameter.numel() for parameter in stack.parameters()), sum(_count_forward(plan, network, 0))
+    return sum(parameter.numel() for parameter in stack.parameters()), sum(count_layers(plan, network))
 
 
-def _count_forward(plan: RunPlan, network: str, ahead: int) -> tuple[int, int]:
-    """Operations of a forward pass for one image: of the first ``ahead`` layers, and of the others."""
-    found = count_layers(plan, network)
-    return sum(found[:ahead]), sum(found[ahead:])
+def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
+    """Bounds of a network's stages; layers that would have to be measured are divided by parameters instead.
+
+    Raises:
+        UserError: There are fewer layers than stages.
+    """
+    layers, partition = count(whole), plan.engines[network].section.partition
+    check_divisible(plan, network, layers)
+    by = "parameters" if partition == "profile" else partition
+    return divide_layers(layers, by, plan.placement(network).num_stages)
 
 
 def count_heads(plan: RunPlan) -> int:

@@ -29,37 +29,22 @@ USABLE = 0.9
 
 
 class Kind(NamedTuple):
-    """How states are laid out.
+    """How states are laid out."""
 
-    Attributes:
-        name: Name in the table.
-        file: DeepSpeed file, with ``{}`` for the precision.
-        tier: Place in the order of costs.
-        stages: Number of pipeline stages.
-        discriminator_file: D's DeepSpeed file, if it has another.
-    """
-
-    name: str
-    file: str
-    tier: int
-    stages: int = 1
-    discriminator_file: str | None = None
+    name: str  # name in the table
+    file: str  # DeepSpeed file, with ``{}`` for the precision
+    tier: int  # place in the order of costs
+    stages: int = 1  # number of pipeline stages
+    discriminator_file: str | None = None  # D's DeepSpeed file, if it has another
 
 
 class Resources(NamedTuple):
-    """The machine's resources.
+    """The machine's resources."""
 
-    Attributes:
-        gpus: Number of GPUs in all.
-        nodes: Number of nodes that they are on.
-        gpu_memory: Bytes of each GPU.
-        host_memory: Bytes of each node; None to ignore it.
-    """
-
-    gpus: int
-    nodes: int
-    gpu_memory: int
-    host_memory: int | None
+    gpus: int  # number of GPUs in all
+    nodes: int  # number of nodes that they are on
+    gpu_memory: int  # bytes of each GPU
+    host_memory: int | None  # bytes of each node; None to ignore it
 
     def fits(self, prediction: Prediction) -> bool:
         """Whether a layout's fullest rank has room."""
@@ -75,42 +60,31 @@ class Resources(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to run a recipe.
+    """One way to run a recipe."""
 
-    Attributes:
-        name: Name in the table.
-        overrides: Overrides for this layout, which replace the given ones.
-        accumulation: Micro-batches of a batch.
-        micro_batch: Images in a micro-batch of the generator, on one rank.
-        recomputes: Whether both networks recompute their activations, and pipelines also G's images.
-        prediction: Memory of the fullest rank.
-        fits: Whether the resources suffice.
-    """
+    name: str  # name in the table
+    overrides: list[str]  # overrides for this layout, which replace the given ones
+    accumulation: int  # micro-batches of a batch
+    micro_batch: int  # images in a micro-batch of the generator, on one rank
+    recomputes: bool  # whether both networks recompute their activations, and pipelines also G's images
+    prediction: Prediction  # memory of the fullest rank
+    fits: bool  # whether the resources suffice
 
-    name: str
-    overrides: list[str]
-    accumulation: int
-    micro_batch: int
-    recomputes: bool
-    prediction: Prediction
-    fits: bool
+    @property
+    def label(self) -> str:
+        """The name, and whether activations are recomputed."""
+        return f"{self.name}, recomputing" if self.recomputes else self.name
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All layouts of a recipe.
+    """All layouts of a recipe."""
 
-    Attributes:
-        own: The recipe as it stands, if it can run on so many ranks.
-        layouts: For each kind, with and without recomputation, the cheapest that fits, else the one that needs least.
-        refused: Kinds that are not possible, and why.
-        best: The cheapest that fits, or the recipe as it stands if only that fits.
-    """
-
-    own: Layout | None
+    own: Layout | None  # the recipe as it stands, if it can run on so many ranks
+    # for each kind, with and without recomputation, the cheapest that fits, else the one that needs least
     layouts: list[Layout]
-    refused: dict[str, str] = field(default_factory=dict)
-    best: Layout | None = None
+    refused: dict[str, str] = field(default_factory=dict)  # kinds that are not possible, and why
+    best: Layout | None = None  # the cheapest that fits, or the recipe as it stands if only that fits
 
     @property
     def closest(self) -> Layout | None:
@@ -121,7 +95,7 @@ class Survey:
 
 _SUFFIX = {"fp32": "", "bf16": "_bf16", "fp16": "_fp16"}
 _PIPELINE_TIER = 1
-_MOST_STAGES = 8
+_STAGES = (2, 4, 8)
 _FULL = 4
 """With more micro-batches than this for each stage, a pipeline's bubble hardly shrinks."""
 
@@ -144,6 +118,7 @@ class Surveyor:
     Attributes:
         resources: The machine's resources.
         directory: Directory of the recipe.
+        traces: Of its networks, and of its teacher.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], resources: Resources) -> None:
@@ -156,7 +131,7 @@ class Surveyor:
         apply_overrides(self._tree, self._given)
         self._recipe = parse_recipe(copy.deepcopy(self._tree))
         self.directory = path.resolve().parent
-        self._traces = Traces()
+        self.traces = Traces()
 
     def survey(self) -> Survey:
         """Try all layouts."""
@@ -183,11 +158,10 @@ class Surveyor:
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
         yield from WITHOUT_STAGES
-        stages = 2
-        most = min(self._num_layers(), _MOST_STAGES)
-        while stages <= most and self.resources.gpus % stages == 0:
-            yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
-            stages *= 2
+        most = self._num_layers()
+        for stages in _STAGES:
+            if stages <= most and self.resources.gpus % stages == 0:
+                yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
         if all(self._precision(network) == "bf16" for network in NETWORKS):
             yield from _OFFLOADED
         else:
@@ -198,7 +172,7 @@ class Surveyor:
         one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
         alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
         plan = self.plan([*one_rank, *alone], ranks=1)
-        layers = [count(self._traces.network(plan, network)) for network in NETWORKS]
+        layers = [count(self.traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
     def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
@@ -285,7 +259,7 @@ class Surveyor:
     def layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
         """Predict the memory of the recipe with more overrides."""
         plan = self.plan(changes)
-        prediction = predict(plan, self._traces)
+        prediction = predict(plan, self.traces)
         fits = self.resources.fits(prediction)
         size = plan.engines["generator"].micro_batch_size
         changed = {change.partition("=")[0] for change in changes}

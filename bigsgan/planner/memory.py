@@ -11,11 +11,10 @@ import torch
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.pipeline.layout import check_divisible, divide_layers
-from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
+from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Game, Part, build_phases, kept_images, order_tasks
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
@@ -24,25 +23,16 @@ from bigsgan.training.ema import SWAP_ELEMENTS
 
 @dataclass(frozen=True)
 class Prediction:
-    """Memory of the fullest rank, in bytes.
+    """Memory of the fullest rank, in bytes."""
 
-    Attributes:
-        states: Of each network.
-        average: Of the moving average, and of the power function averages.
-        buffers: Of both networks' buffers, with their copies, and of a teacher's program.
-        host: What stays in the host's memory, by what it is; the rest is on the device.
-        update: Fullest moments of an update, beside what stays.
-        penalised: The same of an update with the penalties that are not in every one; empty if there are none.
-        samples: Those of making images from the average.
-    """
-
-    states: dict[str, States]
-    average: int
-    buffers: int
-    host: dict[str, int]
-    update: dict[str, Peak]
+    states: dict[str, States]  # of each network
+    average: int  # of the moving average, and of the power function averages
+    buffers: int  # of both networks' buffers, with their copies, and of a teacher's program
+    host: dict[str, int]  # what stays in the host's memory, by what it is; the rest is on the device
+    update: dict[str, Peak]  # fullest moments of an update, beside what stays
+    # the same of an update with the penalties that are not in every one; empty if there are none
     penalised: dict[str, Peak]
-    samples: Peak
+    samples: Peak  # those of making images from the average
 
     @property
     def stays(self) -> int:
@@ -75,22 +65,13 @@ def predict_each(plan: RunPlan, traces: Traces) -> list[Prediction]:
     """Predict the memory of one rank each of those that hold the same layers."""
     places = [plan.placement(network) for network in NETWORKS]
     pairs = {tuple(place.stage(rank) for place in places) for rank in range(plan.world_size)}
-    bounds = {network: _bounds(plan, network, traces) for network in NETWORKS}
+    bounds = {network: stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     found = []
     for pair in sorted(pairs):
         stages = dict(zip(NETWORKS, pair, strict=True))
         parts = {n: _part(traces.network(plan, n), bounds[n], stages[n]) for n in NETWORKS}
         found.append(_predict_rank(plan, traces, parts))
     return found
-
-
-def _bounds(plan: RunPlan, network: str, traces: Traces) -> list[int]:
-    """Of the stages. What would have to be measured is divided by parameters instead."""
-    partition = plan.engines[network].section.partition
-    by = "parameters" if partition == "profile" else partition
-    layers = count(traces.network(plan, network))
-    check_divisible(plan, network, layers)
-    return divide_layers(layers, by, plan.placement(network).num_stages)
 
 
 def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
@@ -114,7 +95,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
     # averaged too.
     buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
-    if (program := traces.program(plan)) and parts["discriminator"].is_last:
+    if (program := traces.program(plan.recipe)) and parts["discriminator"].is_last:
         buffers += program.held
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
@@ -139,9 +120,8 @@ def _game(plan: RunPlan, number: int) -> Game:
     discriminator = DiscriminatorObjective(section, statistics, number)
     judges = GeneratorObjective(section, statistics).num_segments
     regularises = section.path_length is not None and number % section.path_length.every == 0
-    twice = discriminator.differentiates_inputs
-    checks = bool(discriminator.checked)
-    return Game(discriminator.num_segments, judges, twice, discriminator.penalised, checks, regularises)
+    twice, checks = discriminator.differentiates_inputs, bool(discriminator.checked)
+    return Game(discriminator.num_segments, judges, twice, checks, regularises)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int, kept: int) -> list[Moment]:

@@ -14,7 +14,7 @@ from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
-from bigsgan.planner.states import FLOAT
+from bigsgan.planner.states import FLOAT, image_bytes
 from bigsgan.planner.update import RankPhase
 
 _SHOWN = 3
@@ -22,23 +22,14 @@ _SHOWN = 3
 
 
 class Part(NamedTuple):
-    """A rank's part of a network.
+    """A rank's part of a network."""
 
-    Attributes:
-        bounds: Layers ``bounds[0]`` to ``bounds[1] - 1``.
-        stage: Number of their pipeline stage; not in ``range(num_stages)`` if the rank holds nothing of the network.
-        num_stages: Number of the network's stages.
-        sizes: Elements of each parameter.
-        buffers: Bytes of the buffers that are saved.
-        computed: Bytes of the buffers that are computed instead.
-    """
-
-    bounds: tuple[int, int]
-    stage: int
-    num_stages: int
-    sizes: list[int]
-    buffers: int
-    computed: int = 0
+    bounds: tuple[int, int]  # layers ``bounds[0]`` to ``bounds[1] - 1``
+    stage: int  # number of their pipeline stage; not in ``range(num_stages)`` if the rank holds nothing of the network
+    num_stages: int  # number of the network's stages
+    sizes: list[int]  # elements of each parameter
+    buffers: int  # bytes of the buffers that are saved
+    computed: int = 0  # bytes of the buffers that are computed instead
 
     @property
     def is_held(self) -> bool:
@@ -57,23 +48,13 @@ class Part(NamedTuple):
 
 
 class Game(NamedTuple):
-    """The properties of an update's losses that determine memory.
+    """The properties of an update's losses that determine memory."""
 
-    Attributes:
-        trains: Segments of a micro-batch that D trains on.
-        judges: Segments of a micro-batch that D judges.
-        differentiates: Whether D's loss differentiates its outputs by the images.
-        penalised: Whether D's loss has R1 or R2.
-        checks: Whether one of these is a finite difference that is compared with the exact penalty.
-        regularises: Whether the update has G's path length.
-    """
-
-    trains: int
-    judges: int
-    differentiates: bool
-    penalised: bool
-    checks: bool
-    regularises: bool
+    trains: int  # segments of a micro-batch that D trains on
+    judges: int  # segments of a micro-batch that D judges
+    differentiates: bool  # whether D's loss differentiates its outputs by the images
+    checks: bool  # whether it has a finite difference that is compared with the exact penalty
+    regularises: bool  # whether the update has G's path length
 
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
@@ -89,25 +70,24 @@ def kept_images(plan: RunPlan, part: Part) -> int:
     if recipe.objective.schedule == "exact" or not part.is_first:
         return 0
     num = recipe.batch // plan.placement("discriminator").num_replicas
-    return recipe.objective.d_steps * num * recipe.judged_channels * recipe.data.side**2 * FLOAT
+    return recipe.objective.d_steps * num * image_bytes(recipe)
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:
     network = phase.network
-    mode: Mode = "judge" if phase.frozen else "train"
-    if phase.tangents_from is not None:
-        mode = "train with tangents"
+    carries = phase.tangents_from is not None
+    mode: Mode = "judge" if phase.frozen else "train with tangents" if carries else "train"
     trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
     segments = game.trains if trains else game.judges if phase.does == "judges" else 1
     num = phase.num_samples // (2 if trains else segments)  # samples of a segment on one replica
-    image = num * plan.recipe.judged_channels * plan.recipe.data.side**2 * FLOAT
+    image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
     looks_inside = game.differentiates if phase.does == "trains" else game.regularises and pulls_back
     passes: Passes | WholePass | None
     if phase.does == "keeps":
         passes = None
-    elif looks_inside and phase.tangents_from is None:
+    elif looks_inside and not carries:
         passes = traces.penalised(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
@@ -120,14 +100,13 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     judges_alone = phase.does == "judges" and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
-        inputs += 0 if phase.tangents_from is None else slope
+        inputs += slope if carries else 0
     if (phase.does == "makes images" and part.is_last) or (phase.does in ("judges", "keeps") and part.is_first):
         outputs = image
     elif phase.does in ("checks", "differentiates") and part.is_first:
         outputs = slope
-    from_others = image if plan.images_travel and part.is_first and phase.images_from is not None else 0
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
-    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan)
+    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan.recipe)
     data = phase.num * image if trains and part.is_first else 0
     if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
         data = phase.num * (image + num * _pixels(plan))
@@ -137,7 +116,8 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
-        received=(from_others, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
+        arriving=image if plan.images_travel and part.is_first and phase.images_from is not None else 0,
+        received=(0, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
         outputs=outputs,
         sends=(0, to_others) if part.is_last or not part.is_held else entering(part.bounds[1]),
         data=data,

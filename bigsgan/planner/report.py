@@ -51,7 +51,7 @@ def table(survey: Survey, resources: Resources) -> str:
         host = resources.on_node(layout.prediction)
         shape = f"{layout.accumulation} x {layout.micro_batch}"
         on_host = f"{host / unit:.1f}" if host else ""
-        rows.append([_label(layout), shape, *sizes, on_host, "fits" if layout.fits else ""])
+        rows.append([layout.label, shape, *sizes, on_host, "fits" if layout.fits else ""])
     lines = aligned(rows)
     lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
     return "\n".join(lines)
@@ -61,7 +61,7 @@ def advice(survey: Survey) -> str:
     """The cheapest layout that fits, as overrides to paste."""
     assert survey.best is not None
     overrides = shlex.join(survey.best.overrides) or "the recipe as it stands"
-    return f"cheapest that fits: {_label(survey.best)}\n{overrides}"
+    return f"cheapest that fits: {survey.best.label}\n{overrides}"
 
 
 def check(survey: Survey, resources: Resources) -> None:
@@ -78,12 +78,12 @@ def check(survey: Survey, resources: Resources) -> None:
         reasons = "; ".join(dict.fromkeys(survey.refused.values()))
         raise UserError("--gpus", resources.gpus, "has no layout for this recipe", "change the recipe", reasons)
     needed = closest.prediction.peak / USABLE / GIB
-    problem = f"must be at least {_rounded_up(needed)} GiB for the smallest layout, {_label(closest)}"
+    problem = f"must be at least {_rounded_up(needed)} GiB for the smallest layout, {closest.label}"
     remedy = f"give --gpu-memory {_rounded_up(needed)}, more --gpus, or a smaller network"
     if needed <= memory:
         host = resources.on_node(closest.prediction) / USABLE / GIB
         given = float(f"{(resources.host_memory or 0) / GIB:.3g}")
-        problem = f"must be at least {_rounded_up(host)} GiB on each node for {_label(closest)}"
+        problem = f"must be at least {_rounded_up(host)} GiB on each node for {closest.label}"
         raise UserError("--host-memory", given, problem, "give more, or use more nodes")
     raise UserError("--gpu-memory", float(f"{memory:.3g}"), problem, remedy)
 
@@ -100,7 +100,7 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
     def described(layout: Layout) -> dict[str, Any]:
         prediction = layout.prediction
         return {
-            "name": _label(layout),
+            "name": layout.label,
             "overrides": layout.overrides,
             "accumulation": layout.accumulation,
             "micro_batch": layout.micro_batch,
@@ -121,7 +121,3 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
         "refused": survey.refused,
         "recommended": survey.best.overrides if survey.best else None,
     }
-
-
-def _label(layout: Layout) -> str:
-    return f"{layout.name}, recomputing" if layout.recomputes else layout.name

@@ -20,42 +20,28 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
-from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta, check_divisible, divide_layers
-from bigsgan.engines.pipeline.profile import count
+from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
 from bigsgan.monitor import Statistics
-from bigsgan.planner.counting import count_heads, count_layers
+from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
 
 class StageWork(NamedTuple):
-    """Operations of a forward pass of one image through a stage.
+    """Operations of a forward pass of one image through a stage."""
 
-    Attributes:
-        whole: Of all its layers.
-        behind: Of those that penalties differentiate through: of G, those behind the styles.
-        heads: Of what D's last stage predicts of a teacher's features of a real image, beside that.
-    """
-
-    whole: float
-    behind: float
-    heads: float = 0.0
+    whole: float  # of all its layers
+    behind: float  # of those that penalties differentiate through: of G, those behind the styles
+    heads: float = 0.0  # of what D's last stage predicts of a teacher's features of a real image, beside that
 
 
 class UpdateKind(NamedTuple):
-    """Updates that carry the same penalties.
+    """Updates that carry the same penalties."""
 
-    Attributes:
-        phases: Of such an update.
-        share: Of all updates that are so.
-        segments: Of D's micro-batches in training.
-        twice: By phase, samples of all its micro-batches that a double backward goes through.
-    """
-
-    phases: list[Phase]
-    share: float
-    segments: int
-    twice: dict[int, float]
+    phases: list[Phase]  # of such an update
+    share: float  # of all updates that are so
+    segments: int  # of D's micro-batches in training
+    twice: dict[int, float]  # by phase, samples of all its micro-batches that a double backward goes through
 
 
 _COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pulls back")
@@ -64,17 +50,12 @@ _COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pu
 
 @dataclass(frozen=True)
 class Work:
-    """What an update computes. ``plan`` is where phases and the order of tasks come from; its replicas do not matter.
+    """What an update computes."""
 
-    Attributes:
-        plan: A plan in which networks have ranks of their own.
-        stages: Of each network.
-        kinds: Of updates; their shares add up to 1.
-    """
-
+    # in which networks have ranks of their own: phases and the order of tasks come from it; its replicas do not matter
     plan: RunPlan
-    stages: dict[str, list[StageWork]]
-    kinds: list[UpdateKind]
+    stages: dict[str, list[StageWork]]  # of each network
+    kinds: list[UpdateKind]  # of updates; their shares add up to 1
     _programs: dict[tuple[int, str, int], list[Task]] = field(default_factory=dict)
 
     @property
@@ -137,11 +118,7 @@ def count_update(plan: RunPlan) -> Work:
 
 
 def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
-    flop, whole, section = count_layers(plan, network), build_on_meta(plan, network), plan.engines[network].section
-    layers = count(whole)
-    check_divisible(plan, network, layers)
-    by = "parameters" if section.partition == "profile" else section.partition
-    bounds = divide_layers(layers, by, plan.placement(network).num_stages)
+    flop, bounds = count_layers(plan, network), stage_bounds(plan, network, build_on_meta(plan, network))
     ahead = PathLengthPenalty.ahead if network == "generator" else 0
     heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
     return [
@@ -175,17 +152,13 @@ def _kinds(plan: RunPlan) -> list[UpdateKind]:
 
 
 class Speed(NamedTuple):
-    """How fast a layout is.
+    """How fast a layout is."""
 
-    Attributes:
-        seconds: Of one operation, by network: on a rank of it.
-        steps: Seconds of a network's step, in which its gradients and weights travel.
-        travel: Seconds from when images, or gradients at them, are computed until the others have them, by what
-            computes them: a micro-batch.
-    """
-
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # of one operation, by network: on a rank of it
+    # seconds of a network's step, in which its gradients and weights travel
     steps: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
+    # seconds from when images, or gradients at them, are computed until the others have them, by what computes them: a
+    # micro-batch
     travel: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
 
 
@@ -194,17 +167,11 @@ UNIT = Speed(dict.fromkeys(NETWORKS, 1.0))
 
 
 class Timing(NamedTuple):
-    """Of the mean update.
+    """Of the mean update."""
 
-    Attributes:
-        seconds: That it takes.
-        busy: By network, of them in which a rank of it computes, or steps, in the mean.
-        idle: Share of all ranks' time in which they wait.
-    """
-
-    seconds: float
-    busy: dict[str, float]
-    idle: float
+    seconds: float  # that it takes
+    busy: dict[str, float]  # by network, of them in which a rank of it computes, or steps, in the mean
+    idle: float  # share of all ranks' time in which they wait
 
 
 def time_update(work: Work, replicas: Mapping[str, int], schedule: str | None = None, speed: Speed = UNIT) -> Timing:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bigsgan.config import RunPlan
+from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
@@ -21,6 +21,11 @@ from bigsgan.planner.gathering import Limits
 FLOAT = 4
 _NORM = 8
 """Bytes of an element of the copy whose norm is taken, one gradient at a time (zero/utils.py: get_norm_dtype)."""
+
+
+def image_bytes(recipe: Recipe) -> int:
+    """Bytes of a sample that travels from G to D, and of the gradient that comes back: float32."""
+    return recipe.judged_channels * recipe.data.side**2 * FLOAT
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,13 @@ _SAMPLES = 2
 
 
 class Program(NamedTuple):
-    """A teacher's program, traced on the meta device.
+    """A teacher's program, traced on the meta device."""
 
-    Attributes:
-        held: Bytes of its parameters and buffers.
-        flop: Operations of a forward pass for one image, a multiplication and an addition as two.
-        peaks: Most bytes that it needs for ``_SAMPLES`` images and for twice as many, from their pixels to its tokens.
-        patches: That its tokens are of.
-    """
-
-    held: int
-    flop: int
+    held: int  # bytes of its parameters and buffers
+    flop: int  # operations of a forward pass for one image, a multiplication and an addition as two
+    # most bytes that it needs for ``_SAMPLES`` images and for twice as many, from their pixels to its tokens
     peaks: tuple[int, int]
-    patches: int
+    patches: int  # that its tokens are of
 
     def peak(self, num_samples: int) -> int:
         """The same for so many images."""

@@ -16,27 +16,17 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.planner.counting import count_network
 from bigsgan.planner.sides import Speed, Work
-
-IMAGE_BYTES = 4
-"""Bytes of each number of an image that is sent: float32."""
+from bigsgan.planner.states import image_bytes
 
 
 class Machine(NamedTuple):
-    """GPUs and their links.
+    """GPUs and their links."""
 
-    Attributes:
-        operations: Operations a second of a GPU: the peak times its share (MFU).
-        per_node: GPUs of a host.
-        inside: Bytes a second that a GPU sends to others of its host.
-        between: Bytes a second that a GPU sends to other hosts.
-        latency: Seconds of a hop.
-    """
-
-    operations: float = 0.4 * 989e12
-    per_node: int = 8
-    inside: float = 350e9
-    between: float = 40e9
-    latency: float = 10e-6
+    operations: float = 0.4 * 989e12  # operations a second of a GPU: the peak times its share (MFU)
+    per_node: int = 8  # GPUs of a host
+    inside: float = 350e9  # bytes a second that a GPU sends to others of its host
+    between: float = 40e9  # bytes a second that a GPU sends to other hosts
+    latency: float = 10e-6  # seconds of a hop
 
     def link(self, ranks: int) -> float:
         """Bytes a second of the slowest link among neighbouring ranks."""
@@ -101,14 +91,15 @@ class Model:
         """The speed of so many ranks of each network, for `sides.time_update`."""
         plan, recipe = self.apart.plan, self.apart.plan.recipe
         updates = {"generator": 1, "discriminator": recipe.objective.d_steps}
-        image = recipe.judged_channels * recipe.data.side**2 * IMAGE_BYTES
         replicas = {network: number // len(self.apart.stages[network]) for network, number in numbers.items()}
         link = self.machine.link(sum(numbers.values()))
         travel = {}
         for network in NETWORKS:
             # G makes images for D's steps in D's micro-batches; those of its own update may have another size.
             num = min(plan.recipe.accumulation_of(each) for each in NETWORKS)
-            travel[network] = recipe.batch / num / min(replicas.values()) * image / link + self.machine.latency
+            travel[network] = (
+                recipe.batch / num / min(replicas.values()) * image_bytes(recipe) / link + self.machine.latency
+            )
         return Speed(
             dict.fromkeys(NETWORKS, 1 / self.machine.operations),
             {n: self._waits(self.apart, n, numbers[n]) / updates[n] for n in NETWORKS},
@@ -133,10 +124,9 @@ class Model:
 def sent_bytes(work: Work) -> dict[str, float]:
     """Bytes of images, and of gradients at them, that leave a network's ranks in the mean update, by network."""
     recipe = work.plan.recipe
-    image = recipe.judged_channels * recipe.data.side**2 * IMAGE_BYTES
     found = dict.fromkeys(NETWORKS, 0.0)
     for kind in work.kinds:
         for phase in kind.phases:
             if phase.does in ("makes images", "judges"):
-                found[phase.network] += kind.share * image * recipe.batch
+                found[phase.network] += kind.share * image_bytes(recipe) * recipe.batch
     return found

@@ -23,62 +23,37 @@ _UPDATES = 3
 
 @dataclass(frozen=True)
 class RankPhase:
-    """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise.
+    """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise."""
 
-    Attributes:
-        phase: The phase of the engines.
-        passes: Passes through this rank's layers; None where D keeps images.
-        keeps_graph: Whether the forward pass keeps its graph for a backward pass.
-        inputs: Bytes of the inputs assembled for the first layer.
-        received: Bytes received from the previous stage, and of the gradients sent back to it; or other ranks' images.
-        outputs: Bytes of images kept for the phases that read them, or of gradients at images.
-        sends: Bytes sent to the next stage, and of the gradients that come back; or gradients at other ranks' images.
-        data: Bytes of the whole phase's real images, which stay until the end of the update.
-        num_beyond: Number of micro-batches that the planner does not go through.
-        pinned: Whether ZeRO 3 keeps all parameters gathered.
-        before: Bytes that a teacher's program needs before each forward pass.
-    """
-
-    phase: Phase
-    passes: Passes | WholePass | None
-    keeps_graph: bool
-    inputs: int
-    received: tuple[int, int]
-    outputs: int
+    phase: Phase  # as engines compute it
+    passes: Passes | WholePass | None  # passes through this rank's layers; None where D keeps images
+    keeps_graph: bool  # whether the forward pass keeps its graph for a backward pass
+    inputs: int  # bytes of the inputs assembled for the first layer
+    arriving: int  # bytes of other ranks' images, which are sent once to the first phase that reads them
+    received: tuple[int, int]  # bytes received from the previous stage, and of the gradients sent back to it
+    outputs: int  # bytes of images kept for the phases that read them, or of gradients at images
+    # bytes sent to the next stage, and of the gradients that come back; or gradients at other ranks' images
     sends: tuple[int, int]
-    data: int
-    num_beyond: int
-    pinned: bool
-    before: int = 0
+    data: int  # bytes of the whole phase's real images, which stay until the end of the update
+    num_beyond: int  # number of micro-batches that the planner does not go through
+    pinned: bool  # whether ZeRO 3 keeps all parameters gathered
+    before: int = 0  # bytes that a teacher's program needs before each forward pass
 
 
 class Moment(NamedTuple):
-    """A part of an update.
+    """A part of an update."""
 
-    Attributes:
-        name: Label of the phase or step.
-        network: Network that the task belongs to.
-        held: Bytes of images and activations held beside those of the task itself.
-        gradients: Bytes of gradients left by other passes, or needed to reduce them and step.
-        stretch: The task's pass; None if it has none.
-        begins: Whether this is a forward pass from the first layer on.
-        takes_gradients: Whether gradients of parameters arrive.
-        earlier: Whether gradients of earlier micro-batches have arrived.
-        updates: Whether the parameters change.
-        pinned: Whether ZeRO 3 keeps all parameters gathered.
-        kind: Equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py).
-    """
-
-    name: str
-    network: str
-    held: int
-    gradients: int
-    stretch: Stretch | None = None
-    begins: bool = False
-    takes_gradients: bool = False
-    earlier: bool = False
-    updates: bool = False
-    pinned: bool = False
+    name: str  # label of the phase or step
+    network: str  # network that the task belongs to
+    held: int  # bytes of images and activations held beside those of the task itself
+    gradients: int  # bytes of gradients left by other passes, or needed to reduce them and step
+    stretch: Stretch | None = None  # the task's pass; None if it has none
+    begins: bool = False  # whether this is a forward pass from the first layer on
+    takes_gradients: bool = False  # whether gradients of parameters arrive
+    earlier: bool = False  # whether gradients of earlier micro-batches have arrived
+    updates: bool = False  # whether the parameters change
+    pinned: bool = False  # whether ZeRO 3 keeps all parameters gathered
+    # equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py)
     kind: Hashable = None
 
 
@@ -114,14 +89,42 @@ class Update:
     def _message(self, task: Task) -> int:
         """Bytes of the message that a task waits for."""
         phase = self._phases[task.phase]
-        return {"forward": phase.received[0], "backward": phase.sends[1], "step": 0}[task.kind]
+        received = phase.received[0] + (phase.arriving if self._reads_first(task) else 0)
+        return {"forward": received, "backward": phase.sends[1], "step": 0}[task.kind]
+
+    def _reads_first(self, task: Task) -> bool:
+        """Whether no phase before reads the same micro-batch of images."""
+        source = self._phases[task.phase].phase.images_from
+        before = (phase.phase for phase in self._phases[: task.phase])
+        return not any(phase.images_from == source and task.micro_batch < phase.num for phase in before)
+
+    def _reads_last(self, number: int, source: int) -> bool:
+        """Whether no phase after ``number`` reads what phase ``source`` yields."""
+        return not any(source in later.phase.reads for later in self._phases[number + 1 :])
+
+    def _take(self, task: Task) -> int:
+        """Take a micro-batch of other ranks' images; return the bytes that its last reader alone still holds.
+
+        Before, it is held with the micro-batches that the planner does not go through; their outputs replace these.
+        """
+        phase, source = self._phases[task.phase], self._phases[task.phase].phase.images_from
+        if not phase.arriving or source is None:
+            return 0
+        one, others = ("arrived", source, task.micro_batch), ("arrived", source, "beyond")
+        if self._reads_last(task.phase, source):
+            self._held.pop(one, None)
+            if task.micro_batch == 0:
+                self._held[others] = max(0, self._held[others] - phase.outputs * phase.num_beyond)
+            return phase.arriving
+        self._held[one], self._held[others] = phase.arriving, phase.arriving * phase.num_beyond
+        return 0
 
     def _forward(self, phase: RankPhase, task: Task) -> Iterator[Moment]:
         number, _, index = task
         if index == 0:
             self._held["data"] = max(self._held["data"], phase.data)
             self._held["out", number] += phase.outputs * phase.num_beyond
-        self._held["in", number, index] = phase.inputs + phase.received[0]
+        self._held["in", number, index] = phase.inputs + phase.received[0] + self._take(task)
         if phase.before:
             moment = self._moment(phase, None)
             yield moment._replace(held=moment.held + phase.before)
@@ -142,13 +145,13 @@ class Update:
         """Drop a micro-batch of what a forward pass has read, if no later phase reads it."""
         phase = self._phases[number].phase
         for source in (phase.images_from, phase.tangents_from):
-            if source is not None and not any(source in later.phase.reads for later in self._phases[number + 1 :]):
+            if source is not None and self._reads_last(number, source):
                 self._held["out", source] = max(0, self._held["out", source] - self._phases[source].outputs)
 
     def _keep(self, phase: RankPhase, task: Task) -> Moment:
         """Copy a micro-batch of images."""
         self._held["kept"] += phase.outputs * (1 + (phase.num_beyond if task.micro_batch == 0 else 0))
-        self._held["messages"] = phase.received[0]
+        self._held["messages"] = self._take(task)
         moment = self._moment(phase, None)
         self._held["messages"] = 0
         self._has_read(task.phase)
@@ -188,6 +191,7 @@ class Update:
             readers = [i for i, other in enumerate(self._phases) if number in other.phase.reads]
             if not self._left[number] and not any(self._left[reader] for reader in readers):
                 self._held.pop(("out", number), None)
+                self._held.pop(("arrived", number, "beyond"), None)
 
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
@@ -197,17 +201,11 @@ class Update:
 
 
 class Peak(NamedTuple):
-    """Bytes at the fullest moment of one name, beyond the states that stay.
+    """Bytes at the fullest moment of one name, beyond the states that stay."""
 
-    Attributes:
-        activations: Activations of passes, and images.
-        gradients: Gradients of parameters.
-        gathered: Parameters that ZeRO 3 has gathered.
-    """
-
-    activations: int
-    gradients: int
-    gathered: int
+    activations: int  # activations of passes, and images
+    gradients: int  # gradients of parameters
+    gathered: int  # parameters that ZeRO 3 has gathered
 
     @property
     def total(self) -> int:

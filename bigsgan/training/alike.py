@@ -93,11 +93,12 @@ def refuse_other_codec(saved: object, data: Data) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, remedy)
 
 
-def teacher_alike(recipe: Recipe) -> str | None:
-    """Digest of the recipe's teacher, the same on all ranks; None where it has none. A collective.
+def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
+    """Digest of the recipe's teacher, compared with that in a checkpoint's layout; None without one. A collective.
 
     Raises:
-        UserError: It cannot be read, or differs, on the hosts that the message names.
+        UserError: It cannot be read, or differs, on the hosts that the message names; or D's heads have learned the
+            features of another one.
     """
     if recipe.objective.teacher is None:
         return None
@@ -109,22 +110,11 @@ def teacher_alike(recipe: Recipe) -> str | None:
         problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
         return UserError(TEACHER_PATH, path, problem, "copy the same file to all hosts") if hosts else None
 
-    return _find_alike(lambda: teacher_digest(recipe), compare)
-
-
-def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
-    """Digest of the recipe's teacher, compared with that in a checkpoint's layout; None without one. A collective.
-
-    Raises:
-        UserError: It cannot be read, or differs between hosts, or D's heads have learned the features of another one.
-    """
-    digest = teacher_alike(recipe)
-    if digest is None or recipe.objective.teacher is None:
-        return None
+    digest = _find_alike(lambda: teacher_digest(recipe), compare)
     if saved.get(TEACHER, digest) != digest:
         remedy = "give the run's own teacher, or another `out` to start a new run"
         problem = "is another program than the teacher that the run began with"
-        raise UserError(TEACHER_PATH, recipe.objective.teacher.path, problem, remedy)
+        raise UserError(TEACHER_PATH, path, problem, remedy)
     return digest
 
 

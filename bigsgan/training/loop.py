@@ -40,13 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """All parts of a run, put together by ``build_run`` in build.py.
-
-    Attributes:
-        measuring: None unless the recipe asks for metrics.
-        snapshots: None unless the recipe asks for power function averages.
-        diversity: Diversity of the EMA's last samples, on rank 0; see alarms.diversity.
-    """
+    """All parts of a run, put together by ``build_run`` in build.py."""
 
     recipe: Recipe
     out: Path
@@ -65,10 +59,10 @@ class Run:
     statistics: Statistics
     reporter: Reporter
     rank_log: RankLog
-    measuring: Measuring | None
-    snapshots: Snapshots | None = None
+    measuring: Measuring | None  # None unless the recipe asks for metrics
+    snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
     alarms: Alarms = field(default_factory=Alarms)
-    diversity: float | None = None
+    diversity: float | None = None  # diversity of the EMA's last samples, on rank 0; see alarms.diversity
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""
@@ -263,9 +257,7 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
 def _finish_snapshots(run: Run, must: bool) -> None:
     """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
     if run.snapshots and not run.snapshots.finish() and must:
-        problem = "the last EMA snapshot was not saved, see the warnings above"
-        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-        raise UserError(str(run.out / SNAPSHOTS), None, problem, remedy)
+        raise _not_saved(run.out / SNAPSHOTS, "EMA snapshot")
 
 
 def _save(run: Run, must: bool) -> None:
@@ -275,9 +267,12 @@ def _save(run: Run, must: bool) -> None:
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
     saved = run.saver.save(run.counters.nimg, run.entries, description)
     if must and not (saved and run.saver.finish()) and not run.saver.lost:
-        problem = "the last checkpoint was not saved, see the warnings above"
-        remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-        raise UserError(str(run.out / "checkpoints"), None, problem, remedy)
+        raise _not_saved(run.out / "checkpoints", "checkpoint")
+
+
+def _not_saved(directory: Path, what: str) -> UserError:
+    remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
+    return UserError(str(directory), None, f"the last {what} was not saved, see the warnings above", remedy)
 
 
 class _Clock:

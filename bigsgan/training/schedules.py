@@ -20,15 +20,14 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
         for name, penalty in (("r1", objective.r1), ("r2", objective.r2))
         if penalty is not None and penalty.final_weight is not None
     }
-    generator, discriminator = (
-        Rates(recipe.rate_factor(network) * learning_rate(section, nimg, total_nimg), beta2(section, nimg, total_nimg))
-        for network, section in (
-            ("generator", recipe.optimizer.generator),
-            ("discriminator", recipe.optimizer.discriminator),
-        )
-    )
+
+    def rates(network: str) -> Rates:
+        section = getattr(recipe.optimizer, network)
+        lr = recipe.rate_factor(network) * learning_rate(section, nimg, total_nimg)
+        return Rates(lr, beta2(section, nimg, total_nimg))
+
     p = augmentation_probability(recipe.augmentation, nimg) if recipe.augmentation else None
-    return Scheduled(generator, discriminator, weights, p)
+    return Scheduled(rates("generator"), rates("discriminator"), weights, p)
 
 
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:

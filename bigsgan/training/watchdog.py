@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -50,24 +51,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Beat(NamedTuple):
-    """A rank's heartbeat.
+    """A rank's heartbeat."""
 
-    Attributes:
-        number: Grows as long as the process lives.
-        progress: Number of phases so far.
-        phase: The current phase.
-        place: Innermost line of the main thread.
-        waits: Whether that line waits for other ranks.
-        host: Name of the process's host.
-        awaited: The phase that it waits for and the ranks that compute it; None if it waits for no particular ranks.
-    """
-
-    number: int
-    progress: int
-    phase: str
-    place: str
-    waits: bool
-    host: str
+    number: int  # grows as long as the process lives
+    progress: int  # number of phases so far
+    phase: str  # the current phase
+    place: str  # innermost line of the main thread
+    waits: bool  # whether that line waits for other ranks
+    host: str  # name of the process's host
+    # the phase that it waits for and the ranks that compute it; None if it waits for no particular ranks
     awaited: tuple[str, list[int]] | None = None
 
 
@@ -101,9 +93,8 @@ class Watchdog:
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._count = 0
-        self._told = self._moved = 0  # bytes moved: by this rank as the others know it, and by all ranks
-        self._told_phases = self._num_phases = 0  # the same for phases
-        self._compiled = 0  # how many checks, over all ranks, found a rank compiling
+        # Of bytes moved, phases, and checks that found a rank compiling: this rank's as the others know them, and all.
+        self._told, self._totals = Counter[str](), Counter[str]()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -142,7 +133,9 @@ class Watchdog:
                 if self._stopped.wait(2 * pause):  # long enough for every live process to beat again
                     return
                 if self._progress(board) == seen:
-                    self._give_up(board, before)
+                    self._beat(board)
+                    text = describe(before, self._beats(board), self._limit(), self._world_size)
+                    self._end_run(board, text)
                     return
 
     def _limit(self) -> float:
@@ -150,19 +143,18 @@ class Watchdog:
 
     def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
         """Return numbers that change as long as the run makes progress."""
-        phase, num_phases, moved = self._rank_log.phase, self._rank_log.num_phases, self._rank_log.num_moved
-        # One sum over all ranks, as no rank can ask all others. Without an answer it grows by this rank's number only.
-        total = board.ask("add", "moved", moved - self._told)
-        self._moved = self._moved + moved - self._told if total is None else total
-        self._told = moved
+        log, totals = self._rank_log, self._totals
+        phase, num_phases, moved = log.phase, log.num_phases, log.num_moved
         compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
-        total = board.ask("add", "compiled", int(compiles))
-        self._compiled = self._compiled + compiles if total is None else total
         # Phases of all ranks: D's ranks wait for images while G's ranks sample or measure, phase by phase.
-        total = board.ask("add", "phases", num_phases - self._told_phases)
-        self._num_phases = self._num_phases + num_phases - self._told_phases if total is None else total
-        self._told_phases = num_phases
-        return self._num_phases, self._moved if phase in MOVING else 0, self._compiled
+        own = {"moved": moved, "compiled": self._told["compiled"] + compiles, "phases": num_phases}
+        for name, number in own.items():
+            grown = number - self._told[name]
+            total = board.ask("add", name, grown)
+            # One sum over all ranks, as no rank can ask all others. Without an answer it grows by this rank's only.
+            totals[name] = totals[name] + grown if total is None else total
+            self._told[name] = number
+        return totals["phases"], totals["moved"] if phase in MOVING else 0, totals["compiled"]
 
     def _beat(self, board: _BoundedWaitStore) -> None:
         self._count += 1
@@ -170,10 +162,6 @@ class Watchdog:
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname(), log.awaited())
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
-
-    def _give_up(self, board: _BoundedWaitStore, before: dict[int, _Beat]) -> None:
-        self._beat(board)
-        self._end_run(board, describe(before, self._beats(board), self._limit(), self._world_size))
 
     def _follow(self, status: int) -> None:
         """End after another rank has reported the end of the run, unless this rank's main thread ends by itself."""

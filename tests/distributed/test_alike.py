@@ -12,7 +12,7 @@ from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import by_each
-from bigsgan.training.alike import check_plans, teacher_alike
+from bigsgan.training.alike import check_plans, checked_teacher
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 
@@ -79,7 +79,7 @@ def with_teacher(paths):
     """The digest of a teacher of this rank's own; what is refused, as text."""
     teacher = SimpleNamespace(path=str(paths[comm.rank()]))
     try:
-        return teacher_alike(SimpleNamespace(objective=SimpleNamespace(teacher=teacher)))
+        return checked_teacher(SimpleNamespace(objective=SimpleNamespace(teacher=teacher)), {})
     except UserError as error:
         return str(error)
 

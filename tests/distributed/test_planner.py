@@ -46,6 +46,7 @@ DEEP = [  # D's weights are many times those of a layer, and what its activation
     "discriminator={family: mlp, width: 512, depth: 16}",
     "batch=32",
 ]
+MANY = ["batch=2048", "accumulation=8"]
 RECOMPUTING = ["accumulation=2", *(f"engines.{network}.activation_checkpointing=true" for network in NETWORKS)]
 STAGES = [
     "accumulation=4",
@@ -99,6 +100,14 @@ LAYOUTS = {
     "perceptrons, each network on a rank, overlapped, 4 steps of D": (  # a third of what D's rank holds is kept images
         [*PERCEPTRONS, "engines.generator.ranks=1", "objective={schedule: overlapped, d_steps: 4}"],
         zero(1),
+    ),
+    "perceptrons, each network on a rank, reused fakes": (  # a fifth of what D's rank holds it reads again
+        [*PERCEPTRONS[:-1], *MANY, "engines.generator.ranks=1", "objective.reuse_fakes=true"],
+        zero(1),
+    ),
+    "perceptrons, each network on a rank, ZeRO 3, exact R1": (
+        [*PERCEPTRONS[:-1], *MANY, "engines.generator.ranks=1", "objective.r1={weight: 1, method: forward_mode}"],
+        zero(3),
     ),
     "BigGAN, each network on a rank, accumulating and recomputing": (
         [*BIGGAN, *RECOMPUTING, "engines.generator.ranks=1"],

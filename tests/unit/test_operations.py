@@ -64,7 +64,7 @@ def test_operations_of_an_update(tmp_path):
     g, d = (count_network(plan, network)[1] for network in ("generator", "discriminator"))
     # G: 2 forward for D, 1 forward and 2 backward; D: 2 steps of 3 over 2 images, then forward and to the images.
     assert count_work(plan)["update_flop"] == (2 + 3) * g + (2 * 3 * 2 + 2) * d
-    assert f"{((2 + 3) * g + 14 * d) / 1e9:.3f}" in describe_networks(plan)
+    assert f"{((2 + 3) * g + 14 * d) / 1e9:.3f}" in describe_networks(plan, count_work(plan))
 
 
 R1, R2 = "r1: {weight: 1, every: 1, method: %s}", "r2: {weight: 1, every: 1}"
@@ -165,7 +165,7 @@ def test_both_methods_stand_side_by_side(tmp_path):
     plan = tiny_plan(tmp_path, 1, [*styles, *options], {"generator": zero(3), "discriminator": zero(0)})
     counted = count_work(plan)
     d, by = counted["discriminator"]["forward_flop"], counted["by_method"]
-    *_, penalties, path_length = describe_networks(plan).splitlines()
+    *_, penalties, path_length = describe_networks(plan, counted).splitlines()
     twice, once = 6 * d / 1e9, 10 * d / 1e9
     expected = f"penalties {twice:.3f} of D in the mean update, by a double backward (in forward mode {once:.3f})"
     assert penalties.split() == expected.split()
@@ -193,7 +193,8 @@ def test_operations_of_heads_for_a_teacher(tmp_path):
 
 
 def test_no_line_without_a_penalty(tmp_path):
-    assert describe_networks(tiny_plan(tmp_path, 1, [], both(0))).splitlines()[-1].startswith("an update")
+    plan = tiny_plan(tmp_path, 1, [], both(0))
+    assert describe_networks(plan, count_work(plan)).splitlines()[-1].startswith("an update")
 
 
 @pytest.mark.parametrize("overrides, made", [(["objective.loss=relativistic"], 2), (FAMILIES["pix2pix_features"], 1)])

@@ -8,7 +8,7 @@ import pytest
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.plan import describe_networks
-from bigsgan.planner.counting import count_heads, count_network
+from bigsgan.planner.counting import count_heads, count_network, count_work
 from tests import REPOSITORY
 from tests.tiny import tiny_plan
 
@@ -73,7 +73,7 @@ def test_a_perceptron_by_hand(tmp_path):
     g, d = 2 * (10 * 20 + 20 * 20 + 20 * 256), 2 * (256 * 30 + 30)
     assert count_network(plan, "generator") == (g // 2 + 20 + 20 + 256, g)
     assert count_network(plan, "discriminator") == (d // 2 + 30 + 1, d)
-    lines = describe_networks(plan).splitlines()
+    lines = describe_networks(plan, count_work(plan)).splitlines()
     assert lines[1].split() == ["generator", f"{g // 2 + 296:,}", f"{g / 1e9:.3f}"]
     assert lines[3].split()[2] == f"{(5 * g + 14 * d) / 1e9:.3f}"
 

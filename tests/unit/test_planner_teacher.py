@@ -8,7 +8,7 @@ from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.plan import Speed, describe_networks, estimate_time
-from bigsgan.planner import memory
+from bigsgan.planner import memory, teaching
 from bigsgan.planner.activations import Traces, trace_discriminator
 from bigsgan.planner.census import Census
 from bigsgan.planner.counting import count_heads, count_work
@@ -57,17 +57,19 @@ def test_operations_of_heads(tmp_path):
 def test_what_is_said_of_a_teacher(tmp_path):
     here = write_teacher(tmp_path / "t.pt", FEATURES)
     plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], *here, "objective.d_steps=2"], both(0))
-    lines = describe_networks(plan).splitlines()
+    counted = count_work(plan)
+    lines = describe_networks(plan, counted).splitlines()
     heads, program = (f"{flop / 1e9:.3f}" for flop in (HEADS, 2 * PROGRAM))
     assert lines[3].split()[:2] == ["heads", heads]
     assert " ".join(lines[-1].split()) == f"teacher {program} of its program in an update"
-    counted = count_work(plan)
     assert counted["teacher_flop"] == 2 * PROGRAM
-    assert estimate_time(plan, Speed(1, 1e3))["images_per_second"] == 1e3 / (counted["update_flop"] + 2 * PROGRAM)
+    estimate = estimate_time(plan, counted, Speed(1, 1e3))
+    assert estimate["images_per_second"] == 1e3 / (counted["update_flop"] + 2 * PROGRAM)
     away = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], AWAY], both(0))
     text = "teacher: neither operations nor memory of its program are counted, as there is no 'away.pt'"
-    assert describe_networks(away).splitlines()[-1] == text
-    assert count_work(away)["teacher_flop"] is None
+    counted = count_work(away)
+    assert describe_networks(away, counted).splitlines()[-1] == text
+    assert counted["teacher_flop"] is None
 
 
 def predicted(stack, inputs, num, section):
@@ -134,7 +136,7 @@ def test_double_backward_has_heads_too(tmp_path):
 def predictions(tmp_path, options, num_stages, traces):
     """Of the ranks of each of D's stages."""
     plan = tiny_plan(tmp_path, 2, [*FAMILIES["gat"], "accumulation=2", *stages(1, num_stages), *options], both(1))
-    bounds = {network: memory._bounds(plan, network, traces) for network in NETWORKS}
+    bounds = {network: memory.stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     for stage in range(num_stages):
         places = {"generator": 0, "discriminator": stage}
         parts = {n: memory._part(traces.network(plan, n), bounds[n], places[n]) for n in NETWORKS}
@@ -164,6 +166,17 @@ def test_a_survey_says_what_is_left_out(capsys):
     recipe = ["batch=4", *FAMILIES["gat"], AWAY]
     assert main(["plan", *options, *recipe]) == 0
     assert "teacher: neither operations nor memory of its program" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--mfu", "0.4", "--peak-tflops", "100"], ["--gpus", "1", "--gpu-memory", "80"]])
+def test_a_program_is_traced_once(options, tmp_path, monkeypatch):
+    """For all numbers that `bigsgan plan` prints."""
+    traced, calls = teaching._traced, []
+    monkeypatch.setattr(teaching, "_traced", lambda recipe: calls.append(recipe) or traced(recipe))
+    here = write_teacher(tmp_path / "t.pt", FEATURES)
+    assert main(["plan", *options, "batch=4", *FAMILIES["gat"], *here]) == 0
+    assert len(calls) == 1
 
 
 class NeedsNumbers(torch.nn.Module):
