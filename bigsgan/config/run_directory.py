@@ -91,16 +91,21 @@ def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -
         raise UserError("out", str(out), problem, "give a directory that you can write to") from None
 
 
+def check_run_directory(run: Path, field: str = "--run") -> None:
+    """Refuse what is not a run directory; ``field`` is the option or key that named it."""
+    if not os.path.isfile(run / RECIPE_FILE):
+        detail = f"it has no {RECIPE_FILE}"
+        raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
+
+
 def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
     """Return the recipe of a run directory; ``field`` is the option or key that named the directory.
 
     Raises:
         UserError: It is not a run directory, or its recipe is invalid.
     """
+    check_run_directory(run, field)
     path = run / RECIPE_FILE
-    if not os.path.isfile(path):
-        detail = f"it has no {RECIPE_FILE}"
-        raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
     try:
         return load_recipe(path, [])
     except UserError as error:
