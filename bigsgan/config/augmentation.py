@@ -71,10 +71,7 @@ class Augmentation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Augmentation:
-        for name in _UNUSED[self.kind]:
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise UserError(f"augmentation.{name}", value, f"must be unset with kind={self.kind}", "remove it")
+        self.refuse_changed("augmentation", _UNUSED[self.kind], f"kind={self.kind}")
         if len(set(self.policy)) != len(self.policy):
             raise UserError("augmentation.policy", self.policy, "must name each group once", "remove the second")
         if self.target is not None and self.final_p is not None:

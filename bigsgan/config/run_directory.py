@@ -42,12 +42,9 @@ FREE_KEYS = {
 }  # fmt: skip
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
-KEYS_OF_A_HOST = frozenset(
-    {
-        *("data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch"),
-        "objective.teacher.path",
-    }
-)
+KEYS_OF_A_HOST = {
+    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "objective.teacher.path",
+}  # fmt: skip
 
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
@@ -158,8 +155,7 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
             detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
         if metrics.suffix == ".csv" and not is_own_table(metrics):
-            problem = f"has a {metrics.name} that no run wrote"
-            raise UserError("out", str(out), problem, remedy)
+            raise UserError("out", str(out), f"has a {metrics.name} that no run wrote", remedy)
 
 
 def is_own_table(table: Path) -> bool:

@@ -46,12 +46,9 @@ class RunPlan:
     @property
     def objective(self) -> Objective:
         """The recipe's objective, in which each penalty has a ``sigma``: its own, or that for D's coarsest type."""
-        own = self.recipe.objective
-        sigma = SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
-        given = {name: penalty for name in ("r1", "r2") if (penalty := getattr(own, name))}
-        return own.model_copy(
-            update={name: p.model_copy(update={"sigma": p.sigma or sigma}) for name, p in given.items()}
-        )
+        own, sigma = self.recipe.objective, SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
+        given = {n: p.model_copy(update={"sigma": p.sigma or sigma}) for n, p in own.gradient_norms.items()}
+        return own.model_copy(update=given)
 
     def differentiates_forward(self, network: str) -> bool:
         """Whether a network's exact penalties are computed in forward mode (models/dual.py), or by a double backward.
@@ -288,9 +285,8 @@ def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
     """Refuse a finite difference below bf16's resolution: at sigma 0.01 rounding made it seven times R1."""
     if _coarsest(recipe, file) != "bf16":
         return
-    for name in ("r1", "r2"):
-        penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
+    for name, penalty in recipe.objective.gradient_norms.items():
+        if penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
             field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
             other = "use an fp16 or fp32 file for the discriminator"
             if recipe.discriminator.computes_in == "bf16":
