@@ -21,7 +21,7 @@ from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular, read_text
-from bigsgan.runtime.together import by_rank_zero
+from bigsgan.runtime.together import by_rank_zero, compared, first_told
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -205,7 +205,7 @@ def damage(
     with ThreadPoolExecutor(HASHING_THREADS) as threads:  # hashing and reading release Python's lock
         found = next(filter(None, threads.map(partial(damage_of, checkpoint, moved=moved), own)), None)
         threads.shutdown(cancel_futures=True)
-    return ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
+    return compared(ranks, found, first_told)
 
 
 def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:

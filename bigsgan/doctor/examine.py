@@ -190,8 +190,8 @@ def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report
     size = launched.world_size()
     ranks: Meeting = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
     out = run or (Path(plan.recipe.out) if plan else Path())
-    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), local_size, plan, run, out)
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK") or 0), launched.local_size(os.environ)
+    subject = Subject(ranks, local_rank, local_size, plan, run, out)
     with contextlib.redirect_stdout(sys.stderr):  # for what libraries print; the report has kept standard output
         is_well = Examiner(subject, ranks, report).examine(checks)
     ranks.leave()

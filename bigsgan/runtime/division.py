@@ -8,7 +8,7 @@ among all ranks of the job all the same, but for those inside ``within_part``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -100,16 +100,9 @@ def scope(group: Any = None) -> Iterator[None]:
         _take_for_world(before)
 
 
-def patient_barrier() -> Callable[[], None] | None:
-    """What waits for all ranks of a divided job for hours; None for a world, where a new group can do so."""
-    if _division is None or _current(_division) is _division.part:
-        return None
-    patient = _division.patient
-
-    def wait() -> None:
-        dist.barrier(patient)
-
-    return wait
+def patient_group() -> Any:
+    """The group of all ranks of a divided job that waits for hours; None for a world, where a new one can do so."""
+    return None if _division is None or _current(_division) is _division.part else _division.patient
 
 
 @contextmanager
