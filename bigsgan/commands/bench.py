@@ -80,7 +80,7 @@ def bench_train(options: argparse.Namespace) -> int:
     path = _begin(options)
     recipe = load_recipe(path, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
-        recipe = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent).recipe
+        recipe = plan_on_ranks(recipe, launched.world_size(), path).recipe
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
     if options.plot is not None:
@@ -95,7 +95,7 @@ def bench_train(options: argparse.Namespace) -> int:
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
     path = _begin(options)
-    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
     refuse_directory(options.out, "--out")
     _check_stages(plan)
     launched.check_launcher()
@@ -114,7 +114,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         remedy = f"start with deepspeed or torchrun, such as {example}"
         raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
-        plan = plan_on_ranks(recipe, num_ranks, path.resolve().parent)
+        plan = plan_on_ranks(recipe, num_ranks, path)
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:

@@ -26,10 +26,7 @@ def add(group: Commands) -> None:
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
     command.set_defaults(run=prepare)
-    _add_encode(commands)
 
-
-def _add_encode(commands: Commands) -> None:
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
     command = commands.add_parser("encode", help=text)
     text = "directory of images, with a sub-folder for each class if any, a zip file, or a directory of tar shards"

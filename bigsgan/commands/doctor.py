@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     plan = None
     if options.config is not None:
         path = Path(options.config)
-        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
     launched.check_launcher()
     words = _command(options)
     report = Collected(options.form, sys.stdout, words) if options.form else Printed(sys.stdout, words)

@@ -11,7 +11,7 @@ from bigsgan.commands.parsing import (
     add_number,
     add_run,
     add_sampling,
-    add_width,
+    add_truncation,
     logs_aside,
     path_type,
     picked,
@@ -26,7 +26,6 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and other metrics")
     add_run(command)
-    add_width(command)
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
     command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
     text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
@@ -39,6 +38,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--reference", type=path_type("--reference"), help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
+    add_truncation(command)
     add_sampling(command)
     command.add_argument("--json", action="store_true", help="print the records as JSON")
     command.add_argument("overrides", nargs="*", metavar="data.key=value", help="where the real images are now")

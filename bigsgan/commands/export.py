@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_width, path_type, picked
+from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, path_type, picked
 
 FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal"]
 
@@ -14,7 +14,6 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("export", help="write a network's weights as safetensors, for the Hub, or as a graph")
     add_run(command)
-    add_width(command)
     text = "file to write; a directory with --format hub or universal"
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
@@ -27,6 +26,7 @@ def add(commands: Commands) -> None:
     which.add_argument("--live", action="store_true", help="the live weights")
     text = "the generator with standing statistics, as `bigsgan sample` (default), or with running ones"
     command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
+    add_truncation(command)
     add_sampling(command)
     command.set_defaults(run=run, live=None)
 

@@ -91,34 +91,26 @@ def _recipe_path(word: str) -> str:
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose a checkpoint of a run."""
+    """Add the options that choose a checkpoint of a run, and an EMA of another width."""
     text = "run directory (`out` of its recipe)"
     command.add_argument("--run", dest="run_directory", type=path_type("--run"), required=True, help=text)
     add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
 
-
-def add_width(command: argparse.ArgumentParser) -> None:
-    """Add the option that chooses an EMA of another width."""
     text = "use the EMA of this relative width (sigma_rel), such as 0.07, made of the run's EMA snapshots"
     add_number(command, "--ema-width", float, None, text)
 
 
-def add_sampling(command: argparse.ArgumentParser) -> None:
-    """Add the options of commands that compute images with a single truncation."""
+def add_truncation(command: argparse.ArgumentParser) -> None:
+    """Add the option of a single truncation."""
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT)"
     add_number(command, "--truncation", float, None, text)
-    add_guidance(command)
-    add_batch(command)
 
 
-def add_guidance(command: argparse.ArgumentParser) -> None:
-    """Add the option that strengthens or weakens a class's influence."""
+def add_sampling(command: argparse.ArgumentParser) -> None:
+    """Add the options of commands that compute images: a class's influence, and the number of images at a time."""
     text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
     add_number(command, "--guidance", float, None, text)
 
-
-def add_batch(command: argparse.ArgumentParser) -> None:
-    """Add the option for the number of images at a time."""
     add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 

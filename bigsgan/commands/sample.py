@@ -9,17 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from bigsgan.commands.parsing import (
-    Commands,
-    add_batch,
-    add_guidance,
-    add_number,
-    add_run,
-    add_width,
-    logs_aside,
-    path_type,
-    picked,
-)
+from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, logs_aside, path_type, picked
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -29,7 +19,6 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     add_run(command)
-    add_width(command)
     add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
     text = "PNG file; GIF of an interpolation; directory of --files; .npz file of images and classes"
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
@@ -39,8 +28,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--classes", type=_class_ranges, help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT); 0.3,0.7,1 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
-    add_guidance(command)
-    add_batch(command)
+    add_sampling(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
     text = "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"

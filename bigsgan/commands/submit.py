@@ -94,7 +94,7 @@ def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ran
     users: dict[str, int] = {}
     for number, swept in enumerate(tasks, start=1):
         recipe = load_recipe(path, swept + overrides)
-        plan_on_ranks(recipe, ranks, path.resolve().parent)
+        plan_on_ranks(recipe, ranks, path)
         _check_paths(recipe)
         out = os.path.abspath(recipe.out)
         if out in users:

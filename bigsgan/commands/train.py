@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
-    planned = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent)
+    planned = plan_on_ranks(recipe, launched.world_size(), path)
     if options.dry_run or options.key:
         text = _value(planned.recipe, options.key) if options.key else planned.recipe.to_yaml().rstrip("\n")
         if launched.rank() == 0:
