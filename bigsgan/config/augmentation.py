@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from bigsgan.config.data import Data
-from bigsgan.config.sections import PositiveInt, Section
+from bigsgan.config.sections import PositiveInt, Section, Share
 from bigsgan.errors import UserError
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Sign = Annotated[float, Field(gt=-1, lt=1)]
 
 # The probability of each transformation as a multiple of p (Karras et al. 2020, arXiv 2006.06676, appendix B).

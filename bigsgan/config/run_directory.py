@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
-from bigsgan.config.recipe import Recipe, load_recipe
+from bigsgan.config.recipe import NETWORKS, Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
@@ -30,14 +30,10 @@ FREE_KEYS = {
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "objective.teacher.path",
-    "engines.generator.ds_config", "engines.discriminator.ds_config",
-    "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
-    "engines.generator.compile", "engines.discriminator.compile",
-    "engines.stock_deepspeed",
-    "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
-    "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
-    "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
-    "engines.generator.ranks", "engines.discriminator.ranks",
+    "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
+        "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
+        "partition",  # the checkpoint's partition stays
+    )),
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 

@@ -43,6 +43,7 @@ PathText = Annotated[str, AfterValidator(_expand)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 """Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
 
