@@ -78,9 +78,7 @@ def initialize(patience_seconds: float | None = None) -> None:
 
 def rank() -> int:
     """Return this process's rank in the job, or in its part of it inside ``division.within_part``."""
-    if not dist.is_initialized():
-        return int(os.environ.get("RANK", 0))
-    return division.rank()
+    return int(division.world().rank() if dist.is_initialized() else os.environ.get("RANK", 0))
 
 
 def local_rank() -> int:
@@ -90,9 +88,7 @@ def local_rank() -> int:
 
 def world_size() -> int:
     """Return the number of ranks of the job, or of the part."""
-    if not dist.is_initialized():
-        return 1
-    return division.world_size()
+    return int(division.world().size()) if dist.is_initialized() else 1
 
 
 def device() -> torch.device:
