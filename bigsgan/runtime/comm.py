@@ -106,7 +106,7 @@ def barrier() -> None:
 def patient_barrier() -> Callable[[], None]:
     """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
     kept = division.patient_group()
-    group = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS)) if kept is None else kept
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS)) if kept is None else kept
 
     def wait() -> None:
         dist.barrier(group)
