@@ -58,7 +58,7 @@ def exit_status(work: Callable[[], int]) -> int:
             return _end(EXIT_BAD_INPUT)
         if spoke is None and not roster.any_killed(gone):
             time.sleep(_UNKNOWN_SECONDS)
-        return _fail(lost_connection(gone, str(error).partition("\n")[0]))
+        return _fail(lost_connection(gone, str(error).partition("\n")[0] or type(error).__name__))
     except Exception as error:
         _end_failed(error)
         raise
