@@ -83,10 +83,15 @@ def shown(value: object) -> str:
     return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
 
 
+def number_from_environment(name: str, default: int = 0) -> int:
+    """Return a launcher's number, which may not have been checked yet; ``default`` if it is none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else default
+
+
 def rank_from_environment() -> int:
-    """Return this process's rank from its environment, which may not have been checked yet."""
-    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")  # srun sets only its own variables at first
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+    """Return this process's rank; srun sets only its own variables at first."""
+    return number_from_environment("RANK" if os.environ.get("RANK") else "SLURM_PROCID")
 
 
 def wait_for_termination(status: int = EXIT_BAD_INPUT) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from bigsgan.checkpoint.entries import ObjectCollectives, StateShard
 from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.runtime import memory
+from bigsgan.runtime.together import compared
 
 _MOST = 0.9
 """The copies' largest share of a host's free memory: the rest is for loading processes and later allocations."""
@@ -43,8 +44,7 @@ class Aside:
         needed = sum(_allocated(part.values) for _, part in self._new(parts))
         if not ranks.any_rank(needed > 0):
             return None
-        needs = ranks.gather_objects(_Need(socket.gethostname(), needed, memory.free_host_bytes()))
-        return ranks.from_rank_zero(None if needs is None else _problem(needs))
+        return compared(ranks, _Need(socket.gethostname(), needed, memory.free_host_bytes()), _problem)
 
     def copied(self, parts: Parts) -> Parts:
         """Copy this rank's parts over the copies of the save before."""
@@ -77,7 +77,7 @@ def _allocated(values: Tensor) -> int:
     return 1 << (values.nbytes - 1).bit_length() if values.is_cuda and values.nbytes else values.nbytes
 
 
-def _problem(needs: list[_Need]) -> str | None:
+def _problem(needs: Sequence[_Need]) -> str | None:
     for host in sorted({need.host for need in needs}):
         here = [need for need in needs if need.host == host]
         num_bytes = sum(need.num_bytes for need in here)

@@ -92,22 +92,17 @@ class Reader:
             if name in self._unopened:
                 self._unopened.remove(name)
                 self._open(name)
-        named = (("master", network.named_parameters()), ("buffer", network.named_buffers()))
-        wanted = {value_name(entry, kind, name): each.numel() for kind, tensors in named for name, each in tensors}
-        checked = tuple(value_name(entry, kind, "") for kind, _ in named)
-        others = tuple(value_name(entry, kind, "layers.-") for kind, _ in named)
         # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
-        values = sorted(self._stretches, key=lambda value: (not value.startswith(checked[0]), value))
-        for value in values:
-            if not value.startswith(checked) or value.startswith(others):
-                continue
-            saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])
-            problem = None
-            if value not in wanted:
+        for kind, named in (("master", network.named_parameters()), ("buffer", network.named_buffers())):
+            wanted = {value_name(entry, kind, name): each.numel() for name, each in named}
+            own, before = value_name(entry, kind, ""), value_name(entry, kind, "layers.-")
+            for value in sorted(each for each in self._stretches if each.startswith(own)):
+                saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])
+                if value.startswith(before) or saved <= wanted.get(value, -1):
+                    continue
                 problem = f"has {value}, which the network of this run's recipe does not have"
-            elif saved > wanted[value]:
-                problem = f"must have {wanted[value]} elements of {value} with this run's recipe, got {saved}"
-            if problem:
+                if value in wanted:
+                    problem = f"must have {wanted[value]} elements of {value} with this run's recipe, got {saved}"
                 remedy = "use another checkpoint, or the version of bigsgan that saved it"
                 raise UserError(str(self.checkpoint.path), None, problem, remedy)
 

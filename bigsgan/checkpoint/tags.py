@@ -21,7 +21,7 @@ from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular, read_text
-from bigsgan.runtime.together import by_rank_zero
+from bigsgan.runtime.together import by_rank_zero, compared, first_told
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -92,8 +92,9 @@ def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | 
         UserError: All checkpoints are damaged, or the newest has the format of another version.
     """
     found = newest_or_none(directory, passed_over)
-    if found is not None and (path := _newer_of_another_version(directory, found)):
-        raise UserError(str(path), None, *(_of_other_versions([path]) or ("", "")))
+    if found is not None and (newer := _newer_of_another_version(directory, found)):
+        path, problem, remedy = newer
+        raise UserError(str(path), None, problem, remedy)
     if found is None and (found_tags := _tags(directory)):
         remedy = "restore an intact copy, or remove that directory to start a new run"
         answer = "contains only damaged checkpoints", remedy
@@ -129,8 +130,8 @@ def find(
     if not left:
         raise UserError(run_field, str(run), "contains only damaged checkpoints", "restore an intact copy")
     if nimg is None:
-        if path := _newer_of_another_version(directory, left[0]):
-            problem, _ = _of_other_versions([path]) or ("", "")
+        if newer := _newer_of_another_version(directory, left[0]):
+            path, problem, _ = newer
             remedy = f"use that version, or give {nimg_field} to choose from {', '.join(str(c.nimg) for c in left)}"
             raise UserError(run_field, str(run), f"has the checkpoint {path.name}, which {problem}", remedy)
         return left[0]
@@ -205,7 +206,7 @@ def damage(
     with ThreadPoolExecutor(HASHING_THREADS) as threads:  # hashing and reading release Python's lock
         found = next(filter(None, threads.map(partial(damage_of, checkpoint, moved=moved), own)), None)
         threads.shutdown(cancel_futures=True)
-    return ranks.from_rank_zero(next(filter(None, ranks.gather_objects(found) or []), None))
+    return compared(ranks, found, first_told)
 
 
 def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
@@ -336,9 +337,10 @@ def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
     return problem, "restore an intact copy, finish the run with that version, or start a new `out`"
 
 
-def _newer_of_another_version(directory: Path, found: Checkpoint) -> Path | None:
-    """Return the newest tag that another version saved after ``found``."""
-    return next((p for p in _tags(directory) if int(p.name) > found.nimg and other_format(p) is not None), None)
+def _newer_of_another_version(directory: Path, found: Checkpoint) -> tuple[Path, str, str] | None:
+    """Return the newest tag that another version saved after ``found``, with problem and remedy."""
+    answers = ((path, _of_other_versions([path])) for path in _tags(directory) if int(path.name) > found.nimg)
+    return next(((path, *answer) for path, answer in answers if answer), None)
 
 
 def other_format(path: Path) -> int | None:

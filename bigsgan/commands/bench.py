@@ -12,7 +12,7 @@ from pathlib import Path
 from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
-from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
+from bigsgan.commands.parsing import Commands, add_form, add_recipe, logs_aside, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, RunPlan, load_recipe
 from bigsgan.config.run_directory import refuse_directory, refuse_output
@@ -36,14 +36,15 @@ def add(group: Commands) -> None:
     command.add_argument("--variants", default=",".join(VARIANTS), help=text)
     _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
     _add_updates(command)
-    command.add_argument("--plot", metavar="FILE", help="PNG file for a chart of the times")
+    command.add_argument("--plot", metavar="FILE", type=path_type("--plot"), help="PNG file for a chart of the times")
     _add_form(command)
     command.set_defaults(run=bench_train)
 
     text = "one steady update by phase and operation, with a timeline, and what of the device it uses"
     command = commands.add_parser("profile", help=text)
     add_recipe(command)
-    command.add_argument("--out", required=True, metavar="DIR", help="directory for the timeline, trace.json")
+    text = "directory for the timeline, trace.json"
+    command.add_argument("--out", required=True, metavar="DIR", type=path_type("--out"), help=text)
     _add_updates(command)
     _add_form(command)
     command.set_defaults(run=bench_profile)
@@ -58,7 +59,8 @@ def add(group: Commands) -> None:
 
     text = "time and memory of a generator's batches, by batch, precision, and eager or compiled; in one process"
     command = commands.add_parser("generate", help=text)
-    command.add_argument("--run", dest="run_directory", metavar="DIR", help="EMA of a run (default: first weights)")
+    text = "EMA of a run (default: first weights)"
+    command.add_argument("--run", dest="run_directory", metavar="DIR", type=path_type("--run"), help=text)
     add_recipe(command)
     command.set_defaults(config=None)  # unless it is given
     text = "images at a time (default 1,8,64)"
@@ -78,31 +80,29 @@ def bench_train(options: argparse.Namespace) -> int:
     path = _begin(options)
     recipe = load_recipe(path, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
-        recipe = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent).recipe
+        recipe = plan_on_ranks(recipe, launched.world_size(), path).recipe
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
-    plot = None if options.plot is None else Path(options.plot)
-    if plot is not None:
-        refuse_output(plot, "--plot")
+    if options.plot is not None:
+        refuse_output(options.plot, "--plot")
     launched.check_launcher()
     with logs_aside():
         module = importlib.import_module("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
-    return int(module.main(recipe, planned, settings, options.form, plot))
+    return int(module.main(recipe, planned, settings, options.form, options.plot))
 
 
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
     path = _begin(options)
-    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
-    out = Path(options.out)
-    refuse_directory(out, "--out")
+    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
+    refuse_directory(options.out, "--out")
     _check_stages(plan)
     launched.check_launcher()
     steps = whole_cycles(plan.recipe, options.steps)
     with logs_aside():
         module = importlib.import_module("bigsgan.bench.profile")
-    return int(module.main(plan, out, options.warmup, steps, options.form))
+    return int(module.main(plan, options.out, options.warmup, steps, options.form))
 
 
 def bench_comm(options: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         remedy = f"start with deepspeed or torchrun, such as {example}"
         raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
-        plan = plan_on_ranks(recipe, num_ranks, path.resolve().parent)
+        plan = plan_on_ranks(recipe, num_ranks, path)
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:
@@ -133,7 +133,7 @@ def bench_generate(options: argparse.Namespace) -> int:
     """Time a generator."""
     if launched.world_size() > 1:
         raise UserError("WORLD_SIZE", launched.world_size(), "must be 1", "start one process")
-    run = None if options.run_directory is None else Path(options.run_directory)
+    run = options.run_directory
     if run is not None and options.overrides:
         raise UserError("argument", options.overrides[0], "needs a recipe", "remove it, or --run")
     if run is not None and options.config is not None:
@@ -170,9 +170,7 @@ def _add_updates(command: argparse.ArgumentParser) -> None:
 
 
 def _add_form(command: argparse.ArgumentParser) -> None:
-    form = command.add_mutually_exclusive_group()
-    for name, text in (("json", "print the results as JSON"), ("markdown", "print them as Markdown")):
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+    add_form(command, "print the results as JSON", "print them as Markdown")
 
 
 def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import shtab
 
 from bigsgan.commands import bench, data, doctor, evaluate, export, import_, plan, sample, submit, train
-from bigsgan.commands.parsing import Parser, expand_paths, given_overrides
+from bigsgan.commands.parsing import Parser, given_overrides
 from bigsgan.errors import UserError
 from bigsgan.preflight import versions
 
@@ -26,7 +26,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             raise UserError(word.partition("=")[0], None, f"unknown option of `{options.command}`", remedy)
         if "overrides" not in options:
             raise UserError("argument", word, f"is not an argument of `{options.command}`", remedy)
-    expand_paths(options)
     if "overrides" in options:
         options.overrides = given_overrides(options) + rest
     return options

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, logs_aside
+from bigsgan.commands.parsing import Commands, add_number, logs_aside, path_type, picked
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
 
@@ -18,29 +17,29 @@ def add(group: Commands) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = "convert images once, into a zip file, tar shards or a folder; a second run resumes"
     command = commands.add_parser("prepare", help=text)
-    command.add_argument("source", metavar="SRC", help="directory of images, with a sub-folder for each class if any")
-    command.add_argument("destination", metavar="DST", help="zip file, or directory of the shards or folders, to write")
+    text = "directory of images, with a sub-folder for each class if any"
+    command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
+    text = "zip file, or directory of the shards or folders, to write"
+    command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
     add_number(command, "--resolution", int, None, "pixels a side", required=True)
     text = "format of DST, which is the data.kind of a recipe that reads it"
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
     command.set_defaults(run=prepare)
-    _add_encode(commands)
 
-
-def _add_encode(commands: Commands) -> None:
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
     command = commands.add_parser("encode", help=text)
     text = "directory of images, with a sub-folder for each class if any, a zip file, or a directory of tar shards"
-    command.add_argument("source", metavar="SRC", help=text)
-    command.add_argument("destination", metavar="DST", help="directory of the shards to write, of data.kind=latents")
+    command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
+    text = "directory of the shards to write, of data.kind=latents"
+    command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
     text = "diffusers:FOLDER, torchscript:ENCODER,DECODER, dct or dct:BLOCK"
     command.add_argument("--codec", required=True, help=text)
     add_number(command, "--resolution", int, None, "pixels a side of the images", required=True)
-    command.add_argument("--grey", action="store_true", help="encode images of one channel")
-    command.add_argument(
-        "--keep-images", action="store_true", help="keep the images beside their latents, as PNG files"
-    )
+    text = "encode images of one channel"
+    command.add_argument("--grey", dest="image_channels", action="store_const", const=1, default=3, help=text)
+    text = "keep the images beside their latents, as PNG files"
+    command.add_argument("--keep-images", action="store_true", help=text)
     add_number(command, "--batch", int, 32, "images encoded at a time, by each rank (default 32)")
     add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
     command.set_defaults(run=encode)
@@ -52,24 +51,14 @@ def encode(options: argparse.Namespace) -> int:
     launched.check_launcher()
     with logs_aside():
         module = importlib.import_module("bigsgan.encode")
-    asked = module.Options(
-        source=Path(options.source),
-        destination=Path(options.destination),
-        codec=options.codec,
-        resolution=options.resolution,
-        image_channels=1 if options.grey else 3,
-        batch=options.batch,
-        keep_images=options.keep_images,
-        workers=options.workers,
-    )
-    return int(module.main(asked))
+    return int(module.main(picked(module.Options, options)))
 
 
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     importlib.import_module("bigsgan.data.prepare").main(
-        source=Path(options.source),
-        destination=Path(options.destination),
+        source=options.source,
+        destination=options.destination,
         resolution=options.resolution,
         format=options.format,
         workers=options.workers,

@@ -8,10 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_recipe, logs_aside
+from bigsgan.commands.parsing import Commands, add_form, add_recipe, logs_aside, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
-from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.config.run_directory import check_run_directory
 from bigsgan.doctor.again import launcher
 from bigsgan.doctor.registry import chosen
 from bigsgan.doctor.report import Report, listed
@@ -26,13 +26,11 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("doctor", help=text)
     add_recipe(command, default=None)
     text = "run directory, whose checkpoints and reports are checked"
-    command.add_argument("--run", dest="run_directory", metavar="DIR", help=text)
+    command.add_argument("--run", dest="run_directory", metavar="DIR", type=path_type("--run", str), help=text)
     text = "check to run, or the part before its point, such as environment; may be repeated (default: all)"
     command.add_argument("--only", action="append", default=[], metavar="NAME", help=text)
     command.add_argument("--list", action="store_true", help="print the checks, with what they show, need and take")
-    form = command.add_mutually_exclusive_group()
-    for name, text in (("json", "print all numbers as JSON"), ("markdown", "print the report as Markdown")):
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+    add_form(command, "print all numbers as JSON", "print the report as Markdown")
     command.set_defaults(run=run)
 
 
@@ -48,13 +46,12 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("argument", options.overrides[0], "needs a recipe", "add --config, or remove it")
     if directory is not None and options.config is not None:
         raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
-    if directory is not None and not (directory / RECIPE_FILE).is_file():
-        detail = f"it has no {RECIPE_FILE}"
-        raise UserError("--run", str(directory), "must be a run directory", "give the `out` of a run", detail)
+    if directory is not None:
+        check_run_directory(directory)
     plan = None
     if options.config is not None:
         path = Path(options.config)
-        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path.resolve().parent)
+        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
     launched.check_launcher()
     report = Report(options.form, sys.stdout, _command(options))
     with logs_aside():

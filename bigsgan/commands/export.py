@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_width
+from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, path_type, picked
 
 FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal"]
 
@@ -15,8 +14,8 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("export", help="write a network's weights as safetensors, for the Hub, or as a graph")
     add_run(command)
-    add_width(command)
-    command.add_argument("--out", required=True, help="file to write; a directory with --format hub or universal")
+    text = "file to write; a directory with --format hub or universal"
+    command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
     command.add_argument("--format", dest="form", choices=FORMATS, help=text)
     text = "type of the weights in safetensors and hub (default fp32)"
@@ -27,6 +26,7 @@ def add(commands: Commands) -> None:
     which.add_argument("--live", action="store_true", help="the live weights")
     text = "the generator with standing statistics, as `bigsgan sample` (default), or with running ones"
     command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
+    add_truncation(command)
     add_sampling(command)
     command.set_defaults(run=run, live=None)
 
@@ -34,17 +34,5 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write one network."""
     module = importlib.import_module("bigsgan.export")
-    asked = module.Options(
-        network=options.network,
-        live=options.live,
-        width=options.ema_width,
-        nimg=options.nimg,
-        standing=options.standing,
-        truncation=options.truncation,
-        guidance=options.guidance,
-        batch=options.batch,
-        form=options.form,
-        dtype=options.dtype,
-    )
-    module.main(Path(options.run_directory), Path(options.out), asked)
+    module.main(options.run_directory, options.out, picked(module.Options, options, width=options.ema_width))
     return 0

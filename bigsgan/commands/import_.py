@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-from pathlib import Path
 
-from bigsgan.commands.parsing import Commands
+from bigsgan.commands.parsing import Commands, path_type
 from bigsgan.errors import UserError
 
 
@@ -17,12 +16,14 @@ def add(commands: Commands) -> None:
     sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
     text = "project that trained the weights"
     command.add_argument("--from", dest="source", required=True, choices=sources, help=text)
-    command.add_argument("--weights", required=True, help="pickle, or state dict of the generator")
-    command.add_argument("--discriminator", help="state dict of the discriminator, if it is a separate file")
+    text = "pickle, or state dict of the generator"
+    command.add_argument("--weights", type=path_type("--weights"), required=True, help=text)
+    text = "state dict of the discriminator, if it is a separate file"
+    command.add_argument("--discriminator", type=path_type("--discriminator"), help=text)
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
     text = "file of the training settings, if not beside the weights; `none` ignores settings"
-    command.add_argument("--settings", help=text)
-    command.add_argument("--out", required=True, help="run directory to make")
+    command.add_argument("--settings", type=path_type("--settings", str), help=text)
+    command.add_argument("--out", type=path_type("--out"), required=True, help="run directory to make")
     command.set_defaults(run=run)
 
 
@@ -32,9 +33,9 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
     importlib.import_module("bigsgan.importing").main(
         source=options.source,
-        weights=Path(options.weights),
-        discriminator=None if options.discriminator is None else Path(options.discriminator),
-        out=Path(options.out),
+        weights=options.weights,
+        discriminator=options.discriminator,
+        out=options.out,
         norm_eps=options.bn_eps,
         settings_file=options.settings,
     )

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
@@ -36,30 +37,28 @@ class Parser(argparse.ArgumentParser):
         raise UserError(named[1] if named else self.prog, None, named[2] if named else message, remedy)
 
 
-_PATHS = {
-    "config": "--config", "run_directory": "--run", "out": "--out", "plot": "--plot", "source": "SRC",
-    "destination": "DST", "input": "--input", "weights": "--weights", "discriminator": "--discriminator",
-    "features": "--features", "site": "--site", "sweep": "--sweep", "data_root": "--data-root",
-    "settings": "--settings", "deepspeed_config": "--deepspeed_config", "reference": "--reference",
-}  # fmt: skip
-"""Options and arguments that are paths: their attributes, and their names in messages."""
-
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def expand_paths(options: argparse.Namespace) -> None:
-    """Replace ``~`` by home directories in all options that are paths.
+def path_type(name: str, kind: Callable[[str], Any] = Path) -> Callable[[str], Any]:
+    """Return the type of an option or argument that is a path: replaces ``~`` by a home directory, then calls ``kind``.
 
-    Raises:
-        UserError: The user does not exist.
+    ``name`` is the option or argument in a message that the user of the home directory does not exist.
     """
-    for name, shown in _PATHS.items():
-        word = getattr(options, name, None)
-        if isinstance(word, str):
-            try:
-                setattr(options, name, expanded(word))
-            except ValueError as error:
-                raise UserError(shown, word, str(error), "write the whole path") from None
+
+    def convert(word: str) -> Any:
+        try:
+            return kind(expanded(word))
+        except ValueError as error:
+            raise UserError(name, word, str(error), "write the whole path") from None
+
+    return convert
+
+
+def picked(record: type, options: argparse.Namespace, **others: object) -> Any:
+    """Return a NamedTuple of the options that have its fields' names, but for the ``others``, which are given here."""
+    own = {name: getattr(options, name) for name in record._fields if name not in others}  # type: ignore[attr-defined]
+    return record(**own, **others)
 
 
 def logs_aside() -> contextlib.AbstractContextManager[object]:
@@ -71,9 +70,9 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.D
     """Add the options that choose a recipe."""
     text = "recipe: a YAML file, or the name of a built-in one"
     text += f" (default: {default})" if default else ""
-    command.add_argument("--config", default=default, type=recipe_path, help=text)
+    command.add_argument("--config", default=default, type=path_type("--config", _recipe_path), help=text)
     text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
-    command.add_argument("--deepspeed_config", metavar="FILE", help=text)
+    command.add_argument("--deepspeed_config", metavar="FILE", type=path_type("--deepspeed_config", str), help=text)
     command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # scripts for DeepSpeed give it
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
 
@@ -85,41 +84,41 @@ def given_overrides(options: argparse.Namespace) -> list[str]:
     return short + options.overrides
 
 
-def recipe_path(word: str) -> str:
+def _recipe_path(word: str) -> str:
     """Return a recipe's path, from a path or the name of a built-in recipe."""
     name = word.removesuffix(".yaml")
     return str(shipped.recipe(name)) if name in shipped.recipe_names() and not os.path.exists(word) else word
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose a checkpoint of a run."""
-    command.add_argument("--run", dest="run_directory", required=True, help="run directory (`out` of its recipe)")
+    """Add the options that choose a checkpoint of a run, and an EMA of another width."""
+    text = "run directory (`out` of its recipe)"
+    command.add_argument("--run", dest="run_directory", type=path_type("--run"), required=True, help=text)
     add_number(command, "--nimg", int, None, "checkpoint to use (default: the newest)")
 
-
-def add_width(command: argparse.ArgumentParser) -> None:
-    """Add the option that chooses an EMA of another width."""
     text = "use the EMA of this relative width (sigma_rel), such as 0.07, made of the run's EMA snapshots"
     add_number(command, "--ema-width", float, None, text)
 
 
-def add_sampling(command: argparse.ArgumentParser) -> None:
-    """Add the options of commands that compute images with a single truncation."""
+def add_truncation(command: argparse.ArgumentParser) -> None:
+    """Add the option of a single truncation."""
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT)"
     add_number(command, "--truncation", float, None, text)
-    add_guidance(command)
-    add_batch(command)
 
 
-def add_guidance(command: argparse.ArgumentParser) -> None:
-    """Add the option that strengthens or weakens a class's influence."""
+def add_sampling(command: argparse.ArgumentParser) -> None:
+    """Add the options of commands that compute images: a class's influence, and the number of images at a time."""
     text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
     add_number(command, "--guidance", float, None, text)
 
-
-def add_batch(command: argparse.ArgumentParser) -> None:
-    """Add the option for the number of images at a time."""
     add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
+
+
+def add_form(command: argparse.ArgumentParser, json: str, markdown: str) -> None:
+    """Add the options ``--json`` and ``--markdown``, of which one may be given, with their help."""
+    form = command.add_mutually_exclusive_group()
+    for name, text in (("json", json), ("markdown", markdown)):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
 
 
 def add_number(

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
             raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
-    planned = plan_on_ranks(recipe, gpus, path.resolve().parent)
+    planned = plan_on_ranks(recipe, gpus, path)
     with logs_aside():
         module = importlib.import_module("bigsgan.plan")
     module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))

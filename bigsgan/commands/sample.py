@@ -7,10 +7,9 @@ import importlib
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from bigsgan.commands.parsing import Commands, add_batch, add_guidance, add_number, add_run, add_width, logs_aside
+from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, logs_aside, path_type, picked
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -20,60 +19,43 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("sample", help="write samples from a run: a sheet, an animation or single files")
     add_run(command)
-    add_width(command)
     add_number(command, "--num", int, None, "number of images (default 100; with --input, all)")
     text = "PNG file; GIF of an interpolation; directory of --files; .npz file of images and classes"
-    command.add_argument("--out", required=True, help=text)
+    command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 (default: the first that fit; in an .npz file all)"
     command.add_argument("--classes", type=_class_ranges, help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT); 0.3,0.7,1 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
-    add_guidance(command)
-    add_batch(command)
+    add_sampling(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
     text = "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
     add_number(command, "--mix", int, 0, text)
     command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
-    command.add_argument("--input", help="directory of images to translate (pix2pix); the run's data is not needed")
+    text = "directory of images to translate (pix2pix); the run's data is not needed"
+    command.add_argument("--input", type=path_type("--input"), help=text)
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
     command.add_argument("--noise", choices=["const", "none", "random"], help=text)
     text = "apply --truncation only to this many of the first styles (StyleGAN2)"
     add_number(command, "--truncation-cutoff", int, None, text)
     text = "use batch norm's running statistics instead of standing ones"
-    command.add_argument("--no-standing", action="store_true", help=text)
+    command.add_argument("--no-standing", dest="standing", action="store_false", help=text)
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write samples of a run's generator."""
-    if options.out.endswith(".npz"):  # ranks work on it together, also under Slurm
+    if options.out.suffix == ".npz":  # ranks work on it together, also under Slurm
         os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
     module = importlib.import_module("bigsgan.sample")
-    asked = module.Options(
-        num=options.num,
-        truncations=options.truncations,
-        seed=options.seed,
-        classes=options.classes,
-        batch=options.batch,
-        interpolate=options.interpolate,
-        morph=options.morph,
-        mix=options.mix,
-        files=options.files,
-        input=None if options.input is None else Path(options.input),
-        noise=options.noise,
-        cutoff=options.truncation_cutoff,
-        standing=not options.no_standing,
-        width=options.ema_width,
-        guidance=options.guidance,
-    )
-    directory, out = Path(options.run_directory), Path(options.out)
-    arguments = (directory, out, options.nimg, options.live, asked, launched.rank(), launched.world_size())
-    if launched.world_size() > 1 and out.suffix == module.NPZ:
+    asked = picked(module.Options, options, cutoff=options.truncation_cutoff, width=options.ema_width)
+    rank, num_ranks = launched.rank(), launched.world_size()
+    arguments = (options.run_directory, options.out, options.nimg, options.live, asked, rank, num_ranks)
+    if num_ranks > 1 and options.out.suffix == module.NPZ:
         return _joined(lambda ranks: module.main(*arguments, ranks))
     module.main(*arguments)
     return 0

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.sweep import read_sweep
@@ -31,11 +31,11 @@ def add(commands: Commands) -> None:
     command.add_argument("--account", help="account that the job is charged to")
     command.add_argument("--partition", help="partition to run in")
     text = "file with a line of overrides for each job: queued as a job array"
-    command.add_argument("--sweep", metavar="FILE", help=text)
+    command.add_argument("--sweep", metavar="FILE", type=path_type("--sweep", str), help=text)
     command.add_argument("--array", help="tasks of the sweep, such as 2,5 or 1-8%%4 (default: all)")
     add_number(command, "--restarts", int, None, "most restarts without a new checkpoint (default 3)")
     text = "the site's file (default: BIGSGAN_SITE, or site.sh in launch/slurm)"
-    command.add_argument("--site", metavar="FILE", help=text)
+    command.add_argument("--site", metavar="FILE", type=path_type("--site", str), help=text)
     text = "another option of sbatch, such as --sbatch=--qos=high; may be given several times"
     command.add_argument("--sbatch", dest="others", metavar="OPTION", action="append", default=[], help=text)
     command.add_argument("--dry-run", action="store_true", help="print the command and the job's script, and stop")
@@ -94,7 +94,7 @@ def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ran
     users: dict[str, int] = {}
     for number, swept in enumerate(tasks, start=1):
         recipe = load_recipe(path, swept + overrides)
-        plan_on_ranks(recipe, ranks, path.resolve().parent)
+        plan_on_ranks(recipe, ranks, path)
         _check_paths(recipe)
         out = os.path.abspath(recipe.out)
         if out in users:

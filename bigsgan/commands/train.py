@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, Recipe, load_recipe
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
@@ -29,9 +29,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     command.add_argument("--print", dest="key", metavar="KEY", help="print this key of the resolved recipe and stop")
     text = "file with a line of overrides for each task of a Slurm job array"
-    command.add_argument("--sweep", metavar="FILE", help=text)
+    command.add_argument("--sweep", metavar="FILE", type=path_type("--sweep", str), help=text)
     text = "copy of data.root to read instead, for example on this node's own disk"
-    command.add_argument("--data-root", metavar="DIR", help=text)
+    command.add_argument("--data-root", metavar="DIR", type=path_type("--data-root", str), help=text)
     command.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     command.set_defaults(run=run)
 
@@ -42,13 +42,12 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
     path = Path(options.config)
-    overrides = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
-    overrides += options.overrides
-    recipe = load_recipe(path, overrides, options.data_root)
+    swept = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
+    recipe = load_recipe(path, swept + options.overrides, options.data_root)
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
-    planned = plan_on_ranks(recipe, launched.world_size(), path.resolve().parent)
+    planned = plan_on_ranks(recipe, launched.world_size(), path)
     if options.dry_run or options.key:
         text = _value(planned.recipe, options.key) if options.key else planned.recipe.to_yaml().rstrip("\n")
         if launched.rank() == 0:

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from bigsgan.config.data import Data
-from bigsgan.config.sections import PositiveInt, Section
+from bigsgan.config.sections import PositiveInt, Section, Share
 from bigsgan.errors import UserError
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Sign = Annotated[float, Field(gt=-1, lt=1)]
 
 # The probability of each transformation as a multiple of p (Karras et al. 2020, arXiv 2006.06676, appendix B).
@@ -71,10 +70,7 @@ class Augmentation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Augmentation:
-        for name in _UNUSED[self.kind]:
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise UserError(f"augmentation.{name}", value, f"must be unset with kind={self.kind}", "remove it")
+        self.refuse_changed("augmentation", _UNUSED[self.kind], f"kind={self.kind}")
         if len(set(self.policy)) != len(self.policy):
             raise UserError("augmentation.policy", self.policy, "must name each group once", "remove the second")
         if self.target is not None and self.final_p is not None:

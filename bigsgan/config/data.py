@@ -36,10 +36,7 @@ class Codec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Codec:
-        for name in _UNUSED_OF_CODEC.get(self.kind, ("block",)):
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise UserError(f"data.codec.{name}", value, f"must be unset with kind={self.kind}", "remove it")
+        self.refuse_changed("data.codec", _UNUSED_OF_CODEC.get(self.kind, ("block",)), f"kind={self.kind}")
         if self.is_autoencoder and not self.path:
             remedy = f"give the local {'folder' if self.kind == 'diffusers' else 'file'} of the autoencoder"
             raise UserError("data.codec.path", None, f"must be given with data.codec.kind={self.kind}", remedy)

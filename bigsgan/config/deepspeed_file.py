@@ -84,38 +84,43 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
         raise UserError(field, name, "does not exist", remedy)
     content = _read_json(field, path)
     _check_owner(field, network, path, content, derived)
-    _check_keys(path, content)
+    check_values(f"{path}: ", content, FILE)
+    for section, key, remedy in _REFUSED:
+        value = content.get(section, {}).get(key)
+        if value is not None and value is not False:
+            raise UserError(f"{path}: {section}.{key}", None, "is not supported", remedy)
     zero = content.get("zero_optimization", {})
     stage = _stage(path, zero)
     precision = _precision(path, content)
     _check_precision(path, content, stage, precision)
     _check_scaling(path, content, stage)
-    optimizer = _offload(path, zero, "offload_optimizer")
+    where = f"{path}: zero_optimization.offload_optimizer"
+    optimizer = _offload(where, zero.get("offload_optimizer"))
     if optimizer != "none" and stage == 0:
-        where = f"{path}: zero_optimization.offload_optimizer.device"
-        raise UserError(where, optimizer, "must be none at ZeRO stage 0", "set zero_optimization.stage to 2")
+        remedy = "set zero_optimization.stage to 2"
+        raise UserError(f"{where}.device", optimizer, "must be none at ZeRO stage 0", remedy)
     if optimizer == "nvme" and stage != 3:
-        where, problem = f"{path}: zero_optimization.offload_optimizer.device", f"must be cpu at ZeRO stage {stage}"
-        raise UserError(where, optimizer, problem, 'set zero_optimization.stage to 3, or write "cpu"')
+        remedy = 'set zero_optimization.stage to 3, or write "cpu"'
+        raise UserError(f"{where}.device", optimizer, f"must be cpu at ZeRO stage {stage}", remedy)
     if optimizer != "none" and (ratio := zero["offload_optimizer"].get("ratio", 1)) != 1:
-        where = f"{path}: zero_optimization.offload_optimizer.ratio"
         detail = "DeepSpeed 0.19 updates the rest with its own AdamW"
-        raise UserError(where, ratio, "must be 1", "remove it, which offloads everything", detail)
-    parameters = _offload(path, zero, "offload_param")
+        raise UserError(f"{where}.ratio", ratio, "must be 1", "remove it, which offloads everything", detail)
+    where = f"{path}: zero_optimization.offload_param"
+    parameters = _offload(where, zero.get("offload_param"))
     if parameters != "none" and stage != 3:
-        where, problem = f"{path}: zero_optimization.offload_param.device", f"must be none at ZeRO stage {stage}"
-        raise UserError(where, parameters, problem, "set zero_optimization.stage to 3")
+        remedy = "set zero_optimization.stage to 3"
+        raise UserError(f"{where}.device", parameters, f"must be none at ZeRO stage {stage}", remedy)
     if parameters == "nvme":
-        where = f"{path}: zero_optimization.offload_param.device"
         remedy, detail = 'write "cpu"; offload_optimizer may be nvme', "DeepSpeed 0.19 fails to prefetch from NVMe"
-        raise UserError(where, parameters, "must be none or cpu", remedy, detail)
+        raise UserError(f"{where}.device", parameters, "must be none or cpu", remedy, detail)
     return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
 
 
 def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
-    checks = [("zero_optimization", "compute_grad_norm", stage in (1, 2))]
-    checks.append(("bf16", "check_grad_overflow", precision == "bf16"))
-    for section, key, matters in checks:
+    for section, key, matters in (
+        ("zero_optimization", "compute_grad_norm", stage in (1, 2)),
+        ("bf16", "check_grad_overflow", precision == "bf16"),
+    ):
         if matters and (value := content.get(section, {}).get(key, True)) is not True:
             problem = "must be true" + (", got null" if value is None else "")
             detail = "non-finite updates would not be skipped"
@@ -169,14 +174,6 @@ def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], 
             raise UserError(f"{path}: {key}", given, f"must be {value}, as in the recipe", remedy, f"named by {field}")
 
 
-def _check_keys(path: Path, content: dict[str, Any]) -> None:
-    check_values(f"{path}: ", content, FILE)
-    for name, key, remedy in _REFUSED:
-        value = content.get(name, {}).get(key)
-        if value is not None and value is not False:
-            raise UserError(f"{path}: {name}.{key}", None, "is not supported", remedy)
-
-
 def _stage(path: Path, zero: dict[str, Any]) -> int:
     stage = zero.get("stage", 0)
     if type(stage) is not int or stage not in (0, 1, 2, 3):
@@ -197,10 +194,9 @@ def _precision(path: Path, content: dict[str, Any]) -> Precision:
     return enabled[0] if enabled else "fp32"
 
 
-def _offload(path: Path, zero: dict[str, Any], key: str) -> str:
-    where, section = f"{path}: zero_optimization.{key}", zero.get(key) or {}
-    if not isinstance(section, dict):
-        raise UserError(where, section, "must be an object", 'write {"device": "cpu"}')
+def _offload(where: str, section: dict[str, Any] | None) -> str:
+    """Return the device that a section, which ``where`` names in messages, offloads to."""
+    section = section or {}
     device = section.get("device", "none")
     if device not in ("none", "cpu", "nvme"):
         problem = "must be none, cpu or nvme" + (", got null" if device is None else "")

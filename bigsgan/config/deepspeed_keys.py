@@ -72,10 +72,6 @@ def _whole(least: int, most: int = _MOST) -> Rule:
     return Rule(f"a whole number of at least {least}" + ("" if most == _MOST else f" and at most {most}"), fits)
 
 
-def _share() -> Rule:
-    return Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-
-
 def _choice(*values: str) -> Rule:
     return Rule(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
 
@@ -92,6 +88,7 @@ _CONTIGUOUS = Rule("true", lambda value: value is True, "DeepSpeed 0.19 cannot r
 _ZERO = Rule("0", lambda value: type(value) is int and value == 0, _NOT_SUPPORTED)
 _TEXT = Rule("a string", lambda value: isinstance(value, str) and bool(value))
 _NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
+_SHARE = Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
 _FROM_0 = Rule("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MOST)
 _ABOVE_0 = Rule("a number above 0", lambda value: _is_number(value) and 0 < value <= _MOST)
 _CHECKED = Rule("", lambda value: True)
@@ -116,9 +113,9 @@ OFFLOAD_OPTIMIZER = Section(
         "pipeline_read": _BOOL,
         "pipeline_write": _BOOL,
         "fast_init": _BOOL,
-        "ratio": _share(),
+        "ratio": _SHARE,
         "super_offload": _OFF,  # uses its own optimizer (0.19.8)
-        "cpuadam_cores_perc": _share(),
+        "cpuadam_cores_perc": _SHARE,
     },
     may_be_null=True,
 )

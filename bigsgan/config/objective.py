@@ -160,15 +160,15 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
 
     @property
+    def gradient_norms(self) -> dict[str, Penalty]:
+        """R1 and R2, by name, if they are given."""
+        return {name: penalty for name, penalty in (("r1", self.r1), ("r2", self.r2)) if penalty}
+
+    @property
     def exact_penalties(self) -> dict[str, Penalty | GradientPenalty]:
         """Penalties on the gradient of D, by name, except finite differences."""
-        found: dict[str, Penalty | GradientPenalty] = {}
-        for name, penalty in (("r1", self.r1), ("r2", self.r2)):
-            if penalty and penalty.form == "exact":
-                found[name] = penalty
-        if self.gradient_penalty:
-            found["gradient_penalty"] = self.gradient_penalty
-        return found
+        exact = {name: penalty for name, penalty in self.gradient_norms.items() if penalty.form == "exact"}
+        return exact | ({"gradient_penalty": self.gradient_penalty} if self.gradient_penalty else {})
 
     def methods(self, network: str) -> dict[str, Method]:
         """Return how a network's exact penalties are computed, by name: those on D's gradient, or G's path length."""

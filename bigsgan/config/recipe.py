@@ -266,14 +266,14 @@ def _check_penalties(objective: Objective) -> None:
         (first, method), *_, (last, other) = asked.items()
         problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
         raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    for name, penalty in (("r1", objective.r1), ("r2", objective.r2)):
-        if penalty and penalty.form != "exact" and penalty.method != "auto":
+    for name, penalty in objective.gradient_norms.items():
+        if penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
             raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        if penalty and penalty.form == "exact" and penalty.antithetic:
+        if penalty.form == "exact" and penalty.antithetic:
             field, remedy = f"objective.{name}.antithetic", f"set objective.{name}.form=finite_difference, or remove it"
             raise UserError(field, True, "must be false with form=exact", remedy)
-        if penalty and penalty.decay_nimg is not None and penalty.final_weight is None:
+        if penalty.decay_nimg is not None and penalty.final_weight is None:
             field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
             raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)
 
@@ -288,11 +288,9 @@ def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.final_beta2 is not None and not optimizer.is_adam:
         problem = f"must be unset with kind={optimizer.kind}"
         raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
-    for key in ("final_lr", "final_beta2", "decay_nimg"):
-        value = getattr(optimizer, key)
-        if value != Optimizer.model_fields[key].default and optimizer.decay == "constant":
-            remedy = f"set {field}.decay to linear or cosine, or remove it"
-            raise UserError(f"{field}.{key}", value, "must be unset with decay=constant", remedy)
+    if optimizer.decay == "constant":
+        remedy = f"set {field}.decay to linear or cosine, or remove it"
+        optimizer.refuse_changed(field, ("final_lr", "final_beta2", "decay_nimg"), "decay=constant", remedy)
     if optimizer.decay_nimg is not None and optimizer.decay_nimg <= optimizer.warmup_nimg:
         problem = f"must be greater than warmup_nimg ({optimizer.warmup_nimg})"
         raise UserError(f"{field}.decay_nimg", optimizer.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
-from bigsgan.config.recipe import Recipe, load_recipe
+from bigsgan.config.recipe import NETWORKS, Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
@@ -30,24 +30,17 @@ FREE_KEYS = {
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "objective.teacher.path",
-    "engines.generator.ds_config", "engines.discriminator.ds_config",
-    "engines.generator.activation_checkpointing", "engines.discriminator.activation_checkpointing",
-    "engines.generator.compile", "engines.discriminator.compile",
-    "engines.stock_deepspeed",
-    "engines.generator.cuda_graphs", "engines.discriminator.cuda_graphs",
-    "engines.generator.partition", "engines.discriminator.partition",  # the checkpoint's partition stays
-    "engines.generator.pipeline_stages", "engines.discriminator.pipeline_stages",
-    "engines.generator.ranks", "engines.discriminator.ranks",
+    "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
+        "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
+        "partition",  # the checkpoint's partition stays
+    )),
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
-KEYS_OF_A_HOST = frozenset(
-    {
-        *("data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch"),
-        "objective.teacher.path",
-    }
-)
+KEYS_OF_A_HOST = {
+    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "objective.teacher.path",
+}  # fmt: skip
 
 # Files and directories that a run writes in its directory.
 _OWN_NAMES = {
@@ -91,16 +84,21 @@ def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -
         raise UserError("out", str(out), problem, "give a directory that you can write to") from None
 
 
+def check_run_directory(run: Path, field: str = "--run") -> None:
+    """Refuse what is not a run directory; ``field`` is the option or key that named it."""
+    if not os.path.isfile(run / RECIPE_FILE):
+        detail = f"it has no {RECIPE_FILE}"
+        raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
+
+
 def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
     """Return the recipe of a run directory; ``field`` is the option or key that named the directory.
 
     Raises:
         UserError: It is not a run directory, or its recipe is invalid.
     """
+    check_run_directory(run, field)
     path = run / RECIPE_FILE
-    if not os.path.isfile(path):
-        detail = f"it has no {RECIPE_FILE}"
-        raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
     try:
         return load_recipe(path, [])
     except UserError as error:
@@ -153,8 +151,7 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
             detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
         if metrics.suffix == ".csv" and not is_own_table(metrics):
-            problem = f"has a {metrics.name} that no run wrote"
-            raise UserError("out", str(out), problem, remedy)
+            raise UserError("out", str(out), f"has a {metrics.name} that no run wrote", remedy)
 
 
 def is_own_table(table: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
@@ -46,12 +45,9 @@ class RunPlan:
     @property
     def objective(self) -> Objective:
         """The recipe's objective, in which each penalty has a ``sigma``: its own, or that for D's coarsest type."""
-        own = self.recipe.objective
-        sigma = SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
-        given = {name: penalty for name in ("r1", "r2") if (penalty := getattr(own, name))}
-        return own.model_copy(
-            update={name: p.model_copy(update={"sigma": p.sigma or sigma}) for name, p in given.items()}
-        )
+        own, sigma = self.recipe.objective, SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]
+        given = {n: p.model_copy(update={"sigma": p.sigma or sigma}) for n, p in own.gradient_norms.items()}
+        return own.model_copy(update=given)
 
     def differentiates_forward(self, network: str) -> bool:
         """Whether a network's exact penalties are computed in forward mode (models/dual.py), or by a double backward.
@@ -107,7 +103,12 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
     for network, placement in placements.items():
         section, optimizer = recipe.engine(network), getattr(recipe.optimizer, network)
         size = recipe.batch // (recipe.accumulation_of(network) * placement.num_replicas)
-        derived = _derived_keys(recipe, network, size)
+        derived = {  # DeepSpeed's keys that follow from the recipe; the DeepSpeed file may only repeat them
+            "train_batch_size": recipe.batch,
+            "train_micro_batch_size_per_gpu": size,
+            "gradient_accumulation_steps": recipe.accumulation_of(network),
+            "gradient_clipping": optimizer.clip_norm or 0.0,  # DeepSpeed's default is 1.0
+        }
         file = read_deepspeed_file(network, section.ds_config, recipe_dir, derived)
         _check_pipeline(recipe, network, file)
         _check_compile(recipe, network, file)
@@ -131,16 +132,6 @@ def _check_keep_best(recipe: Recipe) -> None:
         problem = f"must be a metric that metrics.names gives ({', '.join(measured)})"
         remedy = f"set metrics/{measured[0]}, or change metrics.names"
         raise UserError("checkpoints.keep_best.metric", best.metric, problem, remedy)
-
-
-def _derived_keys(recipe: Recipe, network: str, micro_batch_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's keys whose values the recipe determines; the DeepSpeed file may only repeat them."""
-    return {
-        "train_batch_size": recipe.batch,
-        "train_micro_batch_size_per_gpu": micro_batch_size,
-        "gradient_accumulation_steps": recipe.accumulation_of(network),
-        "gradient_clipping": getattr(recipe.optimizer, network).clip_norm or 0.0,  # DeepSpeed's default is 1.0
-    }
 
 
 def _ranks(recipe: Recipe, world_size: int) -> dict[str, range]:
@@ -288,9 +279,8 @@ def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
     """Refuse a finite difference below bf16's resolution: at sigma 0.01 rounding made it seven times R1."""
     if _coarsest(recipe, file) != "bf16":
         return
-    for name in ("r1", "r2"):
-        penalty = getattr(recipe.objective, name)
-        if penalty and penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
+    for name, penalty in recipe.objective.gradient_norms.items():
+        if penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
             field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
             other = "use an fp16 or fp32 file for the discriminator"
             if recipe.discriminator.computes_in == "bf16":

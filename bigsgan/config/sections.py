@@ -6,6 +6,7 @@ count images, as all durations in a run do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -42,6 +43,7 @@ PathText = Annotated[str, AfterValidator(_expand)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 """Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
 
@@ -50,6 +52,16 @@ class Section(BaseModel):
     """Base class of all sections of a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    def refuse_changed(self, name: str, keys: Iterable[str], condition: str, remedy: str = "remove it") -> None:
+        """Refuse values of ``keys`` other than their defaults, as they have no effect under a condition.
+
+        ``name`` is that of the section, and ``condition`` follows "must be unset with".
+        """
+        for key in keys:
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                raise UserError(f"{name}.{key}", value, f"must be unset with {condition}", remedy)
 
 
 class Optimizer(Section):

@@ -209,8 +209,8 @@ def meet() -> Job:
     Raises:
         UserError: Rank 0 cannot listen there.
     """
-    host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), launched.rank()
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    (host, port), rank = launched.meeting_place(), launched.rank()
+    serves = launched.keeps_store(rank)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def connect(is_master: bool) -> dist.Store:

@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[Path]:
     mode = _make(unfinished)
     try:
         yield unfinished
-        if _mode(os.stat(unfinished)) != mode:  # checked first: some file systems have no modes
+        if stat.S_IMODE(os.stat(unfinished).st_mode) != mode:  # checked first: some file systems have no modes
             os.chmod(unfinished, mode)
         fsync(unfinished)  # otherwise a loss of power could leave the new name on an empty file
         os.replace(unfinished, path)
@@ -58,10 +58,6 @@ def _make(unfinished: Path) -> int:
         unfinished.unlink()
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        return _mode(os.fstat(descriptor))
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
     finally:
         os.close(descriptor)
-
-
-def _mode(found: os.stat_result) -> int:
-    return stat.S_IMODE(found.st_mode)

@@ -47,7 +47,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    local_size = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    local_size = launched.local_size(os.environ)
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
@@ -78,9 +78,7 @@ def initialize(patience_seconds: float | None = None) -> None:
 
 def rank() -> int:
     """Return this process's rank in the job, or in its part of it inside ``division.within_part``."""
-    if not dist.is_initialized():
-        return int(os.environ.get("RANK", 0))
-    return division.rank()
+    return int(division.world().rank() if dist.is_initialized() else os.environ.get("RANK", 0))
 
 
 def local_rank() -> int:
@@ -90,9 +88,7 @@ def local_rank() -> int:
 
 def world_size() -> int:
     """Return the number of ranks of the job, or of the part."""
-    if not dist.is_initialized():
-        return 1
-    return division.world_size()
+    return int(division.world().size()) if dist.is_initialized() else 1
 
 
 def device() -> torch.device:
@@ -109,13 +105,13 @@ def barrier() -> None:
 
 def patient_barrier() -> Callable[[], None]:
     """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
-    if (of_job := division.patient_barrier()) is not None:
-        return of_job
-    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS))
+    kept = division.patient_group()
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS)) if kept is None else kept
 
     def wait() -> None:
         dist.barrier(group)
-        dist.destroy_process_group(group)
+        if kept is None:
+            dist.destroy_process_group(group)
 
     return wait
 
@@ -235,7 +231,11 @@ class Agreement:
         """Tell this rank's flag; return whether any rank's was raised when this was called before. A collective."""
         if world_size() == 1:
             return flag
-        answer = self._answer()
+        answer = False
+        if self._asked is not None:
+            asked, answered = self._asked
+            asked.wait()
+            answer = answered.value() > 0
         own = self._flags[flag].clone()
         with division.scope():
             work = dist.all_reduce(own, async_op=True)
@@ -244,13 +244,6 @@ class Agreement:
             work.wait()  # lets the stream wait, and not the host
         self._asked = work, Later(own)
         return answer
-
-    def _answer(self) -> bool:
-        if self._asked is None:
-            return False
-        work, flag = self._asked
-        work.wait()
-        return flag.value() > 0
 
 
 def open_board(name: str) -> dist.Store:
@@ -263,7 +256,7 @@ def open_board(name: str) -> dist.Store:
     """
     store: dist.Store = _process_store
     if world_size() > 1:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host, port = launched.meeting_place()
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_PATIENCE)
     return dist.PrefixStore(f"bigsgan/{name}", store)
 
@@ -342,9 +335,9 @@ def _meeting_place() -> dist.Store | None:
     Raises:
         UserError: It cannot listen at MASTER_PORT, or MASTER_ADDR leads elsewhere.
     """
-    if dist.is_initialized() or rank() > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if dist.is_initialized() or not launched.keeps_store(rank()):
         return None
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = launched.meeting_place()
     try:
         return dist.TCPStore(
             host, port, is_master=True, wait_for_workers=False, timeout=_STORE_PATIENCE, multi_tenant=True

@@ -8,7 +8,7 @@ among all ranks of the job all the same, but for those inside ``within_part``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -60,14 +60,11 @@ def unite() -> None:
         dist.destroy_process_group(patient)
 
 
-def rank() -> int:
-    """This process's rank in the job, or in its part inside ``within_part``; any thread may ask."""
-    return dist.get_rank() if _division is None else int(_current(_division).rank())
-
-
-def world_size() -> int:
-    """The number of ranks of the job, or of the part; any thread may ask."""
-    return dist.get_world_size() if _division is None else int(_current(_division).size())
+def world() -> Any:
+    """The group of all ranks of the job, or of this rank's part inside ``within_part``; any thread may ask."""
+    if _division is None:
+        return dist.group.WORLD
+    return _division.part if getattr(_of_thread, "is_within_part", False) else _division.job
 
 
 def part() -> Any:
@@ -88,7 +85,7 @@ def scope(group: Any = None) -> Iterator[None]:
     Inside ``within_part`` they are made among the ranks of the part. In a job of one part the world stays as it is. The
     world is the process's, so that only its main thread may come here, as the one that makes collectives.
     """
-    if _division is None or group is not None or _current(_division) is _division.part:
+    if _division is None or group is not None or world() is _division.part:
         yield
         return
     assert threading.current_thread() is threading.main_thread(), "collectives are made by the main thread"
@@ -100,16 +97,9 @@ def scope(group: Any = None) -> Iterator[None]:
         _take_for_world(before)
 
 
-def patient_barrier() -> Callable[[], None] | None:
-    """What waits for all ranks of a divided job for hours; None for a world, where a new group can do so."""
-    if _division is None or _current(_division) is _division.part:
-        return None
-    patient = _division.patient
-
-    def wait() -> None:
-        dist.barrier(patient)
-
-    return wait
+def patient_group() -> Any:
+    """The group of all ranks of a divided job that waits for hours; None for a world, where a new one can do so."""
+    return None if _division is None or world() is _division.part else _division.patient
 
 
 @contextmanager
@@ -121,10 +111,6 @@ def within_part() -> Iterator[None]:
         yield
     finally:
         _of_thread.is_within_part = before
-
-
-def _current(division: _Division) -> Any:
-    return division.part if getattr(_of_thread, "is_within_part", False) else division.job
 
 
 def _take_for_world(group: Any) -> None:

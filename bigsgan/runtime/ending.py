@@ -58,12 +58,7 @@ def exit_status(work: Callable[[], int]) -> int:
             return _end(EXIT_BAD_INPUT)
         if spoke is None and not roster.any_killed(gone):
             time.sleep(_UNKNOWN_SECONDS)
-        if comm.claim_failure():
-            print(f"bigsgan: {lost_connection(gone, str(error).splitlines()[0])}", file=sys.stderr, flush=True)
-            _let_launcher_forward()
-        else:
-            wait_for_termination(EXIT_FAILED)
-        return _end(EXIT_FAILED)
+        return _fail(lost_connection(gone, str(error).partition("\n")[0] or type(error).__name__))
     except Exception as error:
         _end_failed(error)
         raise
@@ -86,15 +81,19 @@ def _end_failed(error: Exception) -> None:
     if comm.world_size() == 1:
         return
     _log.info("failed", exc_info=error)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    _fail(f"{_self()} failed in phase '{_phase()}': {reason}\n{''.join(traceback.format_exception(error)).rstrip()}")
+
+
+def _fail(text: str) -> int:
+    """Print on the first rank that fails; on others, wait until the launcher ends them. End like ``_end``."""
     if comm.claim_failure():
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"bigsgan: {_self()} failed in phase '{_phase()}': {reason}", file=sys.stderr)
-        traceback.print_exception(error)
-        sys.stderr.flush()
-        _let_launcher_forward()
+        print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+        if comm.world_size() > 1:
+            time.sleep(FORWARDING_SECONDS)
     else:
         wait_for_termination(EXIT_FAILED)
-    _end(EXIT_FAILED)
+    return _end(EXIT_FAILED)
 
 
 def _self() -> str:
@@ -110,11 +109,6 @@ def _awaited() -> str:
     log = current_log()
     awaited = log.awaited() if log else None
     return f", waiting for {roster.named(awaited[1])} in '{awaited[0]}'" if awaited else ""
-
-
-def _let_launcher_forward() -> None:
-    if comm.world_size() > 1:
-        time.sleep(FORWARDING_SECONDS)
 
 
 def _end(status: int) -> int:

@@ -10,6 +10,8 @@ import socket
 import time
 from contextlib import suppress
 
+from bigsgan.errors import number_from_environment as number
+
 _PATIENCE_SECONDS = 30.0
 """How long rank 0 and the others wait for each other: few imports come before this point."""
 
@@ -23,12 +25,12 @@ def is_on_another_host() -> bool:
 
     Ranks that each see only their own device all have local rank 0 and LOCAL_SIZE 1: each counts as a host.
     """
-    return _number("RANK") != _number("LOCAL_RANK") and _address() is not None
+    return number("RANK") != number("LOCAL_RANK") and _address() is not None
 
 
 def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
     """Tell the ranks of other hosts that rank 0, this one, has spoken, until all have asked or ``patience`` is over."""
-    num, address = _number("WORLD_SIZE", 1) - _number("LOCAL_SIZE", _number("LOCAL_WORLD_SIZE", 1)), _address()
+    num, address = number("WORLD_SIZE", 1) - number("LOCAL_SIZE", number("LOCAL_WORLD_SIZE", 1)), _address()
     if num <= 0 or address is None:
         return
     until = time.monotonic() + patience
@@ -55,12 +57,7 @@ def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:
 
 
 def _address() -> tuple[str, int] | None:
-    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT")
+    host, port = os.environ.get("MASTER_ADDR"), number("MASTER_PORT")
     # torchrun may host the store itself, and then answers for a rank 0 that has ended.
     is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return (host, port) if host and 0 < port < 65_536 and not is_torchruns else None
-
-
-def _number(name: str, default: int = 0) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else default

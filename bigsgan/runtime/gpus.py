@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from bigsgan.runtime import launched
+
 DEVICES = Path("/dev")
 
 
@@ -26,7 +28,7 @@ def own_device(environment: Mapping[str, str]) -> dict[str, str]:
     gpus, listed = nvidia_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     visible = [str(number) for number in range(len(gpus))] if listed is None else listed.split(",")
     local_rank = int(environment.get("LOCAL_RANK") or 0)
-    local_size = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE") or 1)
+    local_size = launched.local_size(environment)
     if not (gpus and local_rank < local_size <= len(visible)) or local_size == 1:
         return {}
     return {"CUDA_VISIBLE_DEVICES": visible[local_rank].strip(), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigsgan.errors import UserError
@@ -26,6 +26,21 @@ def world_size() -> int:
 def rank() -> int:
     """Return this process's rank."""
     return number("RANK", default=0, least=0)
+
+
+def local_size(environment: Mapping[str, str]) -> int:
+    """Return the number of ranks on this host, which launchers name differently; 1 without a launcher."""
+    return int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def meeting_place() -> tuple[str, int]:
+    """Return the address and port of the store that all ranks meet at."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def keeps_store(rank: int) -> bool:
+    """Return whether a rank keeps that store: rank 0 does, unless torchrun keeps its own."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def number(name: str, default: int, least: int, most: int = _MOST) -> int:

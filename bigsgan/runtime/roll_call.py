@@ -85,8 +85,7 @@ def _hosts_without_ranks(missing: Sequence[int], hosts: Sequence[str]) -> list[p
 
 def _open_store(rank: int) -> dist.Store:
     """Open the rendezvous store: rank 0's, which shares its port with torch's own, or torchrun's."""
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    (host, port), serves = launched.meeting_place(), launched.keeps_store(rank)
     store = dist.TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=_CONNECTION, multi_tenant=True)
     return dist.PrefixStore(f"bigsgan/came/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

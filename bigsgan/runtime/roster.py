@@ -45,10 +45,9 @@ def know(members: Sequence[Member]) -> None:
 
 def named(ranks: Sequence[int]) -> str:
     """Name ranks and their networks: ``rank 1 (discriminator)``, ``ranks 0, 1 (generator), 2 (discriminator)``."""
-    holds = {rank: _members[rank].holds if rank < len(_members) else "" for rank in ranks}
     parts = []
-    for network in dict.fromkeys(holds.values()):
-        those = [rank for rank in ranks if holds[rank] == network]
+    for network in dict.fromkeys(map(holds, ranks)):
+        those = [rank for rank in ranks if holds(rank) == network]
         shown = ", ".join(map(str, those[:MOST_NAMED])) + (", ..." if len(those) > MOST_NAMED else "")
         parts.append(f"{shown} ({network})" if network else shown)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

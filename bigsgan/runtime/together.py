@@ -19,15 +19,17 @@ class Ranks(Protocol):
     def gather_objects(self, value: Any) -> list[Any] | None: ...  # noqa: D102
 
 
+def attempted(work: Callable[[], Result]) -> Result | UserError:
+    """Do something, and return its result, or the UserError that it raises."""
+    try:
+        return work()
+    except UserError as error:
+        return error
+
+
 def by_rank_zero(ranks: Ranks, work: Callable[[], Result]) -> Result:
     """Do something on rank 0 alone; return its picklable result, or raise its UserError, on all ranks. A collective."""
-    found: Result | UserError | None = None
-    if ranks.rank() == 0:
-        try:
-            found = work()
-        except UserError as error:
-            found = error
-    found = ranks.from_rank_zero(found)
+    found = ranks.from_rank_zero(attempted(work) if ranks.rank() == 0 else None)
     if isinstance(found, UserError):
         raise found
     return cast(Result, found)
@@ -35,24 +37,23 @@ def by_rank_zero(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 def for_rank_zero(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
     """Do something on rank 0 alone, and return its result there; a UserError is raised on all ranks. A collective."""
-    found: list[Result] = []
+    result: Result | None = None
 
     def keep() -> None:
-        found.append(work())
+        nonlocal result
+        result = work()
 
     by_rank_zero(ranks, keep)
-    return found[0] if found else None
+    return result
 
 
-def agree(ranks: Ranks, told: Told, refuse: Callable[[Sequence[Told]], UserError | None]) -> None:
-    """Compare on rank 0 what each rank tells, by rank, and raise the resulting error on all ranks. A collective."""
+def compared(ranks: Ranks, told: Told, compare: Callable[[Sequence[Told]], Result]) -> Result:
+    """Compare on rank 0 what each rank tells, by rank; return the picklable result on all ranks. A collective.
+
+    A UserError that results is raised on all ranks.
+    """
     by_rank = ranks.gather_objects(told)
-
-    def compare() -> None:
-        if refused := refuse(by_rank or []):
-            raise refused
-
-    by_rank_zero(ranks, compare)
+    return by_rank_zero(ranks, lambda: compare(by_rank or []))
 
 
 def by_each(ranks: Ranks, work: Callable[[], Result], undo: Callable[[Result], object] = lambda result: None) -> Result:
@@ -60,16 +61,17 @@ def by_each(ranks: Ranks, work: Callable[[], Result], undo: Callable[[Result], o
 
     ``undo`` takes back this rank's result where another one refuses.
     """
-    done: list[Result] = []
-    refused = None
+    done = attempted(work)
     try:
-        done.append(work())
-    except UserError as error:
-        refused = error
-    try:
-        agree(ranks, refused, lambda each: next(filter(None, each), None))
+        compared(ranks, done if isinstance(done, UserError) else None, first_told)
     except UserError:
-        for result in done:
-            undo(result)
+        if not isinstance(done, UserError):
+            undo(done)
         raise
-    return done[0]
+    assert not isinstance(done, UserError), "a rank has refused"
+    return done
+
+
+def first_told(each: Sequence[Told | None]) -> Told | None:
+    """Return what the first rank tells that has something to tell; None if no rank has."""
+    return next(filter(None, each), None)

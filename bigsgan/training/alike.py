@@ -20,7 +20,7 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import agree
+from bigsgan.runtime.together import attempted, compared
 
 TEACHER = "teacher"
 """Key of a manifest's layout with the digest of the teacher."""
@@ -136,11 +136,7 @@ def _find_alike(
     Raises:
         UserError: The resulting error; or what was refused instead, with the hosts, unless all refuse.
     """
-    told: _Found | UserError
-    try:
-        told = find()
-    except UserError as error:
-        told = error
+    told = attempted(find)
 
     def refuse(by_rank: Sequence[tuple[str, _Found | UserError]]) -> UserError | None:
         errors = [(host, told) for host, told in by_rank if isinstance(told, UserError)]
@@ -152,7 +148,7 @@ def _find_alike(
         detail = "; ".join(filter(None, (error.detail, hosts)))
         return UserError(error.field, error.value, error.problem, error.remedy, detail)
 
-    agree(comm, (socket.gethostname(), told), refuse)
+    compared(comm, (socket.gethostname(), told), refuse)
     assert not isinstance(told, UserError), "who could not find it has refused"
     return told
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 from bigsgan.monitor import open_rank_log
 from bigsgan.runtime import comm, ending, roster
@@ -14,14 +15,14 @@ from bigsgan.runtime import comm, ending, roster
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234\nstack"
 
 
-def end(monkeypatch, spoke, text=GLOO):
+def end(monkeypatch, spoke, text=GLOO, kind=RuntimeError):
     waited = []
     monkeypatch.setattr(comm, "another_rank_spoke", lambda: spoke)
     monkeypatch.setattr(ending, "wait_for_termination", lambda status=2: waited.append("ended"))
     monkeypatch.setattr(ending.time, "sleep", waited.append)
 
     def work():
-        raise RuntimeError(text)
+        raise kind(text)
 
     return ending.exit_status(work), waited
 
@@ -39,6 +40,11 @@ def test_a_lost_connection_is_told_with_rank_host_and_phase(monkeypatch, tmp_pat
         "another rank or its host failed first\n"
     )
     assert "Traceback" in log.path.read_text()
+
+
+def test_a_lost_connection_without_a_text_is_told_by_its_kind(monkeypatch, capsys):
+    assert end(monkeypatch, False, "", dist.DistNetworkError) == (1, [])
+    assert "lost its connection in phase 'start': DistNetworkError; another rank" in capsys.readouterr().err
 
 
 @pytest.fixture

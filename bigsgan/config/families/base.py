@@ -74,6 +74,13 @@ def unfit_side(data: Data, sides: str, nearest: int) -> UserError:
     return UserError("data.resolution", data.resolution, f"must be {times}{sides}", remedy, detail)
 
 
+def check_power_of_two(data: Data, family: str) -> None:
+    """Raise UserError unless the side of a family's images is a power of two of at least 8."""
+    side = data.side
+    if side < 8 or side & (side - 1):
+        raise unfit_side(data, f"a power of two of at least 8 with {family}", max(8, 1 << (side.bit_length() - 1)))
+
+
 class GeneratorSection(NetworkSection):
     """A generator of images from latents."""
 

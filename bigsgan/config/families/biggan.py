@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, Section, Width
 from bigsgan.errors import UserError
@@ -41,7 +41,7 @@ class ScaledSection(BlockSection):
     """Width of the network: layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
     """Factor of all channels. Unless it is 1, products are rounded to the nearest multiple of 8, and are at least 8."""
-    depth: Annotated[int, Field(gt=0, le=64)] = 1
+    depth: Depth = 1
     """Blocks for each step of the tables; blocks after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])
     """Resolutions of the feature maps after which self-attention comes."""

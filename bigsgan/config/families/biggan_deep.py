@@ -6,12 +6,12 @@ output of a convolution on the image, and each further one that of a step of blo
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
@@ -31,7 +31,7 @@ class DeepSection(Section):
 
     channels: Width = 128
     """Width of the network: layers have multiples of it."""
-    depth: Annotated[int, Field(gt=0, le=64)] = 2
+    depth: Depth = 2
     """Blocks for each step of the tables; one of them changes the resolution."""
     attention: list[int] = Field(default=[])
     """Resolutions of the feature maps after which self-attention comes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection, unfit_side
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_power_of_two
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Width
 
@@ -19,10 +19,7 @@ class _DCGAN(BlockSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        resolution = data.side
-        if resolution < 8 or resolution & (resolution - 1):
-            nearest = max(8, 1 << (resolution.bit_length() - 1))
-            raise unfit_side(data, "a power of two of at least 8 with DCGAN", nearest)
+        check_power_of_two(data, "DCGAN")
         check_groups(self.network, self, [self.channels])
 
 

@@ -8,15 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
-from bigsgan.config.sections import PositiveFloat, PositiveInt, Width
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, check_power_of_two
+from bigsgan.config.sections import PositiveFloat, PositiveInt, Share, Width
 from bigsgan.errors import UserError
 
 BOTTOM_RESOLUTION = 4
-SMALLEST_RESOLUTION = 8
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-DepthOrZero = Annotated[int, Field(ge=0, le=64)]
 
 
 def stylegan2_sizes(resolution: int) -> list[int]:
@@ -63,13 +59,11 @@ class _StyleGAN2(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         network, resolution = self.network, data.side
-        if resolution < SMALLEST_RESOLUTION or resolution & (resolution - 1):
-            nearest = max(SMALLEST_RESOLUTION, 1 << (resolution.bit_length() - 1))
-            raise unfit_side(data, f"a power of two of at least {SMALLEST_RESOLUTION} with StyleGAN2", nearest)
+        check_power_of_two(data, "StyleGAN2")
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
             raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
-        largest = resolution.bit_length() - SMALLEST_RESOLUTION.bit_length() + 1
+        largest = resolution.bit_length() - BOTTOM_RESOLUTION.bit_length()
         if self.half_resolutions > largest:
             field = f"{network}.half_resolutions"
             problem = f"must be at most {largest}, the resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
@@ -88,9 +82,9 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     residual blocks, ``orig`` has none."""
     w_size: Width = 512
     """Numbers in a style vector, the mapping network's output."""
-    w_avg_beta: Probability = 0.995
+    w_avg_beta: Share = 0.995
     """Share of the style vectors' moving average that an update keeps; 0.995 in StyleGAN2-ADA, 0.998 in StyleGAN3."""
-    style_mixing: Probability = 0.9
+    style_mixing: Share = 0.9
     """Share of the training images whose finer layers take the style of a second latent."""
 
 
@@ -99,7 +93,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
 
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
-    mapping_layers: DepthOrZero = 8
+    mapping_layers: Annotated[int, Field(ge=0, le=64)] = 8
     """Layers of the label's mapping network. With 0, D projects on the label's normalized embedding."""
     mbstd_group: PositiveInt | None = 4
     """Consecutive images over which a minibatch standard deviation is taken; divides each rank's micro-batch.
