@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, check, expected
 from tests.tiny import FAMILIES, stages, tiny_recipe, zero
@@ -94,34 +93,6 @@ IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "re
 def test_pipeline(ranks, family, mode):
     options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], f"pipeline.generator_phase={mode}"]
     check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
-
-
-SLOPES = [f"objective.{name}={{weight: 0.2, form: finite_difference, sigma: 0.5}}" for name in ("r1", "r2")]
-GAT_GAME = [*FAMILIES["gat"], "objective.fake_labels=data", *SLOPES]
-"""The published game: images of one class in pairs, and both penalties by finite differences in each update."""
-
-
-@pytest.mark.slow
-def test_the_game_of_a_gat_is_another():
-    """Without its penalties, or with classes drawn, the comparisons below would see it."""
-    found = expected(*GAT_GAME, *CASES, f"seed={SEED}", updates=FEWER)
-    for other in ([*FAMILIES["gat"], "objective.fake_labels=data"], [*FAMILIES["gat"], *SLOPES]):
-        distance, _ = reference.worst(found, expected(*other, *CASES, f"seed={SEED}", updates=FEWER))
-        assert distance > 100 * SAME
-
-
-@pytest.mark.parametrize(
-    "stage, layout",
-    [
-        pytest.param(1, (1, 1), marks=pytest.mark.nightly),
-        pytest.param(3, (1, 1), marks=pytest.mark.slow),
-        pytest.param(1, (2, 2), marks=pytest.mark.slow),
-        pytest.param(1, (2, 1), marks=pytest.mark.nightly),
-        pytest.param(1, (1, 2), marks=pytest.mark.nightly),
-    ],
-)
-def test_the_game_of_a_gat(ranks, stage, layout):
-    check(ranks(2), [*GAT_GAME, *CASES, *stages(*layout)], {n: zero(stage) for n in NETWORKS}, FEWER)
 
 
 @pytest.mark.parametrize(

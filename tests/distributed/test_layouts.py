@@ -17,12 +17,15 @@ MOMENTUM = [
     *(f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")),
     "ema.power={snapshot_nimg: 1000}",
 ]
-GAT = [
-    *(option for option in FAMILIES["gat"] if not option.startswith("optimizer.")),
-    "objective.fake_labels=data",
-    "optimizer.generator={kind: sgd, lr: 0.5, momentum: 0.9}",
-    "optimizer.discriminator={kind: sgd, lr: 0.02, momentum: 0.9}",
-]
+TRANSFORMERS = {
+    family: [
+        *(option for option in FAMILIES[family] if not option.startswith("optimizer.")),
+        "objective.fake_labels=data",
+        f"optimizer.generator={{kind: sgd, lr: {lr}, momentum: 0.9}}",
+        "optimizer.discriminator={kind: sgd, lr: 0.02, momentum: 0.9}",
+    ]
+    for family, lr in (("gat", 0.5), ("cat", 0.05))
+}
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
@@ -133,16 +136,22 @@ def test_every_pair(table, target, sources):
 
 
 @pytest.mark.parametrize(
-    "target, sources",
+    "family, target, sources",
     [
-        pytest.param("zero3", ["stages"], marks=pytest.mark.slow),
-        pytest.param("stages", ["zero3"], marks=pytest.mark.nightly),
-        pytest.param("zero2, groups", ["zero3", "stages"], marks=pytest.mark.nightly),
+        pytest.param("gat", "zero3", ["stages"], marks=pytest.mark.slow),
+        pytest.param("cat", "stages", ["zero3"], marks=pytest.mark.slow),
+        pytest.param("gat", "stages", ["zero3"], marks=pytest.mark.nightly),
+        pytest.param("cat", "zero3", ["stages"], marks=pytest.mark.nightly),
+        *(
+            pytest.param(family, "zero2, groups", ["zero3", "stages"], marks=pytest.mark.nightly)
+            for family in TRANSFORMERS
+        ),
+        *(pytest.param(family, "1 rank", ["stages x replicas"], marks=pytest.mark.nightly) for family in TRANSFORMERS),
     ],
 )
-def test_a_gat(table, target, sources):
-    """Whose seeds and classes travel, and which has several images of a sample at the seam."""
-    for source, begun, later, end in check_resumed(table, target, GAT, sources, THEN):
+def test_transformers(table, family, target, sources):
+    """Whose seeds and classes travel, and which have several images of a sample at the seam."""
+    for source, begun, later, end in check_resumed(table, target, TRANSFORMERS[family], sources, THEN):
         before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
         worst = max(found, key=lambda name: apart(found[name], reference[name]))
         assert apart(found[worst], reference[worst]) <= 1e-4, f"from {source}: {worst}"

@@ -23,9 +23,13 @@ from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
 from tests import REPOSITORY
 from tests.levels import built, numel
+from tests.records import wide
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
-"""Weights, inputs, outputs and gradients of the networks of github.com/hse1032/GAT at widths of 8 and 12."""
+"""Weights, inputs, outputs and gradients of the networks of github.com/hse1032/GAT at widths of 8, 12 and 64.
+
+``python -m tests.records.gat`` writes them, and those of test_gat_update.py and test_teacher.py.
+"""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,20 +70,21 @@ def filled(network: LayerStack, state: dict[str, Tensor]) -> LayerStack:
 
 
 def compare_gradients(network: LayerStack, expected: dict[str, Tensor]) -> None:
+    """To 1e-5 of each one's norm, over the numbers that the record has."""
     found = {name: parameter.grad for name, parameter in network.named_parameters()}
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
-        scale = grad.square().mean().sqrt().item()
-        assert scale > 0, name
-        assert_close(found[name], grad, rtol=1e-4, atol=1e-4 * scale, msg=lambda text, name=name: f"{name}: {text}")
+        kept = ~grad.isnan()
+        assert grad[kept].norm() > 0, name
+        assert (found[name] - grad)[kept].norm() <= 1e-5 * grad[kept].norm(), name
 
 
-PATCHES = [("patch1", 1), ("patch2", 3), ("patch4", 1)]
+PATCHES = [("patch1", 1), ("patch2", 3), ("patch4", 1), ("patch8", 1)]
 
 
 @pytest.mark.parametrize("name, channels", PATCHES)
 def test_the_generator_is_the_published_one(name, channels):
-    record = load_file(RECORDS / f"gat_{name}.safetensors")
+    record = wide.read(RECORDS / f"gat_{name}.safetensors")
     section, data = weights.generator_section(part(record, "G")), weights.data_section(part(record, "G"))
     assert (section["levels"], data["codec"]["channels"], data["num_classes"]) == (4, channels, 3)
     network = filled(
@@ -94,7 +99,7 @@ def test_the_generator_is_the_published_one(name, channels):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name, channels", PATCHES)
 def test_the_discriminator_is_the_published_one(name, channels, exact):
-    record = load_file(RECORDS / f"gat_{name}.safetensors")
+    record = wide.read(RECORDS / f"gat_{name}.safetensors")
     section, images = weights.discriminator_section(part(record, "D")), record["images"].requires_grad_()
     network = discriminator(images.shape[-1], channels, 3, **section)
     filled(network, weights.discriminator_state(part(record, "D")))
@@ -104,7 +109,7 @@ def test_the_discriminator_is_the_published_one(name, channels, exact):
     logits = network.part(1, len(network.layers))(images, record["y"])  # behind the noise
     assert_close(logits, record["logits"], rtol=1e-5, atol=1e-4)
     logits.sum().backward()
-    assert_close(images.grad, record["slope"], rtol=1e-4, atol=1e-4)
+    assert (images.grad - record["slope"]).norm() <= 1e-5 * record["slope"].norm()
     compare_gradients(network, weights.discriminator_state(part(record, "D_grad")))
 
 
@@ -215,8 +220,8 @@ def test_bf16_products_on_float32_weights():
         assert x.dtype == torch.float32
         made[bf16] = network(images, y, seeds), x
         assert made[bf16][0].dtype == torch.float32
-    for narrow, wide in zip(made[True], made[False], strict=True):
-        difference = (narrow - wide).norm() / wide.norm()
+    for rounded, exact in zip(made[True], made[False], strict=True):
+        difference = (rounded - exact).norm() / exact.norm()
         assert 1e-4 < difference < 2e-2
 
 

@@ -27,6 +27,11 @@ POLICY = ["translation", "cutout", "flip"]
 SLOPE = {"form": "finite_difference", "sigma": 0.01, "check_every": 0}
 CHANNELS, LEVELS = 3, 4
 
+GRADIENTS = {torch.float64: {"D": 1e-6, "G": 1e-6}, torch.float32: {"D": 2e-4, "G": 1e-5}}
+"""How near losses are, and gradients relative to the norm of each. A finite difference divides rounding by its step."""
+CHANGES = 1e-5
+"""How near what an update adds to each parameter is, relative to its norm."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -34,14 +39,20 @@ def part(record, prefix):
     return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
-@pytest.fixture(scope="module")
-def record():
-    found = load_file(DATA / "gat_update.safetensors")
-    return {name: value.double() if value.is_floating_point() else value for name, value in found.items()}
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request):
+    """What networks and losses compute in."""
+    return request.param
 
 
 @pytest.fixture
-def networks():
+def record(dtype):
+    found = load_file(DATA / "gat_update.safetensors")
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
+
+
+@pytest.fixture
+def networks(dtype):
     """G, and D without augmentation."""
     state = load_file(DATA / "gat_patch2.safetensors")
     g_state, d_state = part(state, "G."), part(state, "D.")
@@ -56,7 +67,7 @@ def networks():
     ):
         initialize(stack, 0)
         assert not stack.load_state_dict(own, strict=False).unexpected_keys
-    return [stack.double() for stack in stacks]
+    return [stack.to(dtype) for stack in stacks]
 
 
 def objective():
@@ -72,21 +83,32 @@ def augmented(discriminator, policy):
 
 
 def check(network, record, name, convert, rate):
-    """Gradients, their norm, and what AdamW's step of the clipped ones adds."""
-    grads, after = (convert(part(record, f"{name}_{kind}.")) for kind in ("grad", "after"))
-    parameters, whole, seen = dict(network.named_parameters()), record[f"{name}_norm"].item(), []
-    assert grads.keys() == after.keys() == parameters.keys()
-    for key, grad in grads.items():
-        assert (parameters[key].grad - grad).norm().item() <= 1e-5 * max(grad.norm().item(), 1e-3 * whole), key
-        # Of what is nearly 0 rounding decides the sign, and so the first step of Adam.
-        seen += [key] if grad.abs().min() > 1e-4 * grad.abs().max() and grad.norm() > 1e-3 * whole else []
-    assert len(seen) > 10
-    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    assert_close(norm, record[f"{name}_norm"], rtol=1e-5, atol=0)
+    """Gradients, their norm, and what AdamW's step of the clipped ones adds.
+
+    A float32 weight rounds what is added to it. And of a gradient that is nearly 0 rounding decides the sign, which is
+    all that the first step of this Adam takes of it: in float32 a few such numbers are left out.
+    """
+    grads, steps = (convert(part(record, f"{name}_{kind}.")) for kind in ("grad", "step"))
+    parameters, norm = dict(network.named_parameters()), record[f"{name}_norm"]
+    dtype = norm.dtype
+    nearest, rounding = GRADIENTS[dtype][name], torch.finfo(dtype).eps / 2
+    assert grads.keys() == steps.keys() == parameters.keys()
+    # A relativistic loss does not see the last bias, so that its gradient is rounding.
+    unseen = {key for key, grad in grads.items() if grad.norm() < 1e-9 * norm}
+    assert unseen == ({"layers.6.linear.bias"} if name == "D" else set())
+    for key in grads.keys() - unseen:
+        assert (parameters[key].grad - grads[key]).norm() <= nearest * grads[key].norm(), key
+    assert_close(torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0), norm, rtol=nearest, atol=0)
     before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
     torch.optim.AdamW(network.parameters(), lr=rate, betas=(0.0, 0.99), weight_decay=0.0).step()
-    for key in seen:
-        assert_close(parameters[key] - before[key], after[key] - before[key], rtol=1e-3, atol=1e-3 * rate)
+    num_kept = 0
+    for key in grads.keys() - unseen:
+        size = grads[key].abs()
+        kept = size > (1e-3 if dtype == torch.float32 else 0) * size.square().mean().sqrt()
+        found, step = (parameters[key].detach() - before[key])[kept], steps[key][kept]
+        assert (found - step).norm() <= CHANGES * step.norm() + rounding * before[key][kept].norm(), key
+        num_kept += kept.sum().item()
+    assert num_kept > 0.95 * sum(parameter.numel() for parameter in parameters.values())
 
 
 def test_an_update_of_the_discriminator(record, networks):
@@ -99,7 +121,7 @@ def test_an_update_of_the_discriminator(record, networks):
     fake = made, record["y"], record["seeds.fake"]
     batch = game.batch(real, fake, {"r1": record["r1_noise"], "r2": record["r2_noise"]})
     loss = game(augmented(d, POLICY)(*batch), batch)
-    assert_close(loss, record["D_loss"], rtol=1e-5, atol=0)
+    assert_close(loss, record["D_loss"], rtol=GRADIENTS[loss.dtype]["D"], atol=0)
     loss.backward()
     check(d, record, "D", weights.discriminator_state, 2e-3)
 
@@ -107,14 +129,14 @@ def test_an_update_of_the_discriminator(record, networks):
 def test_an_update_of_the_generator(record, networks):
     """Behind D's update, with the same latents and reals."""
     g, d = networks
-    for key, value in weights.discriminator_state(part(record, "D_after.")).items():
-        d.state_dict()[key].copy_(value)
+    for key, value in weights.discriminator_state(part(record, "D_step.")).items():
+        d.state_dict()[key].add_(value)
     section, statistics = objective()
     game = GeneratorObjective(section, statistics)
     real = record["images"], record["y"], record["seeds.judged_real"]
     fake = g(record["z"], record["y"]), record["y"], record["seeds.judged_fake"]
     batch = game.batch(real, fake)
     loss = game(augmented(d, ["latent_color", *POLICY])(*batch), batch)
-    assert_close(loss, record["G_loss"], rtol=1e-5, atol=0)
+    assert_close(loss, record["G_loss"], rtol=GRADIENTS[loss.dtype]["G"], atol=0)
     loss.backward()
     check(g, record, "G", weights.generator_state, 3e-3)

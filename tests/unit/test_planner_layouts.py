@@ -208,12 +208,18 @@ def test_the_command_prints_a_table_or_json(capsys):
 
 
 @pytest.mark.parametrize(
-    "gpus, fits",
-    [pytest.param(gpus, True, marks=pytest.mark.slow if gpus == 8 else pytest.mark.nightly) for gpus in (8, 64, 1024)],
+    "name, gpus, fits",
+    [
+        pytest.param(
+            name, gpus, True, marks=pytest.mark.slow if (name, gpus) == ("biggan_xl_8b", 8) else pytest.mark.nightly
+        )
+        for name in ("biggan_xl_8b", "gat_8b")
+        for gpus in (8, 64, 1024)
+    ],
 )
-def test_eight_billion_parameters_are_planned_within_seconds(gpus, fits):
+def test_eight_billion_parameters_are_planned_within_seconds(name, gpus, fits):
     code = "import sys; from bigsgan.cli import main; sys.exit(main())"
-    recipe = REPOSITORY / "launch" / "recipes" / "biggan_xl_8b.yaml"
+    recipe = REPOSITORY / "launch" / "recipes" / f"{name}.yaml"
     options = ["--gpus", str(gpus), "--nodes", str(gpus // 8), "--gpu-memory", "80", "--json"]
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from bigsgan.config import load_recipe
 from bigsgan.config.objective import Penalty
 from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
@@ -19,6 +20,7 @@ from bigsgan.training.schedules import (
     penalty_weight,
     scheduled,
 )
+from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
 TOTAL = 1000
@@ -116,6 +118,17 @@ def test_an_update_is_told_only_what_moves(tmp_path):
     (lr, none), (d_lr, d_beta2), weights, _ = scheduled(moving, 50)
     assert (lr, none) == (0.002, None)
     assert (d_lr, d_beta2, weights) == (pytest.approx(0.75), pytest.approx(0.85), {"r1": pytest.approx(2.0)})
+
+
+def test_rates_follow_the_width():
+    """As GAT's trainer has it: the rate of width 768, times 768 over the network's own."""
+    recipe = load_recipe(
+        REPOSITORY / "launch/recipes/gat_xl_imagenet256.yaml",
+        ["discriminator.size=L", "optimizer.discriminator={kind: adamw, lr: 1e-4, reference_width: 512}"],
+    )
+    rates = scheduled(recipe, 10**6)
+    assert rates.generator.lr == pytest.approx(2e-4 * 768 / 1152, rel=1e-12)
+    assert rates.discriminator.lr == pytest.approx(1e-4 * 512 / 1024, rel=1e-12)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
