@@ -24,6 +24,7 @@ from bigsgan.adversarial.step import AdversarialStep
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
@@ -149,6 +150,18 @@ def _wait_for_a_number() -> None:
 
 
 PLANTED = [_wait_for_the_device, _wait_for_a_stream, _wait_for_an_event, _wait_for_a_number]
+
+
+def walk_with_stale_gathers(cells: dict[str, Any]) -> None:
+    """``walk`` where stage 3's gathers do not wait for the stream that writes the weights."""
+    expect = Prefetching.expect
+
+    def without_waiting(prefetching: Prefetching, kind: Any) -> None:
+        with mock.patch.object(torch.cuda.Stream, "wait_stream"):
+            expect(prefetching, kind)
+
+    with mock.patch.object(Prefetching, "expect", without_waiting):
+        walk(cells, shown=False)
 
 
 def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[str, Any]:
