@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import sys
 import tempfile
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,11 @@ from deepspeed.runtime.zero import partitioned_param_coordinator
 from deepspeed.utils import nvtx
 from torch.distributed import distributed_c10d
 
+from bigsgan.adversarial.step import AdversarialStep
 from bigsgan.checkpoint import saver
 from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
@@ -34,6 +36,9 @@ from tests.stand_in import sanitizing
 
 WARM_UP, LONGER = 1, 2
 """Updates in which allocators fill; at stage 3, which learns the order of modules."""
+
+PASSED_OVER = "/torch/", "/deepspeed/accelerator/"
+"""Directories of functions that only hand a wait on."""
 
 SAMPLES_AT_A_TIME = 64
 """Of the 100 in a grid, and so in two parts."""
@@ -113,11 +118,57 @@ def walk_apart(cells: dict[str, Any], shown: bool) -> dict[str, list[Any]]:
     return {name: [each[name] for each in comm.gather_objects(own) or []] for name in cells}
 
 
+def walk_with_waits(cells: dict[str, Any]) -> dict[str, Any]:
+    """``walk`` where each update ends with one of each ``PLANTED``."""
+    update = AdversarialStep.__call__
+
+    def with_more(step: AdversarialStep, *arguments: Any) -> None:
+        update(step, *arguments)
+        for wait in PLANTED:
+            wait()
+
+    with mock.patch.object(AdversarialStep, "__call__", with_more):
+        return walk(cells, shown=False)
+
+
+def _wait_for_the_device() -> None:
+    torch.cuda.synchronize()
+
+
+def _wait_for_a_stream() -> None:
+    torch.cuda.current_stream().synchronize()
+
+
+def _wait_for_an_event() -> None:
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+
+
+def _wait_for_a_number() -> None:
+    torch.ones((), device=comm.device()).item()
+
+
+PLANTED = [_wait_for_the_device, _wait_for_a_stream, _wait_for_an_event, _wait_for_a_number]
+
+
+def walk_with_stale_gathers(cells: dict[str, Any]) -> None:
+    """``walk`` where stage 3's gathers do not wait for the stream that writes the weights."""
+    expect = Prefetching.expect
+
+    def without_waiting(prefetching: Prefetching, kind: Any) -> None:
+        with mock.patch.object(torch.cuda.Stream, "wait_stream"):
+            expect(prefetching, kind)
+
+    with mock.patch.object(Prefetching, "expect", without_waiting):
+        walk(cells, shown=False)
+
+
 def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[str, Any]:
     """Warm up, look at two updates, one with and one without a lazy penalty, then sample, report and save if shown.
 
     Returns:
-        ``waits``: how often torch had the host wait in those updates, by the innermost line outside of torch;
+        ``waits``: how often the host waited in those updates, by the innermost function outside of ``PASSED_OVER``;
         ``launches``: kernels in each of them.
     """
     made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
@@ -138,27 +189,28 @@ def run(overrides: list[str], ds: dict[str, Any], shown: bool = True) -> dict[st
 
 @contextmanager
 def _waits() -> Iterator[Counter[str]]:
-    """Count inside the block where torch lets the host wait for the device."""
+    """Count inside the block where the host waits: for the device, a stream, an event, or memory to be released.
+
+    The runtime tells of each call. torch's own warnings leave out ``torch.cuda.synchronize`` and events.
+    """
     found: Counter[str] = Counter()
 
-    def show(message: Warning, *arguments: Any, **options: Any) -> None:
-        frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
-        place = next(
-            frame for frame in reversed(frames) if Path(frame.filename).name not in ("warnings.py", "cells.py")
-        )
-        if "called a synchronizing" in str(message):
-            found[f"{Path(place.filename).name}:{place.name}"] += 1
+    @ctypes.CFUNCTYPE(None)
+    def listener() -> None:
+        frame = sys._getframe().f_back
+        while frame is not None and any(part in frame.f_code.co_filename for part in PASSED_OVER):
+            frame = frame.f_back
+        code = frame and frame.f_code
+        found[f"{Path(code.co_filename).name}:{code.co_name}" if code else "a thread of torch"] += 1
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        torch.set_warn_always(True)
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            torch.set_warn_always(False)
+    tell = ctypes.CDLL("libcudart.so.13").stand_in_tell_of_waits
+    gc.disable()  # an engine of a cell before would wait as it is collected
+    tell(listener)
+    try:
+        yield found
+    finally:
+        tell(None)
+        gc.enable()
 
 
 def launches() -> int:

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cudaFree(void *), cudaGetDevice(int *), cudaGetDeviceCount(int *), cudaMalloc(void **, size_t);
+int cudaDeviceSynchronize(void), cudaFree(void *), cudaGetDevice(int *), cudaGetDeviceCount(int *), cudaMalloc(void **, size_t);
 int cudaMemcpyAsync(void *, const void *, size_t, int, void *), cudaStreamIsCapturing(void *, int *);
 int stand_in_attribute(int);
 void stand_in_launched(void);
@@ -15,7 +15,7 @@ void stand_in_launched(void);
 #define SUCCEEDS(name) int name(void) { return 0; }
 #define NOT_SUPPORTED(name) int name(void) { return 801; }
 
-SUCCEEDS(cuInit) SUCCEEDS(cuCtxSetCurrent) SUCCEEDS(cuCtxPushCurrent_v2) SUCCEEDS(cuCtxSynchronize)
+SUCCEEDS(cuInit) SUCCEEDS(cuCtxSetCurrent) SUCCEEDS(cuCtxPushCurrent_v2)
 SUCCEEDS(cuCtxDestroy_v2) SUCCEEDS(cuDevicePrimaryCtxRelease_v2) SUCCEEDS(cuModuleUnload) SUCCEEDS(cuFuncSetAttribute)
 SUCCEEDS(cuFuncSetCacheConfig) SUCCEEDS(cuCtxSetLimit) SUCCEEDS(cuMemsetD8_v2) SUCCEEDS(cuMemsetD8Async)
 SUCCEEDS(cuMemsetD32Async) SUCCEEDS(cuStreamWriteValue32) SUCCEEDS(cuStreamWriteValue32_v2) SUCCEEDS(cuStreamWriteValue64)
@@ -31,6 +31,7 @@ NOT_SUPPORTED(cuGreenCtxStreamCreate) NOT_SUPPORTED(cuGreenCtxDestroy) NOT_SUPPO
 NOT_SUPPORTED(cuCtxWaitEvent)
 
 int cuDriverGetVersion(int *v) { *v = 13020; return 0; }
+int cuCtxSynchronize(void) { return cudaDeviceSynchronize(); }
 int cuDeviceGetCount(int *n) { return cudaGetDeviceCount(n); }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *text, int size, int d) { snprintf(text, size, "stand-in"); return 0; }

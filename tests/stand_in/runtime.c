@@ -29,10 +29,14 @@ static __thread int device = 0;
 static __thread E last_error = cudaSuccess;
 
 /* ---- what tests ask ---- */
-static uint64_t launches, waits;
+static uint64_t launches;
+static void (*tell)(void); /* called where the host would wait for the device, by the thread that would */
 uint64_t stand_in_launches(void) { return launches; }
-uint64_t stand_in_waits(void) { return waits; }
-static void waited(void) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); }
+void stand_in_tell_of_waits(void (*listener)(void)) { tell = listener; }
+static void waited(void) {
+    void (*listener)(void) = tell;
+    if (listener) listener();
+}
 void stand_in_launched(void) { __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED); }
 
 /* ---- kernels ---- */
@@ -172,11 +176,11 @@ static E release(void *start) {
 }
 E cudaMalloc(void **p, size_t n) { return allocate(p, n, cudaMemoryTypeDevice); }
 E cudaMallocAsync(void **p, size_t n, cudaStream_t s) { return allocate(p, n, cudaMemoryTypeDevice); }
-E cudaFree(void *p) { return release(p); }
+E cudaFree(void *p) { waited(); return release(p); }
 E cudaFreeAsync(void *p, cudaStream_t s) { return release(p); }
 E cudaHostAlloc(void **p, size_t n, unsigned flags) { return allocate(p, n, cudaMemoryTypeHost); }
 E cudaMallocHost(void **p, size_t n) { return allocate(p, n, cudaMemoryTypeHost); }
-E cudaFreeHost(void *p) { return release(p); }
+E cudaFreeHost(void *p) { waited(); return release(p); }
 E cudaHostRegister(void *p, size_t n, unsigned flags) { add(p, n, cudaMemoryTypeHost); return 0; }
 E cudaHostUnregister(void *p) { take(p); return 0; }
 E cudaMemGetInfo(size_t *available, size_t *total) {

@@ -32,6 +32,7 @@ def expected(layout: str) -> dict[str, int]:
                 found["utils.py:is_invalid_grad_norm"] = 1
     elif offload == "optimizer":
         found["offloaded_norm.py:norm"] = 1
+        found["stage_1_and_2.py:_wait_for_offload_copies"] = 1  # the event of its gradients
     elif precision == "fp16":
         found["utils.py:is_invalid_grad_norm"] = 1
     return found
@@ -50,6 +51,13 @@ def test_an_update_waits_where_the_docs_say(on_ranks, layout):
         assert swaps <= (UPDATES * len(NETWORKS) if layout[0] == "3" and layout.endswith("optimizer") else 0), name
         assert waits == {place: UPDATES * len(NETWORKS) * n for place, n in expected(layout).items()}, name
         assert each["launches"] > 100, name
+
+
+@pytest.mark.slow
+def test_planted_waits_are_seen(on_ranks):
+    """For the device and for an event, of which torch does not warn, as for a stream and for a number."""
+    found = on_ranks(1, cells.walk_with_waits, {"mlp": matrix.cells("0-bf16-device")["mlp"]})["mlp"]["waits"]
+    assert found == {f"cells.py:{wait.__name__}": UPDATES for wait in cells.PLANTED}
 
 
 @pytest.mark.slow

@@ -40,10 +40,19 @@ def test_the_sanitizer_sees_a_race(on_ranks):
     assert "in race" in report  # where the tensor was written
 
 
+@pytest.mark.slow
+def test_the_sanitizer_sees_a_race_of_stale_gathers(on_ranks):
+    """Of weights that the last step may still be writing, where Prefetching does not let the gathers wait for it."""
+    cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS["3-bf16-device"])
+    with pytest.raises(RuntimeError, match=r"(?s)possible data race.*in all_gather.*_reassign_or_swap_out_partitioned"):
+        on_ranks(2, cells.walk_with_stale_gathers, {"3-bf16-device": cell}, sanitizer=True)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", matrix.RUNS)
-def test_no_two_streams_race_in_any_family(on_ranks, layout):
-    on_ranks(2, cells.walk, matrix.cells(layout, "accumulation=2"), False, sanitizer=True)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_no_two_streams_race_in_any_family(on_ranks, num_ranks, layout):
+    on_ranks(num_ranks, cells.walk, matrix.cells(layout, "accumulation=2"), False, sanitizer=True)
 
 
 @pytest.mark.parametrize(
