@@ -137,13 +137,13 @@ class Reference:
         return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
 
     def _distance_to_teacher(self, shown, x, *y):
-        """Distance from what D's heads compute of its last tokens to the teacher's features of the same images."""
+        """Distance from what D's heads compute of the full image's tokens to the teacher's features of this image."""
         h = torch.cat([x] * self.recipe.generator.images_per_sample, dim=1), *y
         *others, last = self.d.layers.values()
         for layer in others:
             h = layer(*h)
-        head = last.teacher
-        ours = F.linear(h[0], head.first.weight, head.first.bias)
+        head, patches = last.teacher, (self.recipe.data.side // self.recipe.discriminator.patch) ** 2
+        ours = F.linear(h[0][:, -1 - patches :], head.first.weight, head.first.bias)
         for layer in (head.second, head.third):
             ours = F.linear(ours * ours.sigmoid(), layer.weight, layer.bias)
         with torch.no_grad():

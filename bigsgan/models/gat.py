@@ -247,7 +247,7 @@ class DiscriminatorBlock(nn.Module):
 class TeacherHead(nn.Module):
     """What tokens tell of a teacher's features: three linear layers with a SiLU between."""
 
-    def __init__(self, config: GATDiscriminator, teacher: Teacher) -> None:
+    def __init__(self, config: TransformerNetwork, teacher: Teacher) -> None:
         super().__init__()
         self.first = Linear(config.width, teacher.hidden, config.bf16)
         self.second = Linear(teacher.hidden, teacher.hidden, config.bf16)
@@ -262,7 +262,7 @@ class DiscriminatorHead(nn.Module):
     """The class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map.
 
     Attributes:
-        teacher: Beside it, what predicts a teacher's features from all tokens.
+        teacher: Beside it, what predicts a teacher's features from the class token and the patches.
     """
 
     teacher: TeacherHead | None
@@ -320,8 +320,8 @@ def discriminator_layers(
     return [*layers, DiscriminatorHead(config, num_classes)]
 
 
-def add_teacher_head(layers: list[nn.Module], config: GATDiscriminator, teacher: Teacher) -> None:
-    """Let the last of the discriminator's layers predict a teacher's features."""
+def add_teacher_head(layers: list[nn.Module], config: TransformerNetwork, teacher: Teacher) -> None:
+    """Let the last layer of a discriminator, GAT's or CAT's, predict a teacher's features."""
     head = layers[-1]
     assert isinstance(head, DiscriminatorHead)
     head.teacher = TeacherHead(config, teacher)
