@@ -1,7 +1,7 @@
 """A teacher: a frozen network whose features of real images D learns to predict from its own tokens.
 
 The teacher is a program with DINOv2's interface. No engine contains it; a checkpoint only has its digest. GAT (arXiv
-2509.24935) uses one. Its images are moved in the same way as D's.
+2509.24935) uses one, and so does unofficial code of CAT. Its images are moved in the same way as D's.
 
 Shapes: n images of a micro-batch, C channels of R pixels a side, R' pixels a side for the teacher, Z features,
 P = H * H patches of the teacher, T patches of D.

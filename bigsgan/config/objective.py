@@ -106,7 +106,7 @@ class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
     The cosines compare a frozen network's features of the image with those that a perceptron predicts from D's last
-    tokens (GAT, arXiv 2509.24935).
+    tokens (GAT, arXiv 2509.24935); in a CAT from those of the image at its full size.
     """
 
     path: PathText

@@ -246,7 +246,7 @@ def _check_objective(recipe: Recipe) -> None:
             raise UserError("objective.fake_labels", "data", problem, "remove it, or set data.num_classes", detail)
     if objective.teacher and not recipe.discriminator.has_tokens:
         problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
-        remedy = "remove it, or set discriminator.family=gat"
+        remedy = "remove it, or set discriminator.family to gat or cat"
         raise UserError("objective.teacher", objective.teacher.path, problem, remedy, detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
         what = "with pairs of images" if recipe.data.paired else "with objective.fake_labels=data"

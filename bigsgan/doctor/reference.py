@@ -137,18 +137,19 @@ class Reference:
         return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
 
     def _distance_to_teacher(self, shown, x, *y):
-        """Distance from what D's heads compute of its last tokens to the teacher's features of the same images."""
-        h = torch.cat([x] * self.recipe.generator.images_per_sample, dim=1), *y
+        """Distance from what D's heads compute of the full image's tokens to the teacher's features of this image."""
+        d: Any = self.recipe.discriminator
+        side, h = self.recipe.data.side // d.patch, (torch.cat([x] * d.images_per_sample, dim=1), *y)
         *others, last = self.d.layers.values()
         for layer in others:
             h = layer(*h)
         head = last.teacher
-        ours = F.linear(h[0], head.first.weight, head.first.bias)
+        ours = F.linear(h[0][:, -1 - side**2 :], head.first.weight, head.first.bias)
         for layer in (head.second, head.third):
             ours = F.linear(ours * ours.sigmoid(), layer.weight, layer.bias)
         with torch.no_grad():
             of_class, of_patches = self.teacher(shown, *y[1:])
-        side, own = math.isqrt(ours.shape[1] - 1), math.isqrt(of_patches.shape[1])
+        own = math.isqrt(of_patches.shape[1])
         if side != own:
             grid = F.interpolate(of_patches.mT.reshape(len(x), -1, own, own), (side, side), mode="bicubic")
             of_patches = grid.flatten(2).mT

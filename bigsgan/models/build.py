@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from bigsgan.config import Recipe
+from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
@@ -26,7 +27,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     make = family.generator_layers if network == "generator" else family.discriminator_layers
     layers: list[nn.Module] = make(section, data.side, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
-        layers[-1].teacher = family.TeacherHead(section, recipe.objective.teacher)
+        layers[-1].teacher = gat.TeacherHead(section, recipe.objective.teacher)
     before: list[nn.Module] = []
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))

@@ -92,11 +92,15 @@ class ScaleWiseAttention(Attention):
 
 
 class DiscriminatorHead(gat.DiscriminatorHead):
-    """GAT's, on the class token of each level."""
+    """GAT's, on the class token of each level; a teacher's features are predicted from the last level's tokens."""
 
     def __init__(self, config: CATDiscriminator, sides: Sequence[int], num_classes: int) -> None:
         super().__init__(config, num_classes)
         self.places = [sum(1 + side**2 for side in sides[:i]) for i in range(len(sides))]
+
+    def predict(self, x: Tensor, labels: Tensor) -> Tensor:
+        """A teacher's features of the last level's class token and patches: (N, S, W), (N,) -> (N, 1 + T, width)."""
+        return super().predict(x[:, self.places[-1] :], labels)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, S, W), (N,) -> logits (N, L), float32 whatever the network's type."""

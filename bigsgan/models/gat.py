@@ -242,7 +242,7 @@ class DiscriminatorBlock(nn.Module):
 class TeacherHead(nn.Module):
     """What tokens tell of a teacher's features: three linear layers with a SiLU between."""
 
-    def __init__(self, config: GATDiscriminator, teacher: Teacher) -> None:
+    def __init__(self, config: TransformerNetwork, teacher: Teacher) -> None:
         super().__init__()
         self.first = Linear(config.width, teacher.hidden, config.bf16)
         self.second = Linear(teacher.hidden, teacher.hidden, config.bf16)
@@ -257,7 +257,7 @@ class DiscriminatorHead(nn.Module):
     """The class token's projection on the class (Miyato and Koyama 2018, arXiv 1802.05637), or a linear map.
 
     Attributes:
-        teacher: Beside it, what predicts a teacher's features from all tokens.
+        teacher: Beside it, what predicts a teacher's features from the class token and the patches.
     """
 
     teacher: TeacherHead | None

@@ -154,21 +154,32 @@ def test_the_peak_is_predicted(ranks, tmp_path, name):
     assert samples == pytest.approx(max(found["samples"] for found in by_rank), rel=0.12)
 
 
-TAUGHT = [
-    *COMMON,
-    "generator={family: gat, depth: 4, width: 64, heads: 4, patch: 4, levels: 4}",
-    "discriminator={family: gat, depth: 4, width: 64, heads: 4, patch: 4, levels: 4, embedding_size: 64}",
-    "batch=32",
-    "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
-]
+def taught(family):
+    levels = "depth: 4, width: 64, heads: 4, patch: 4, levels: 4"
+    return [
+        *COMMON,
+        f"generator={{family: {family}, {levels}}}",
+        f"discriminator={{family: {family}, {levels}, embedding_size: 64}}",
+        "batch=32",
+        "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
+    ]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name, more", [("ZeRO 1", []), ("2 stages", STAGES), ("ZeRO 1, recomputing", RECOMPUTING)])
-def test_the_peak_with_a_teacher_is_predicted(ranks, tmp_path, name, more):
+@pytest.mark.parametrize(
+    "family, name, more",
+    [
+        ("gat", "ZeRO 1", []),
+        ("gat", "2 stages", STAGES),
+        ("gat", "ZeRO 1, recomputing", RECOMPUTING),
+        ("cat", "2 stages", STAGES),
+        ("cat", "ZeRO 1, recomputing", RECOMPUTING),
+    ],
+)
+def test_the_peak_with_a_teacher_is_predicted(ranks, tmp_path, family, name, more):
     """Whose heads hold as much as the other layers of D, and whose program is as large as both networks."""
     teacher = write_teacher(tmp_path / "t.pt", 768, 112)[0].replace("hidden: 10", "hidden: 2048")
-    check(ranks, tmp_path, f"GAT with a teacher, {name}", [*TAUGHT, *more, teacher], zero(1))
+    check(ranks, tmp_path, f"{family.upper()} with a teacher, {name}", [*taught(family), *more, teacher], zero(1))
 
 
 def check(ranks, tmp_path, name, overrides, content):

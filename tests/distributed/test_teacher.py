@@ -9,6 +9,7 @@ import torch
 from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed import scenarios
+from tests.distributed import test_cat as cat
 from tests.distributed.test_compiling import needs_dual
 from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected
 from tests.distributed.test_families import GAT_GAME
@@ -17,6 +18,8 @@ from tests.tiny import FAMILIES, stages, tiny_recipe, zero
 
 FINITE = GAT_GAME
 EXACT = [*FAMILIES["gat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
+CAT_FINITE = [*cat.GAME, *cat.PENALTIES["finite_difference"]]
+CAT_EXACT = [*FAMILIES["cat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
 CASES = ["accumulation=2"]
 
 
@@ -26,16 +29,20 @@ def teacher(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_teacher_moves_all_of_the_discriminator(teacher):
-    """The comparisons below would see a game without it, and that a head's tensor stayed where it was."""
-    options = [*FINITE, *CASES, f"seed={SEED}"]
+@pytest.mark.parametrize("game, block", [pytest.param(FINITE, 2, id="gat"), pytest.param(CAT_FINITE, 1, id="cat")])
+def test_a_teacher_moves_all_of_the_discriminator(teacher, game, block):
+    """The comparisons below would see a game without it, and that a head's tensor stayed where it was.
+
+    Of two blocks the first is layer ``block``.
+    """
+    options = [*game, *CASES, f"seed={SEED}"]
     recipe = tiny_recipe(Path(tempfile.mkdtemp()), *options, *teacher)
     start, end = reference.run_reference(recipe, 0), expected(*options, *teacher, updates=FEWER)
     without, compared = expected(*options, updates=FEWER)["discriminator"], 0
-    del end["discriminator"]["layers.4.linear.bias"]  # of the logits, whose differences alone count
+    del end["discriminator"][f"layers.{block + 2}.linear.bias"]  # of the logits, whose differences alone count
     for name, value in end["discriminator"].items():
         assert reference.distance(value, start["discriminator"][name]) > 10 * SAME, name
-        if name in without and name.startswith("layers.2."):
+        if name in without and name.startswith(f"layers.{block}."):
             assert reference.distance(value, without[name]) > 10 * SAME, name
             compared += 1
     assert compared > 5
@@ -44,6 +51,9 @@ def test_a_teacher_moves_all_of_the_discriminator(teacher):
 @pytest.mark.parametrize(
     "game, stage, layout",
     [
+        pytest.param(CAT_EXACT, 3, (1, 1), id="cat-zero3-exact"),
+        pytest.param(CAT_FINITE, 1, (1, 2), marks=pytest.mark.slow, id="cat-stages"),
+        pytest.param(CAT_EXACT, 2, (1, 1), marks=pytest.mark.slow, id="cat-zero2-exact"),
         pytest.param(FINITE, 3, (1, 1), marks=pytest.mark.slow, id="zero3"),
         pytest.param(EXACT, 2, (1, 1), marks=pytest.mark.slow, id="zero2-exact"),
         pytest.param(EXACT, 1, (1, 2), marks=pytest.mark.slow, id="stages-exact"),
@@ -53,6 +63,9 @@ def test_a_teacher_moves_all_of_the_discriminator(teacher):
         pytest.param(EXACT, 3, (1, 1), marks=pytest.mark.nightly, id="zero3-exact"),
         pytest.param(FINITE, 1, (2, 2), marks=pytest.mark.nightly, id="stages"),
         pytest.param(EXACT, 1, (2, 2), marks=pytest.mark.nightly, id="stages-of-both-exact"),
+        pytest.param(CAT_FINITE, 0, (1, 1), marks=pytest.mark.nightly, id="cat-zero0"),
+        pytest.param(CAT_FINITE, 3, (1, 1), marks=pytest.mark.nightly, id="cat-zero3"),
+        pytest.param(CAT_EXACT, 1, (2, 2), marks=pytest.mark.nightly, id="cat-stages-of-both-exact"),
     ],
 )
 def test_layouts_on_two_ranks(ranks, teacher, game, stage, layout):
@@ -86,6 +99,7 @@ OVERLAPPED = [
         pytest.param(OVERLAPPED, "1 + 1", marks=pytest.mark.slow, id="overlapped"),
         *(pytest.param(FINITE, name, marks=pytest.mark.nightly, id=name) for name in SEPARATE),
         pytest.param(EXACT, "1 + 2, D in stages", marks=pytest.mark.nightly, id="stages-exact"),
+        pytest.param(CAT_EXACT, "1 + 2, D in stages", marks=pytest.mark.slow, id="cat-stages-exact"),
         pytest.param(OVERLAPPED, "1 + 2, D in stages", marks=pytest.mark.nightly, id="stages-overlapped"),
     ],
 )
@@ -106,6 +120,7 @@ def test_ranks_of_their_own(ranks, teacher, game, name):
         pytest.param(FINITE, "layers", 2, id="layers"),
         pytest.param(EXACT, "layers", 2, id="layers-exact"),
         pytest.param(EXACT, "whole", 1, id="whole-exact"),
+        pytest.param(CAT_FINITE, "layers", 2, id="cat-layers"),
     ],
 )
 def test_compiled(ranks, teacher, game, unit, stage):

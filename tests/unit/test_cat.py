@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from bigsgan.adversarial.consistency import Consistency
 from bigsgan.config import load_recipe, objective
 from bigsgan.config.data import Data
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
-from bigsgan.config.families.gat import GATGenerator
+from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.errors import UserError
-from bigsgan.models import cat, gat
+from bigsgan.models import cat, dual, gat
+from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from tests import REPOSITORY
@@ -157,12 +159,9 @@ def generated(state: dict[str, Tensor], z: Tensor, y: Tensor, side: int, patch: 
     return torch.cat(images, dim=1)
 
 
-def judged(state: dict[str, Tensor], images: Tensor, y: Tensor, patch: int, heads: int, depth: int) -> Tensor:
-    """D written out: each of four levels goes alone through all blocks."""
-    logits, side = [], images.shape[-1]
-    of_class = state[f"layers.{depth + 1}.embedding.weight"][y]
-    of_class = F.silu(linear(state, f"layers.{depth + 1}.mapping.first", of_class, MAPPING))
-    of_class = linear(state, f"layers.{depth + 1}.mapping.second", of_class, MAPPING)
+def read(state: dict[str, Tensor], images: Tensor, patch: int, heads: int, depth: int) -> list[Tensor]:
+    """D's tokens written out: each of four levels goes alone through all blocks, a class token before its patches."""
+    found, side = [], images.shape[-1]
     for level, image in enumerate(images.chunk(4, dim=1)):
         size = side // 2 ** (3 - level)
         small = F.interpolate(image, size=(size, size), mode="bilinear", align_corners=False)
@@ -177,11 +176,36 @@ def judged(state: dict[str, Tensor], images: Tensor, y: Tensor, patch: int, head
             x = x + h * state[f"layers.{i}.scale1.weight"]
             h = perceptron(state, f"layers.{i}.perceptron", rms(x, 1e-6) * state[f"layers.{i}.norm2.weight"])
             x = x + h * state[f"layers.{i}.scale2.weight"]
-        head = f"layers.{depth + 1}"
-        logits.append(
-            (linear(state, f"{head}.linear", rms(x[:, 0], 1e-6) * state[f"{head}.norm.weight"]) * of_class).sum(1)
-        )
+        found.append(x)
+    return found
+
+
+def judged(state: dict[str, Tensor], images: Tensor, y: Tensor, patch: int, heads: int, depth: int) -> Tensor:
+    """D written out."""
+    head, logits = f"layers.{depth + 1}", []
+    of_class = state[f"{head}.embedding.weight"][y]
+    of_class = F.silu(linear(state, f"{head}.mapping.first", of_class, MAPPING))
+    of_class = linear(state, f"{head}.mapping.second", of_class, MAPPING)
+    for x in read(state, images, patch, heads, depth):
+        features = linear(state, f"{head}.linear", rms(x[:, 0], 1e-6) * state[f"{head}.norm.weight"])
+        logits.append((features * of_class).sum(1))
     return torch.stack(logits, dim=1)
+
+
+def predicted(state: dict[str, Tensor], images: Tensor, patch: int, heads: int, depth: int) -> Tensor:
+    """A teacher's features, written out: of the class token, then of the patches of the image at its full size."""
+    tokens, teacher = read(state, images, patch, heads, depth)[-1], f"layers.{depth + 1}.teacher"
+    for name in ("first", "second"):
+        tokens = F.silu(linear(state, f"{teacher}.{name}", tokens))
+    return linear(state, f"{teacher}.third", tokens)
+
+
+def taught(side: int, channels: int, **section: Any) -> LayerStack:
+    """A discriminator of three classes with heads for a teacher's features."""
+    layers = list(discriminator(side, channels, 3, **section).layers.values())
+    teacher = objective.Teacher(path="dinov2.pt2", width=6, hidden=10)
+    gat.add_teacher_head(layers, CATDiscriminator.model_validate(section), teacher)
+    return LayerStack(layers)
 
 
 def samples(num: int, channels: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,6 +237,50 @@ def test_the_discriminator_is_the_one_written_out(side, patch, exact):
     weights = torch.arange(1.0, 5.0, dtype=torch.float64)
     (logits @ weights).sum().backward(), (written_out @ weights).sum().backward()
     assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("side, patch", [(8, 1), (16, 2)])
+def test_features_of_a_teacher_are_predicted_from_the_full_image(side, patch):
+    """Of the reals alone, which are the first of both segments; its logits stay as they are."""
+    _, y, images = samples(2, 2, side)
+    images, y = torch.cat([images, images.flip(3)]), y.repeat(2)
+    network = drawn(taught(side, 2, **TINY, patch=patch, embedding_size=5), 2)
+    assert network.predicts
+    found, expected = (x.clone().requires_grad_() for x in (images, images))
+    logits, features = network.with_predictions(found, y, segments=2)
+    written_out = predicted(network.state_dict(), expected[:2], patch, 2, 4)
+    assert features.shape == (2, 1 + (side // patch) ** 2, 6)
+    assert_close(features, written_out, rtol=1e-10, atol=1e-10)
+    assert_close(logits, judged(network.state_dict(), images, y, patch, 2, 4), rtol=1e-10, atol=1e-10)
+    (features**2).sum().backward(), (written_out**2).sum().backward()
+    assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-9)
+    assert (found.grad.abs().amax(dim=(2, 3)) > 0).tolist() == [[i >= 6 for i in range(8)]] * 2 + [[False] * 8] * 2
+
+
+def test_passes_with_tangents_predict_the_same():
+    """And the tangents of logits are those of a double backward."""
+    _, y, images = samples(2, 2, 8)
+    network = drawn(taught(8, 2, **TINY, patch=1, embedding_size=5), 2)
+    direction = torch.randn(images.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    dual.load_rules()
+    both, features = network.with_predictions_dual(dual.begin((images, y), direction))
+    logits, tangents = dual.end(both)
+    expected, of_whole = network.with_predictions(images.requires_grad_(), y)
+    assert_close((logits, features), (expected, of_whole), rtol=1e-10, atol=1e-10)
+    (slope,) = torch.autograd.grad(expected.sum(), images)
+    assert_close(tangents.sum(), (slope * direction).sum(), rtol=1e-9, atol=1e-9)
+
+
+def test_heads_for_a_teacher_are_those_of_a_gat():
+    section = {**TINY, "patch": 1}
+    with_heads, without = taught(8, 1, **section), discriminator(8, 1, 3, **section)
+    more = {name: tuple(p.shape) for name, p in with_heads.named_parameters() if ".teacher." in name}
+    assert {*more} == {name for name, _ in with_heads.named_parameters()} - {n for n, _ in without.named_parameters()}
+    layers = gat.discriminator_layers(GATDiscriminator.model_validate(TINY), 8, 1, 3)
+    gat.add_teacher_head(layers, GATDiscriminator.model_validate(TINY), objective.Teacher(path="x", width=6, hidden=10))
+    theirs = LayerStack(layers).named_parameters()
+    assert more == {n.replace("layers.6.", "layers.5."): tuple(p.shape) for n, p in theirs if ".teacher." in n}
+    assert more["layers.5.teacher.third.weight"] == (6, 10)
 
 
 def test_a_logit_is_of_one_level():
@@ -299,3 +367,14 @@ def test_recipes(name, epochs, depth):
     assert (recipe.generator.depth, recipe.discriminator.depth, recipe.discriminator.width) == (depth, 12, 768)
     assert recipe.objective.consistency == objective.Consistency(weight=0.1)
     assert (recipe.objective.r1.weight, recipe.objective.r2.weight) == (1, 1)
+
+
+def test_a_recipe_with_a_teacher():
+    """As docs/how-to/latents.md names one."""
+    options = ["objective.teacher.path=data/dinov2_vitb14.pt2"]
+    recipe = load_recipe(REPOSITORY / "launch/recipes/cat_m_imagenet256.yaml", options)
+    assert recipe.objective.teacher == objective.Teacher(path="data/dinov2_vitb14.pt2", weight=1, width=768)
+    with torch.device("meta"):
+        more = {n: p for n, p in build_network(recipe, "discriminator").named_parameters() if ".teacher." in n}
+    assert sum(p.numel() for p in more.values()) == (768 + 1) * 2048 + (2048 + 1) * 2048 + (2048 + 1) * 768
+    assert all(name.startswith("layers.13.") for name in more)

@@ -174,9 +174,10 @@ def test_both_methods_stand_side_by_side(tmp_path):
     assert path_length.split() == expected.split()
 
 
-def test_operations_of_heads_for_a_teacher(tmp_path):
+@pytest.mark.parametrize("family", ["gat", "cat"])
+def test_operations_of_heads_for_a_teacher(tmp_path, family):
     """A D step that predicts features computes what the plan adds for them, three times for each real image."""
-    plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], "objective.teacher={path: away.pt}"], both(0))
+    plan = tiny_plan(tmp_path, 1, [*FAMILIES[family], "objective.teacher={path: away.pt}"], both(0))
     with META:
         network = build_network(plan.recipe, "discriminator").train()
     loss = DiscriminatorObjective(plan.objective, Statistics(META), 0)

@@ -141,6 +141,8 @@ def test_operations_of_cat(size, published, capsys):
     of_tokens = sum(tokens) * (4 * width**2 + 3 * width * inside) + 2 * width * sum(num**2 for num in tokens)
     ends = sum(num - 1 for num in tokens) * 16 * width + 4 * width * 2048 + 2 * 2048**2
     assert counted["discriminator"]["forward_flop"] == pytest.approx(2 * (12 * of_tokens + ends), rel=1e-3)
+    taught = load_recipe(RECIPES / f"cat_{size}_imagenet256.yaml", ["objective.teacher={path: dinov2.pt2}"])
+    assert count_heads(plan_run(taught, 8)) == 2 * tokens[-1] * (width * 2048 + 2048**2 + 2048 * 768)
 
 
 def test_how_long_a_run_takes(capsys):

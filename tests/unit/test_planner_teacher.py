@@ -27,6 +27,8 @@ HEADS = 2 * TOKENS * (WIDTH * HIDDEN + HIDDEN**2 + HIDDEN * FEATURES)
 PROGRAM = 2 * (16 * FEATURES * 3 * 7 * 7 + FEATURES**2)
 """Patches of 7x7 pixels, and the class token's linear map."""
 AWAY = f"objective.teacher={{path: away.pt, width: {FEATURES}, hidden: {HIDDEN}}}"
+TAUGHT = ["gat", "cat"]
+"""Families whose D predicts features, of as many tokens in either."""
 LARGE = "objective.teacher={path: away.pt, width: 48, hidden: 96}"
 
 
@@ -45,8 +47,10 @@ def test_a_program_by_hand(tmp_path, suffix):
     assert found.peak(5) == 5 * 4 * 3 * (16**2 + 28**2)
 
 
-def test_operations_of_heads(tmp_path):
-    without, plan = (tiny_plan(tmp_path, 1, [*FAMILIES["gat"], *more], both(0)) for more in ([], [AWAY]))
+@pytest.mark.parametrize("family", TAUGHT)
+def test_operations_of_heads(tmp_path, family):
+    """Of the tokens of the full image, also where D reads others."""
+    without, plan = (tiny_plan(tmp_path, 1, [*FAMILIES[family], *more], both(0)) for more in ([], [AWAY]))
     assert (count_heads(without), count_heads(plan)) == (0, HEADS)
     before, counted = count_work(without), count_work(plan)
     assert counted["discriminator"]["forward_flop"] == before["discriminator"]["forward_flop"]
@@ -91,10 +95,11 @@ def peaks_of_whole(stack, inputs, num, section):
     return {"forward": forward.peak, "kept": forward.end, "backward": backward.peak}
 
 
+@pytest.mark.parametrize("family", TAUGHT)
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_layers_with_heads_make_a_whole(tmp_path, checkpointing):
-    n = 32
-    options = [f"batch={n}", *FAMILIES["gat"], LARGE, f"engines.discriminator.activation_checkpointing={checkpointing}"]
+def test_layers_with_heads_make_a_whole(tmp_path, checkpointing, family):
+    n, recompute = 32, f"engines.discriminator.activation_checkpointing={checkpointing}"
+    options = [f"batch={n}", *FAMILIES[family], LARGE, recompute]
     plan = tiny_plan(tmp_path, 1, options, both(0))
     stack, inputs = build_on_meta(plan, "discriminator"), list(meta_inputs(plan, "discriminator", 2 * n))
     found = peaks_of_whole(stack, inputs, n, plan.recipe.objective.teacher)
@@ -111,8 +116,9 @@ def test_layers_with_heads_make_a_whole(tmp_path, checkpointing):
 
 
 @pytest.mark.slow
-def test_tangents_have_heads_too(tmp_path):
-    options = [*FAMILIES["gat"], "batch=16", "objective.r1={weight: 1}"]
+@pytest.mark.parametrize("family", TAUGHT)
+def test_tangents_have_heads_too(tmp_path, family):
+    options = [*FAMILIES[family], "batch=16", "objective.r1={weight: 1}"]
     kept = []
     for more in ([], [LARGE]):
         plan = tiny_plan(tmp_path, 1, [*options, *more], both(0))
@@ -122,8 +128,9 @@ def test_tangents_have_heads_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_double_backward_has_heads_too(tmp_path):
-    options = [*FAMILIES["gat"], "batch=16", "objective.r1={weight: 1, method: double_backward}"]
+@pytest.mark.parametrize("family", TAUGHT)
+def test_double_backward_has_heads_too(tmp_path, family):
+    options = [*FAMILIES[family], "batch=16", "objective.r1={weight: 1, method: double_backward}"]
     kept = []
     for more in ([], [LARGE]):
         plan, traces = tiny_plan(tmp_path, 1, [*options, *more], both(0)), Traces()

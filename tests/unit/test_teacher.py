@@ -171,9 +171,10 @@ def test_programs_that_do_not_fit(tmp_path, name):
         build_teacher(recipe, CPU)
 
 
-def test_a_teacher_of_another_width_is_refused(tmp_path):
+@pytest.mark.parametrize("family", ["gat", "cat"])
+def test_a_teacher_of_another_width_is_refused(tmp_path, family):
     override = write_teacher(tmp_path / "t.pt", width=6)
-    recipe = tiny_recipe(tmp_path, *FAMILIES["gat"], *override, "objective.teacher.width=8")
+    recipe = tiny_recipe(tmp_path, *FAMILIES[family], *override, "objective.teacher.width=8")
     with pytest.raises(
         UserError, match=r"must make tokens \(2, 8\) and \(2, P, 8\) .*it makes \(2, 6\) and \(2, 16, 6\)"
     ):
@@ -181,7 +182,8 @@ def test_a_teacher_of_another_width_is_refused(tmp_path):
 
 
 def test_networks_without_tokens_have_no_teacher(tmp_path):
-    with pytest.raises(UserError, match=r"objective\.teacher: must be null with discriminator\.family=biggan"):
+    problem = r"objective\.teacher: must be null with discriminator\.family=biggan"
+    with pytest.raises(UserError, match=f"{problem}.*; remove it, or set discriminator.family to gat or cat"):
         tiny_recipe(tmp_path, "objective.teacher={path: x.pt}")
 
 

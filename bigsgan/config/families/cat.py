@@ -34,6 +34,7 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 class CATDiscriminator(CATNetwork):
     """CAT's discriminator, which judges each image at its own size and apart from the others."""
 
+    has_tokens = True
     family: Literal["cat"] = "cat"
     embedding_size: Width = 2048
     """Features that the head projects on the class's embedding; ignored without classes."""
