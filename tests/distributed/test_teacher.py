@@ -9,16 +9,15 @@ import torch
 from bigsgan.config import NETWORKS
 from tests import reference
 from tests.distributed import scenarios
-from tests.distributed import test_cat as cat
 from tests.distributed.test_compiling import needs_dual
 from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected
-from tests.distributed.test_families import GAT_GAME
+from tests.distributed.test_transformers import GAMES, PENALTIES
 from tests.teachers import write_teacher
 from tests.tiny import FAMILIES, stages, tiny_recipe, zero
 
-FINITE = GAT_GAME
+FINITE = [*GAMES["gat"], *PENALTIES["finite_difference"]]
 EXACT = [*FAMILIES["gat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
-CAT_FINITE = [*cat.GAME, *cat.PENALTIES["finite_difference"]]
+CAT_FINITE = [*GAMES["cat"], *PENALTIES["finite_difference"]]
 CAT_EXACT = [*FAMILIES["cat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
 CASES = ["accumulation=2"]
 

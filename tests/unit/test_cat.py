@@ -204,7 +204,7 @@ def taught(side: int, channels: int, **section: Any) -> LayerStack:
     """A discriminator of three classes with heads for a teacher's features."""
     layers = list(discriminator(side, channels, 3, **section).layers.values())
     teacher = objective.Teacher(path="dinov2.pt2", width=6, hidden=10)
-    gat.add_teacher_head(layers, CATDiscriminator.model_validate(section), teacher)
+    layers[-1].teacher = gat.TeacherHead(CATDiscriminator.model_validate(section), teacher)
     return LayerStack(layers)
 
 
@@ -277,7 +277,8 @@ def test_heads_for_a_teacher_are_those_of_a_gat():
     more = {name: tuple(p.shape) for name, p in with_heads.named_parameters() if ".teacher." in name}
     assert {*more} == {name for name, _ in with_heads.named_parameters()} - {n for n, _ in without.named_parameters()}
     layers = gat.discriminator_layers(GATDiscriminator.model_validate(TINY), 8, 1, 3)
-    gat.add_teacher_head(layers, GATDiscriminator.model_validate(TINY), objective.Teacher(path="x", width=6, hidden=10))
+    teacher = objective.Teacher(path="x", width=6, hidden=10)
+    layers[-1].teacher = gat.TeacherHead(GATDiscriminator.model_validate(TINY), teacher)
     theirs = LayerStack(layers).named_parameters()
     assert more == {n.replace("layers.6.", "layers.5."): tuple(p.shape) for n, p in theirs if ".teacher." in n}
     assert more["layers.5.teacher.third.weight"] == (6, 10)
