@@ -15,6 +15,7 @@ from tests.distributed.launching import TIMEOUT, needs_two_devices
 MESSAGE = "bigsgan: batch: must be a multiple of 2, got 63 (1 micro-batch on 2 ranks for the generator); set batch=64"
 
 
+@pytest.mark.slow
 @needs_two_devices
 def test_bad_input_is_told_once_and_not_tried_again(tmp_path):
     env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}

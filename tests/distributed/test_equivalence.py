@@ -147,7 +147,10 @@ def test_networks_may_differ_in_stage(ranks, stages):
     check(ranks(2), PENALTIES["exact"], ds, FEWER)
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(s, marks=pytest.mark.nightly) for s in (0, 1, 2)), 3])
+@pytest.mark.parametrize(
+    "stage",
+    [*(pytest.param(s, marks=pytest.mark.nightly) for s in (0, 1, 2)), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_checkpointing_changes_nothing(ranks, stage):
     checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")]
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
@@ -160,7 +163,9 @@ def test_stage_3_with_persistent_parameters(ranks):
     check(ranks(2), PENALTIES["exact"], {"generator": keep, "discriminator": keep}, FEWER)
 
 
-@pytest.mark.parametrize("stage", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(1, marks=pytest.mark.nightly), *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))]
+)
 def test_groups_of_parameters_change_nothing(ranks, stage):
     """Some parameters are larger than a group may be."""
     section = {"reduce_bucket_size": 300, "overlap_comm": True} | ({"sub_group_size": 300} if stage == 3 else {})

@@ -37,7 +37,7 @@ LAYOUTS = {  # ranks, options, DeepSpeed files
     "G in four stages": (4, stages(4, 2), both(1)),
     "stages and replicas": (4, stages(2, 2), both(1)),
 }
-QUICK = [("zero3", "lazy r1 and r2", 2), ("pipelines", "gradient penalty", 2), ("zero1", "r1", 1)]
+QUICK = [("zero3", "lazy r1 and r2", 2), ("pipelines", "gradient penalty", 2)]
 
 
 def cells(layouts, penalties, quick, rest=()):
@@ -78,7 +78,7 @@ OF_STYLES = {  # path length regularisation, and what else
         "objective.d_steps=2",
     ],
 }
-PATHS = [("zero3", "of half, with r1", 1), ("pipelines", "alone", 2)]
+PATHS = [("zero3", "of half, with r1", 1)]
 OF_G = {
     **{name: layout for name, layout in LAYOUTS.items() if "four" not in name},
     "G in four stages": LAYOUTS["G in four stages"],  # this D has three layers
@@ -88,7 +88,7 @@ OF_G = {
 }
 
 
-OF_G_IN_CI = ("zero2, offload", "stages and zero3", "recomputed stages", "recomputed layers")
+OF_G_IN_CI = ("pipelines", "zero2, offload", "stages and zero3", "recomputed stages", "recomputed layers")
 REST_OF_G = [layout for layout in OF_G if layout not in OF_G_IN_CI]
 
 

@@ -152,6 +152,7 @@ def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, more):
     assert ranks(2).run(asked, overrides, dict.fromkeys(NETWORKS, ds), True, True)[0] == [{}, {}]
 
 
+@pytest.mark.slow
 def test_stage_3_waits_for_gathers_alone(ranks):
     """As it has few of them under way at a time; a double backward gathers all of D."""
     for method, waits in (("double_backward", {"an event", "the device"}), ("forward_mode", {"an event"})):

@@ -29,7 +29,6 @@ LAYOUTS = {
     "zero2, offload": ([], zero(2, zero=HOST)),
     "stages": ([*stages(2, 1)], zero(1)),
 }
-QUICK = "zero3"
 
 
 def trained(overrides, ds, directory):
@@ -93,8 +92,7 @@ def residual(width):
 @pytest.mark.parametrize(
     "name",
     [
-        QUICK,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2, offload", "stages")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2, offload", "zero3", "stages")),
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("zero0", "zero1", "zero2")),
     ],
 )

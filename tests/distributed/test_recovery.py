@@ -192,7 +192,7 @@ LATE = [0, 1, 2, 3, 4, 3]
 @pytest.mark.parametrize(
     "stage, more, bad, stop_in, skipped, made",
     [
-        (0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5]),
+        pytest.param(0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
         pytest.param(3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
         (2, [], (3,), 4, (24, 32), [*LATE, 3]),
         pytest.param(1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5], marks=pytest.mark.nightly),
@@ -243,6 +243,7 @@ def test_too_many_rollbacks_end_the_run_with_a_report(ranks):
         assert "of the discriminator" in message
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(ranks):
     """The one before it is taken, and the run ends as if it had never seen the data of both failures."""
     both = dict.fromkeys(NETWORKS, zero(2))
@@ -270,7 +271,11 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     [
         (0, "master", 16, [], 5, None, (32, 48), [0, 1, 2, 3, 4, 5, 4, 5], [16, 32, 48]),
         pytest.param(2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32], marks=pytest.mark.slow),
-        (1, "exp_avg_sq", 16, [], 3, None, (16, 48), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5], [16, 32, 48]),
+        pytest.param(
+            *(1, "exp_avg_sq", 16, [], 3, None, (16, 48)),
+            *([0, 1, 2, 3, 4, 5, 2, 3, 4, 5], [16, 32, 48]),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *(1, "exp_avg_sq", 16, ["checkpoints.background=false"], 3, None, (16, 32)),
             *([0, 1, 2, 3, 2, 3, 4, 5], None),

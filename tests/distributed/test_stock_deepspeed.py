@@ -38,7 +38,7 @@ def test_nothing_is_replaced(ranks, stage):
     assert not usual[3]
 
 
-@pytest.mark.parametrize("stage", [pytest.param(n, marks=() if n == 3 else pytest.mark.slow) for n in range(4)])
+@pytest.mark.parametrize("stage", [pytest.param(n, marks=pytest.mark.slow) for n in range(4)])
 def test_the_update_is_the_reference(ranks, stage):
     check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], both(stage), FEWER)
 

@@ -22,7 +22,9 @@ def cases(tmp_path, *overrides, **changes):
     return measured(network, recipe, asked._replace(**changes))
 
 
-@pytest.mark.parametrize("family", ["biggan", "pix2pix", "stylegan2", "r3gan"])
+@pytest.mark.parametrize(
+    "family", ["pix2pix", "stylegan2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "r3gan"))]
+)
 def test_precisions_and_batches(tmp_path, one_thread, family):
     found = cases(tmp_path, *FAMILIES.get(family, []))
     assert [(each["precision"], each["batch"]) for each in found] == [

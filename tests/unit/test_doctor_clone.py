@@ -47,6 +47,7 @@ def test_the_lists_are_those_of_the_tests():
     assert not {"gpu", "stand_in"} & {check.group for check in registry.chosen([], False)}
 
 
+@pytest.mark.slow
 def test_a_group_of_commands_is_gone_through(planted, capsys):
     assert main(["doctor", "--json", "--only", "gpu"]) == 1
     record = json.loads(capsys.readouterr().out)

@@ -38,7 +38,7 @@ from tests.tiny import tiny_recipe
 
 SECONDS = 20
 FEW = settings(
-    max_examples=150,
+    max_examples=100,
     derandomize=True,
     database=None,
     deadline=timedelta(seconds=SECONDS),
@@ -47,7 +47,7 @@ FEW = settings(
 MANY = settings(FEW, max_examples=3_000, derandomize=False, print_blob=True)
 DEPTHS = [FEW, pytest.param(MANY, marks=pytest.mark.nightly)]
 RUN_DEPTHS = [
-    settings(FEW, max_examples=60),
+    settings(FEW, max_examples=40),
     pytest.param(settings(MANY, max_examples=1_000), marks=pytest.mark.nightly),
 ]
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT")

@@ -20,7 +20,7 @@ def of_discriminator(directory, num, *options):
     return {name: peak.activations for name, peak in found.update.items()}
 
 
-@pytest.mark.parametrize("more, readers, num", [([], 2, NUM - 2), ([EXACT], 3, 1)])
+@pytest.mark.parametrize("more, readers, num", [([], 2, NUM - 2), pytest.param([EXACT], 3, 1, marks=pytest.mark.slow)])
 def test_images_that_are_read_again_stay(more, readers, num, tmp_path):
     """All of them, beside which none is on its way; of those that are read once, one is there and one on its way.
 

@@ -78,6 +78,7 @@ def test_an_unknown_size_is_no_hindrance(monkeypatch):
     assert loader._free_shared_memory() is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts")
 def test_a_full_one_ends_the_run_at_once():
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", IN_A_SMALL_ONE, sys.executable, READ]

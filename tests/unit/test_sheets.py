@@ -152,7 +152,7 @@ def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path
         assert np.abs(np.asarray(Image.open(out / name)).astype(int) - grid[i]).max() <= 1  # rounded in another batch
 
 
-@pytest.mark.parametrize("classes", [[], ["--classes", "4,6"]])
+@pytest.mark.parametrize("classes", [pytest.param([], marks=pytest.mark.slow), ["--classes", "4,6"]])
 def test_an_archive_has_the_single_files_images(make_run, tmp_path, classes):
     """Classes take turns; unless asked for, all of them."""
     run, out, files = make_run("data.num_classes=10"), tmp_path / "samples.npz", tmp_path / "files"

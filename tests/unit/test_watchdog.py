@@ -136,6 +136,7 @@ def test_where_one_rank_ends_the_run_the_others_do_not_wait_for_it(tmp_path, mon
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_sides")
 def test_ranks_of_d_may_wait_as_long_as_those_of_g_measure(tmp_path):
     """Phase by phase of the measurement, each soon enough, while D's phase stays what it is."""
@@ -212,7 +213,7 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
             full.close()
 
 
-@pytest.mark.parametrize("compiler", ["this rank", "another"])
+@pytest.mark.parametrize("compiler", ["this rank", pytest.param("another", marks=pytest.mark.slow)])
 def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
     ended, compiled = threading.Event(), threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
@@ -245,6 +246,7 @@ def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
         assert not ended.wait(1)
 
 
+@pytest.mark.slow
 def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_LONGEST_COMPILATION_SECONDS", 0.5)
     ended, compiled = threading.Event(), [0.4]
@@ -255,7 +257,9 @@ def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
         assert ended.wait(60)
 
 
-@pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
+@pytest.mark.parametrize(
+    "phase, mover", [("checkpoint", "this rank"), pytest.param("rollback", "another", marks=pytest.mark.slow)]
+)
 def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover):
     ended, moving = threading.Event(), threading.Event()
     log, board = rank_log(tmp_path / "rank00000.log"), Board()
@@ -287,6 +291,7 @@ def test_what_moves_beside_an_update_does_not_keep_it_alive(tmp_path):
     assert ended.is_set()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_slow_is_told_from_one_that_hangs(tmp_path, monkeypatch, capfd):
     """A save in many pieces, each soon enough; and one whose second piece never comes back from the disk."""
     ended, gone = threading.Event(), threading.Event()
