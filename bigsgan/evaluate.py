@@ -56,7 +56,7 @@ class Options(NamedTuple):
     batch: int  # images at a time
     seed: int  # seed of the latents
     truncation: float | None  # threshold of the latents, or psi of styles
-    guidance: float | None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
+    guidance: float | None  # factor on the distance of w from its mean over the classes; None for 1
     overrides: Sequence[str]  # changes to `data` of the run's recipe
     reference: Path | None  # file to compare with instead of the data; None for the data
     json: bool  # print the records as JSON

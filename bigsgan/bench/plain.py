@@ -36,7 +36,7 @@ from bigsgan.runtime import comm
 from bigsgan.training.schedules import average_decay, scheduled
 
 
-class Trainee:
+class NetworkAndOptimizer:
     """One network with its optimizer; with ``distributed``, DistributedDataParallel averages its gradients over ranks.
 
     Attributes:
@@ -98,7 +98,7 @@ class PlainLoop:
     def __init__(
         self,
         recipe: Recipe,
-        networks: dict[str, Trainee],
+        networks: dict[str, NetworkAndOptimizer],
         sources: Sources,
         extras: Extras,
         statistics: Statistics,
@@ -263,7 +263,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         join_replicas(stack, num_ranks)
         optimizer = build_torch_optimizer(section, list(stack.parameters()))
         accumulation = recipe.accumulation_of(network)
-        trainees[network] = Trainee(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
+        trainees[network] = NetworkAndOptimizer(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
     parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
     dataset = build_training_dataset(recipe.data)
     part = parts["discriminator"]

@@ -102,13 +102,13 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 def add_truncation(command: argparse.ArgumentParser) -> None:
     """Add the option of a single truncation."""
-    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT)"
+    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT)"
     add_number(command, "--truncation", float, None, text)
 
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
     """Add the options of commands that compute images: a class's influence, and the number of images at a time."""
-    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT; default 1)"
+    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT, CAT; default 1)"
     add_number(command, "--guidance", float, None, text)
 
     add_number(command, "--batch", int, 100, "images computed at a time (default 100)")

@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 (default: the first that fit; in an .npz file all)"
     command.add_argument("--classes", type=_class_ranges, help=text)
-    text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT); 0.3,0.7,1 make a sweep"
+    text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")

@@ -77,7 +77,7 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
         if plan.engines[network].is_stock:
             problem = f"must be false with engines.stock_deepspeed={plan.recipe.engines.stock_deepspeed}"
             raise UserError(field, True, problem, f"set {field}=false, or engines.stock_deepspeed=neither")
-        problem = f"must be false with the gradient reduction of {file.path}"
+        problem = f"must be false with DeepSpeed's own gradient reduction, which {file.path} asks for"
         raise UserError(field, True, problem, f"set {field}=false, or use a file such as ds_configs/zero2.json")
     num_replicas, averaging = plan.placement(network).num_replicas, _first_of(plan, network, (RankAverages,))
     if num_replicas > 1 and averaging is not None:

@@ -45,7 +45,7 @@ def _watch() -> None:
         handler.register_end_callback(CLOCK.end)
 
 
-def _sharing(graph: GraphModule, inputs: list[Any]) -> Any:
+def _compile_in_turn(graph: GraphModule, inputs: list[Any]) -> Any:
     """Compile with inductor, one rank of the host after the other: all but the first find the graph in the cache.
 
     Ranks wait only before code without collectives, so that none stalls another; the process's clock counts the wait.
@@ -95,7 +95,7 @@ def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> 
     if TorchVersion(torch.__version__) < DUAL_SINCE:
 
         def eager(dual: Dual, segments: int) -> Dual:
-            _tell_of_old_torch()
+            _warn_of_old_torch()
             return network.fold_dual(dual, segments)
 
         return eager
@@ -113,7 +113,7 @@ def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> 
 
 
 @functools.cache
-def _tell_of_old_torch() -> None:
+def _warn_of_old_torch() -> None:
     _log.warning("torch %s: passes with tangents are compiled from %s on", torch.__version__, DUAL_SINCE)
 
 
@@ -126,5 +126,5 @@ def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
     # CUDA graphs need a mode, and torch takes a mode with no other backend than inductor by name.
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _sharing}
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _compile_in_turn}
     return lambda function: torch.compile(function, dynamic=False, fullgraph=fullgraph, **options)

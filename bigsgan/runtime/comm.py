@@ -197,7 +197,7 @@ class _Mean(torch.autograd.Function):
         return _Mean.apply(grad, ctx.group), None
 
 
-class Later:
+class HostCopy:
     """A number on its way from the device to the host, behind the work that is queued.
 
     Attributes:
@@ -225,10 +225,10 @@ class Agreement:
 
     def __init__(self) -> None:
         self._flags = [torch.zeros(1, device=device()), torch.ones(1, device=device())]
-        self._asked: tuple[dist.Work, Later] | None = None
+        self._asked: tuple[dist.Work, HostCopy] | None = None
 
     def any_rank(self, flag: bool) -> bool:
-        """Tell this rank's flag; return whether any rank's was raised when this was called before. A collective."""
+        """Submit this rank's flag; return whether any rank's was raised when this was called before. A collective."""
         if world_size() == 1:
             return flag
         answer = False
@@ -242,7 +242,7 @@ class Agreement:
         assert work is not None
         if own.is_cuda:
             work.wait()  # lets the stream wait, and not the host
-        self._asked = work, Later(own)
+        self._asked = work, HostCopy(own)
         return answer
 
 
@@ -261,7 +261,7 @@ def open_board(name: str) -> dist.Store:
     return dist.PrefixStore(f"bigsgan/{name}", store)
 
 
-def claim_speech() -> bool:
+def claim_message() -> bool:
     """Return True on exactly one of the ranks that call this, so that one message is printed and not many."""
     if not dist.is_initialized():
         return rank() == 0

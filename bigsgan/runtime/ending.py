@@ -41,7 +41,7 @@ def exit_status(work: Callable[[], int]) -> int:
     except UserError as error:
         # INFO goes to the log file only: an ERROR would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
-        if comm.claim_speech():
+        if comm.claim_message():
             print_error(error)
         else:
             wait_for_termination()

@@ -152,7 +152,7 @@ def check_guidance(recipe: Recipe, guidance: float) -> None:
         UserError: It is not finite, or the generator has no guidance or no classes.
     """
     if not recipe.generator.has_guidance or not recipe.data.num_classes:
-        raise UserError("--guidance", None, "needs a GAT with classes", "remove the option")
+        raise UserError("--guidance", None, "needs a GAT or CAT with classes", "remove the option")
     if not math.isfinite(guidance):
         raise UserError("--guidance", guidance, "must be a finite number", "give a number such as 1.5")
 

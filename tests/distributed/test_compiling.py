@@ -150,7 +150,7 @@ def test_older_torch_computes_passes_with_tangents_as_they_are(caplog):
         mock.patch.object(torch, "__version__", "2.13.0+cpu"),
         mock.patch.object(torch, "compile", side_effect=AssertionError),
     ):
-        compiling._tell_of_old_torch.cache_clear()
+        compiling._warn_of_old_torch.cache_clear()
         run = compiling.compiled_dual(stack, "whole")
         _, tangents = dual.end(run(dual.begin((torch.full((1,), 4.0),), torch.full((1,), 3.0)), 1))
     assert tangents.tolist() == [-3 / 8]  # (1 / (x / 2))' = -2 / x^2

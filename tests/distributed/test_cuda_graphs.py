@@ -245,7 +245,8 @@ def test_torch_is_asked_where_the_recipe_asks(monkeypatch):
     monkeypatch.setattr(compiling, "DUAL_SINCE", "2.0")
     stack = LayerStack([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     for unit, num in (("whole", 1), ("layers", 2)):
-        for cuda_graphs, option in ((False, {"backend": compiling._sharing}), (True, {"mode": "reduce-overhead"})):
+        options = {"backend": compiling._compile_in_turn}, {"mode": "reduce-overhead"}
+        for cuda_graphs, option in zip((False, True), options, strict=True):
             for made, fullgraph in ((compiling.compiled, False), (compiling.compiled_dual, True)):
                 with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
                     made(stack, unit, cuda_graphs)

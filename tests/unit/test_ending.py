@@ -122,7 +122,7 @@ from bigsgan.errors import UserError, at_end
 from bigsgan.runtime import comm, ending, roster
 atexit.register(os.abort)  # stands for threads of libraries that do not survive the end of Python
 at_end(lambda: print("left behind no files"))
-comm.claim_speech, comm.world_size = lambda: True, lambda: {ranks}
+comm.claim_message, comm.world_size = lambda: True, lambda: {ranks}
 def work():
     print("said before")
     raise UserError("batch", 3, "must be even", "set batch=4")
