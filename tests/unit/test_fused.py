@@ -266,9 +266,10 @@ def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
 
 
 def in_quick(family: str) -> Any:
-    """A family's own networks are compiled in the quick tier, its variants in the nightly one."""
-    is_variant = family.startswith(("biggan_", "dcgan_", "stylegan2_", "pix2pix_")) and family != "biggan_deep"
-    return pytest.param(family, marks=[pytest.mark.nightly] if is_variant else [])
+    """Three families are compiled in the quick tier, others in the slow one, and variants in the nightly one."""
+    if family.startswith(("biggan_", "dcgan_", "stylegan2_", "pix2pix_")) and family != "biggan_deep":
+        return pytest.param(family, marks=pytest.mark.nightly)
+    return family if family in ("stylegan2", "gat") else pytest.param(family, marks=pytest.mark.slow)
 
 
 @pytest.mark.usefixtures("undecided")

@@ -26,7 +26,9 @@ LAYERS = {
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
 LARGE = ("many rows", "many columns")  # which take the interpreter a second or two
 CELLS = [
-    pytest.param(name, dtype, marks=[pytest.mark.nightly] if name in LARGE and dtype != torch.float32 else [])
+    pytest.param(name, dtype, marks=pytest.mark.slow if dtype == torch.float32 else pytest.mark.nightly)
+    if name in LARGE
+    else pytest.param(name, dtype)
     for name in LAYERS
     for dtype in ROUNDING
 ]
