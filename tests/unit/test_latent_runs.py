@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,9 +95,8 @@ def test_training_measures_latents_against_a_reference(tmp_path):
     plan, seed = plan_run(trained.recipe, 1), trained.recipe.seed
     engine = SimpleNamespace(network=trained.network, infer_everywhere=trained.infer)
     ema = SimpleNamespace(swapped=nullcontext)
-    rank_log = open_rank_log(run / "logs", 0, print)
-    measuring = Measuring(plan, run, build_dataset(trained.recipe.data), 8, rank_log)
-    found = measuring(engine, ema, [], 64)
+    with closing(open_rank_log(run / "logs", 0, print)) as rank_log:
+        found = Measuring(plan, run, build_dataset(trained.recipe.data), 8, rank_log)(engine, ema, [], 64)
 
     labels = drawn_labels(0, 10, torch.ones(2))
     latents = torch.from_numpy(Draws(seed).normal("metrics", (0,), 0, 10, 64))
