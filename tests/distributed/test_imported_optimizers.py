@@ -33,7 +33,7 @@ def whole(results, key):
     return scenarios.merge([rank[key] for rank in results])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
 def test_adam_goes_on(ranks, classes, tmp_path, stage):
     content = import_of(classes, tmp_path)
     ds = {"generator": zero(stage), "discriminator": zero(stage)}

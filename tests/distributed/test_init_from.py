@@ -15,7 +15,11 @@ def states(results):
 
 @pytest.mark.parametrize(
     "stage, weights",
-    [(0, "live"), (3, "ema"), *(pytest.param(*cell, marks=pytest.mark.nightly) for cell in ((0, "ema"), (3, "live")))],
+    [
+        (0, "live"),
+        pytest.param(3, "ema", marks=pytest.mark.slow),
+        *(pytest.param(*cell, marks=pytest.mark.nightly) for cell in ((0, "ema"), (3, "live"))),
+    ],
 )
 def test_the_weights_are_the_others(ranks, tmp_path, stage, weights):
     ds = {"generator": zero(stage), "discriminator": zero(stage)}

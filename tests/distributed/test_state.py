@@ -152,7 +152,7 @@ DECIDED = pytest.mark.parametrize(
         zero(0, **BF16),
         pytest.param(zero(1), marks=pytest.mark.nightly),
         zero(2, **BF16),
-        zero(3),
+        pytest.param(zero(3), marks=pytest.mark.slow),
     ],
     ids=["0", "0-bf16", "1", "2-bf16", "3"],
 )

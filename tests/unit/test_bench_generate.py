@@ -76,6 +76,7 @@ def test_the_peak_begins_after_the_reference(tmp_path, one_thread, monkeypatch):
     assert order == ["reference", "forget"] * 2
 
 
+@pytest.mark.slow
 def test_each_batch_is_compiled_anew(tmp_path, one_thread, monkeypatch):
     """torch goes on without compiling after 8 shapes."""
     order = []
