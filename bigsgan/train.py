@@ -55,6 +55,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
     status = exit_status(work)
+    roster.know(())
     for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
         try:
             stream.flush()

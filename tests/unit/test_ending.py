@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch.distributed as dist
@@ -30,10 +31,9 @@ def end(monkeypatch, spoke, text=GLOO, kind=RuntimeError):
 @pytest.mark.parametrize("spoke, waits", [(False, []), (None, [5.0])])
 def test_a_lost_connection_is_told_with_rank_host_and_phase(monkeypatch, tmp_path, capsys, spoke, waits):
     """And is a failure, after which an agent starts the ranks again; bad input it would not."""
-    log = open_rank_log(tmp_path, 0, print)
-    log.phase = "update 12"
-    assert end(monkeypatch, spoke) == (1, waits)
-    log.close()
+    with closing(open_rank_log(tmp_path, 0, print)) as log:
+        log.phase = "update 12"
+        assert end(monkeypatch, spoke) == (1, waits)
     assert capsys.readouterr().err == (
         f"bigsgan: rank 0 on {socket.gethostname()} lost its connection in phase 'update 12': "
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.1]:1234; "
@@ -59,11 +59,10 @@ def two_sides():
 
 
 def test_a_rank_that_was_killed_is_named_by_the_one_that_waited_for_it(monkeypatch, tmp_path, capsys, two_sides):
-    log = open_rank_log(tmp_path, 0, print)
-    log.phase, log.awaited = "update 12", lambda: ("D judges", [1])
-    two_sides.kill()
-    status, waited = end(monkeypatch, None)
-    log.close()
+    with closing(open_rank_log(tmp_path, 0, print)) as log:
+        log.phase, log.awaited = "update 12", lambda: ("D judges", [1])
+        two_sides.kill()
+        status, waited = end(monkeypatch, None)
     assert status == 1
     assert 5.0 not in waited  # for a message, which a rank that was killed has not left
     host = socket.gethostname()
