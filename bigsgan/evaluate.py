@@ -28,11 +28,11 @@ from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
-from bigsgan.metrics.reference import Reference, about_reference, open_reference
+from bigsgan.metrics.reference import Reference
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.alike import open_alike
+from bigsgan.training.alike import open_alike, open_same_reference
 from bigsgan.training.measuring import keep_records, records, samples_of
 from bigsgan.training.sampling import (
     check_batch,
@@ -83,7 +83,7 @@ def _evaluate(options: Options) -> None:
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
     features = open_features(options.features, recipe.data, directory())
-    reals, data = _reals(recipe, options.reference, features.width)
+    reals, data, about_reference = _reals(recipe, options.reference, features.width)
     of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
@@ -104,7 +104,7 @@ def _evaluate(options: Options) -> None:
             **({} if options.guidance is None else {"guidance": options.guidance}),
             "precision": "fp32",
             "batch": options.batch,
-            **about_reference(options.reference),
+            **about_reference,
         }
         lines = records(found, features, {"by": "evaluate", **about})
         _print(lines, options)
@@ -121,12 +121,12 @@ def _check(options: Options) -> None:
             raise UserError("argument", override, problem, "give only keys such as data.root")
 
 
-def _reals(recipe: Recipe, reference: Path | None, width: int) -> tuple[Reference, Data]:
-    """The reference to compare with, and the section that describes it."""
+def _reals(recipe: Recipe, reference: Path | None, width: int) -> tuple[Reference, Data, dict[str, str]]:
+    """The reference to compare with, the section that describes it, and what records say about a file."""
     if reference is None:
-        return Reference(open_alike(build_dataset, recipe.data)), recipe.data
-    data = recipe.data.model_copy(update={"root": str(reference)})
-    return open_reference(reference, recipe.data, width, "--reference"), data
+        return Reference(open_alike(build_dataset, recipe.data)), recipe.data, {}
+    reals, about = open_same_reference(reference, recipe.data, width, "--reference")
+    return reals, recipe.data.model_copy(update={"root": str(reference)}), about
 
 
 def _check_run(recipe: Recipe, options: Options) -> None:

@@ -45,12 +45,11 @@ def from_pretrained(
     require("hub", "from_pretrained", str(name))
     network = importlib.import_module("bigsgan.inference.pretrained").PretrainedNetwork
     try:
-        opened: ExportedNetwork = network._from_pretrained(
-            model_id=str(name), device=device, dtype=dtype, revision=revision, **options
-        )
+        folder = network.download(str(name), revision=revision, **options)
     except (OSError, ValueError) as error:  # the library's own errors are among these
         problem, remedy = f"cannot be downloaded: {reason(error)}", "give a folder, or a repository that you can read"
         raise UserError("from_pretrained", str(name), problem, remedy) from error
+    opened: ExportedNetwork = network.open_folder(folder, device, dtype)
     return opened
 
 

@@ -16,7 +16,7 @@ def set_psi(network: nn.Module, psi: float | None) -> None:
 
 
 def set_guidance(network: nn.Module, guidance: float | None) -> None:
-    """Scale the distance of a GAT's w from its mean over the classes; 1 or None leaves w unchanged."""
+    """Scale the distance of w from its mean over the classes; 1 or None leaves w unchanged."""
     for module in network.modules():
         if isinstance(module, GATMapping):
             module.guidance = 1.0 if guidance is None else guidance

@@ -42,11 +42,19 @@ class PretrainedNetwork(ExportedNetwork, _Mixin, library_name="bigsgan"):  # typ
         cls, *, model_id: str, device: torch.device | str = "cpu", dtype: str | None = None, **options: Any
     ) -> PretrainedNetwork:
         """Open a folder or a repository; ``options`` are those of ``huggingface_hub.snapshot_download``."""
-        folder = model_id
-        if not os.path.isdir(folder):
-            folder = importlib.import_module("huggingface_hub").snapshot_download(
-                model_id, allow_patterns=list(FILES), **options
-            )
+        folder = model_id if os.path.isdir(model_id) else cls.download(model_id, **options)
+        return cls.open_folder(folder, device, dtype)
+
+    @staticmethod
+    def download(name: str, **options: Any) -> str:
+        """Download a repository, with the options of ``huggingface_hub.snapshot_download``; return its folder."""
+        library = importlib.import_module("huggingface_hub")
+        folder: str = library.snapshot_download(name, allow_patterns=list(FILES), **options)
+        return folder
+
+    @classmethod
+    def open_folder(cls, folder: str, device: torch.device | str, dtype: str | None) -> PretrainedNetwork:
+        """Open a folder as ``bigsgan.load`` does."""
         opened = load(folder, device, dtype)
         others = [Path(folder, name) for name in FILES if name != WEIGHTS_FILE]
         return cls(opened, {path.name: path.read_bytes() for path in others if path.is_file()}).eval()

@@ -47,7 +47,7 @@ class Reporter:
         self._last_metrics: Mapping[str, float] = {}
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})
         self._samples, self._total_nimg = out / "samples", total_nimg
-        self._sinks: list[Sink] = []  # and no progress: those of a rank that shows nothing
+        self._sinks: list[Sink] = []  # none, and no progress, on other ranks than 0
         self._progress: Progress | None = None
         if rank == 0:
             with writing(out):

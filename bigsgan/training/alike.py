@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from bigsgan.adversarial.teacher import PATH as TEACHER_PATH
 from bigsgan.adversarial.teacher import teacher_digest
+from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import same_on_hosts
@@ -18,6 +20,7 @@ from bigsgan.data.autoencoders import identity
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
+from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import attempted, compared
@@ -103,19 +106,45 @@ def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
     if recipe.objective.teacher is None:
         return None
     path = recipe.objective.teacher.path
-
-    def compare(by_rank: Sequence[tuple[str, str | None]]) -> UserError | None:
-        (first_host, first), *others = by_rank
-        hosts = [host for host, told in others if told != first]
-        problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
-        return UserError(TEACHER_PATH, path, problem, "copy the same file to all hosts") if hosts else None
-
-    digest = _find_alike(lambda: teacher_digest(recipe), compare)
+    digest = _same_file(TEACHER_PATH, path, lambda: teacher_digest(recipe))
     if saved.get(TEACHER, digest) != digest:
         remedy = "give the run's own teacher, or another `out` to start a new run"
         problem = "is another program than the teacher that the run began with"
         raise UserError(TEACHER_PATH, path, problem, remedy)
     return digest
+
+
+def open_same_reference(path: Path, data: Data, width: int, field: str) -> tuple[Reference, dict[str, str]]:
+    """Open the file that metrics compare with on every rank, and compare what the ranks have. A collective.
+
+    See ``open_reference`` for the arguments.
+
+    Returns:
+        What is in the file, and what the record of a measurement says about it.
+
+    Raises:
+        UserError: It cannot be used, or differs, on the hosts that the message names.
+    """
+    opened: list[Reference] = []
+
+    def find() -> str:
+        opened.append(open_reference(path, data, width, field))
+        return checksum(path)
+
+    digest = _same_file(field, str(path), find)
+    return opened[0], {"reference": str(path), "reference_sha256": digest}
+
+
+def _same_file(field: str, path: str, find: Callable[[], _Found]) -> _Found:
+    """Compare over ranks the digest of a file, which ``find`` returns. A collective."""
+
+    def compare(by_rank: Sequence[tuple[str, _Found]]) -> UserError | None:
+        (first_host, first), *others = by_rank
+        hosts = [host for host, told in others if told != first]
+        problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
+        return UserError(field, path, problem, "copy the same file to all hosts") if hosts else None
+
+    return _find_alike(find, compare)
 
 
 def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> UserError | None:

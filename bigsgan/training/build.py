@@ -59,6 +59,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     teacher = checked_teacher(recipe, start.found.layout if start.found else {})
+    checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
+    measuring = Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
     if rank == 0:  # rank 0 writes manifests
@@ -85,7 +87,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     rank_log.detail, rank_log.awaited = (lambda: executor.doing), executor.awaited
     reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg, recipe.monitor, recipe.model_dump())
     _report_start(reporter, start, counters.nimg, recipe.objective.schedule)
-    checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
     return Run(
         recipe=recipe,
         out=out,
@@ -104,7 +105,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
-        measuring=Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None,
+        measuring=measuring,
         snapshots=_build_snapshots(recipe, out, averages, layout, counters, rank_log),
     )
 

@@ -25,11 +25,12 @@ from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE
 from bigsgan.metrics.real_cache import directory
-from bigsgan.metrics.reference import Reference, about_reference, open_reference
+from bigsgan.metrics.reference import Reference
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
+from bigsgan.training.alike import open_same_reference
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, shown, stand_statistics
 from bigsgan.training.schedules import is_due
@@ -55,10 +56,10 @@ class Measuring:
         features = open_features(section.features, data, directory(), RECIPE)
         reference = None if section.reference is None else Path(section.reference)
         reals: ImageDataset | Reference = dataset
+        self._about: dict[str, str] = {}
         if reference is not None:
-            reals = open_reference(reference, data, features.width, "metrics.reference")
+            reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
-        self._about = about_reference(reference) if comm.rank() == 0 else {}
         self._evaluation = Evaluation(section.asked, features, reals, data, batch, directory(), self._tell)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()

@@ -142,6 +142,7 @@ LAYOUTS = {
 IN_CI = (
     "BigGAN, ZeRO 3, exact R1",
     "BigGAN, 2 stages",
+    "StyleGAN2, ZeRO 2, R1 and path length",
     "perceptrons, ZeRO 3, exact R1",
 )
 

@@ -86,8 +86,9 @@ def test_four_stages(ranks, family, penalty):
     check(ranks(4), options, {name: zero(1) for name in NETWORKS}, FEWER)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", GAMES)
+@pytest.mark.parametrize(
+    "family", [pytest.param("gat", marks=pytest.mark.slow), pytest.param("cat", marks=pytest.mark.nightly)]
+)
 def test_checkpointing(ranks, family):
     checkpointing = [f"engines.{name}.activation_checkpointing=true" for name in NETWORKS]
     options = [*GAMES[family], "accumulation=2", *PENALTIES["exact"], *checkpointing]

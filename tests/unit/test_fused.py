@@ -266,7 +266,7 @@ def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
 
 
 def in_quick(family: str) -> Any:
-    """Three families are compiled in the quick tier, others in the slow one, and variants in the nightly one."""
+    """BigGAN and two more are compiled in the quick tier, others in the slow one, variants in the nightly one."""
     if family.startswith(("biggan_", "dcgan_", "stylegan2_", "pix2pix_")) and family != "biggan_deep":
         return pytest.param(family, marks=pytest.mark.nightly)
     return family if family in ("stylegan2", "gat") else pytest.param(family, marks=pytest.mark.slow)

@@ -194,6 +194,7 @@ REFUSED = {
         {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.zeros(3, int)},
         "must have arr_1 (4,) of integers, got (3,) int64",
     ),
+    "few images": ({"arr_0": np.zeros((9, 16, 16, 1), np.uint8)}, "has 9 images, and metrics need at least 10"),
     "a class too much": (
         {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.array([0, 1, 2, 10])},
         "must have classes 0 to 9 in arr_1, got 0 to 10",

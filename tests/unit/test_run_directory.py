@@ -8,7 +8,15 @@ from collections.abc import Collection
 import pytest
 
 from bigsgan.config import Recipe
-from bigsgan.config.run_directory import compare_recipes, flat, read_saved_recipe, refuse_output, write_recipe
+from bigsgan.config.metrics import Metrics
+from bigsgan.config.run_directory import (
+    FREE_KEYS,
+    compare_recipes,
+    flat,
+    read_saved_recipe,
+    refuse_output,
+    write_recipe,
+)
 from bigsgan.config.run_plan import plan_run
 from bigsgan.doctor.games import FAMILIES
 from bigsgan.errors import UserError
@@ -50,6 +58,11 @@ FIXED = {
 
 def compare(saved: Recipe, given: Recipe, allowed: Collection[str] = ()) -> list[str]:
     return compare_recipes(flat(saved.model_dump()), flat(given.model_dump()), given.out, allowed)
+
+
+def test_what_is_measured_may_change():
+    metrics = Metrics(names=["fid10"], every_nimg=1)
+    assert {f"metrics.{key}" for key in flat(metrics.model_dump())} <= FREE_KEYS
 
 
 @pytest.mark.parametrize("override", sorted(FREE))
