@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from bigsgan.config import RunPlan
+from bigsgan.config.data import Data
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import by_each
-from bigsgan.training.alike import check_plans, checked_teacher
+from bigsgan.training.alike import check_plans, checked_teacher, open_same_reference
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 
@@ -95,6 +98,27 @@ def test_a_teacher_is_the_same_on_all_hosts(ranks, tmp_path):
     assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, there])] == [told] * 2
     told = f"{field}: '{missing}' cannot be read: No such file or directory (on {HOST})"
     assert [each.partition(";")[0] for each in ranks(2).run(with_teacher, [here, missing])] == [told] * 2
+
+
+def with_reference(paths):
+    """The record about a file of this rank's own that metrics compare with; what is refused, as text."""
+    try:
+        return open_same_reference(paths[comm.rank()], Data(kind="digits"), 3, "metrics.reference")[1]
+    except UserError as error:
+        return str(error)
+
+
+def test_a_reference_is_the_same_on_all_hosts(ranks, tmp_path):
+    here, there = tmp_path / "here.npz", tmp_path / "there.npz"
+    for path, mean in ((here, 0.0), (there, 1.0)):
+        np.savez(path, mu=np.full(3, mean), sigma=np.eye(3))
+    digest = hashlib.sha256(here.read_bytes()).hexdigest()
+    assert ranks(2).run(with_reference, [here, here]) == [{"reference": str(here), "reference_sha256": digest}] * 2
+    told = f"metrics.reference: '{here}' differs between hosts: {HOST} have another file than {HOST} (rank 0)"
+    assert [each.partition(";")[0] for each in ranks(2).run(with_reference, [here, there])] == [told] * 2
+    for each in ranks(2).run(with_reference, [here, tmp_path / "missing.npz"]):
+        assert "missing.npz" in each
+        assert f"(on {HOST})" in each
 
 
 def each_but(refusing):
