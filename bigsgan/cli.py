@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise unwritten
         return status
     except UserError as error:
-        _print_once(error)
+        _print_once(error, already_ended=requests.signal == signal.SIGTERM.name)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         if not _reader_is_gone():
@@ -73,15 +73,17 @@ def _reader_is_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _print_once(error: UserError) -> None:
+def _print_once(error: UserError, already_ended: bool) -> None:
     """Print on rank 0, while the other ranks wait to be terminated.
 
     Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
     whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
-    missing only on its host.
+    missing only on its host. ``already_ended``: the launcher's SIGTERM came while this rank checked its input.
     """
     rank = rank_from_environment()
     if rank > 0:
+        if already_ended:
+            return
         if not first_word.is_on_another_host():
             wait_for_termination()
         elif first_word.rank_zero_spoke():

@@ -46,8 +46,7 @@ class StopRequests:
         self.signal: str | None = None  # name of the first signal received
         self._signals = signals
         self._chain = _launchers() if launched else []
-        # Only the nearest ancestor tells: an adopter may also have started a launcher that still lives.
-        self._came_late = any(map(_is_adopter, self._chain[:1])) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
+        self._came_late = _ended_before(self._chain) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
         self._listening = False
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup: int | None = None
@@ -173,6 +172,19 @@ def _launchers(num: int | None = None) -> list[int]:
     if num is None:
         num = 2 if _DEEPSPEED in _read(parent, "cmdline") else 1
     return [parent] if num == 1 else [parent, _parent_of(parent)]  # reads no file for 1: every update calls this
+
+
+def _ended_before(chain: Sequence[int]) -> bool:
+    """Return whether an adopter is in the place of one of these launchers.
+
+    An adopter may have started the launcher itself, in a process group of its own or in the adopter's. The second
+    process of `deepspeed` is in the group of the first.
+    """
+    if not chain or _is_adopter(chain[0]):
+        return bool(chain)
+    with suppress(ProcessLookupError):
+        return any(map(_is_adopter, chain[1:])) and os.getpgid(chain[0]) not in chain
+    return True
 
 
 def _is_adopter(process: int) -> bool:

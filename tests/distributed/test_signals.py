@@ -97,13 +97,13 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_ranks_start(launcher, 
             time.sleep(0.005)
         ranks.sort(key=lambda rank: int(rank.environ()["RANK"]))
         launchers = [p for p in chain if p not in ranks and launching.SCRIPT in p.cmdline()]
-        if moment == "joining":
-            ranks[1].suspend()
+        for rank in {"at once": ranks, "joining": ranks[1:]}.get(moment, []):
+            rank.suspend()  # most have not looked for their launcher yet
         while not MOMENTS[moment](ranks[0]):
             time.sleep(0.02)
         launchers[target].kill()
-        if moment == "joining":
-            ranks[1].resume()
+        for rank in ranks:
+            rank.resume()
         _, alive = psutil.wait_procs(ranks, timeout=110)  # a minute, and imports beside other tests
         alive = [rank for rank in alive if not has_ended(rank)]
         for other in [*alive, *launchers]:

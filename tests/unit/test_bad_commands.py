@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -240,6 +242,21 @@ def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, siz
         assert len(silent) == int(number)
     assert "must be 1 to 1048576, got 0" in capsys.readouterr().err
     assert slept == [errors.FORWARDING_SECONDS] * 2
+
+
+def test_a_rank_that_its_launcher_ends_while_it_checks_does_not_wait(monkeypatch, capsys):
+    """The signal comes once: a rank that waited for a second one would print the message of rank 0 again."""
+    monkeypatch.setattr(cli, "wait_for_termination", lambda: pytest.fail("a rank waits"))
+
+    def parse(words):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UserError("batch", 0, "must be positive", "give 1")
+
+    monkeypatch.setattr(choosing, "parse", parse)
+    for key, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_the_script_ends_with_status_2_and_one_line(tmp_path):

@@ -191,11 +191,13 @@ if os.fork() == 0:
 
 
 def test_a_launcher_that_an_adopter_has_started_is_no_end(monkeypatch):
-    """Such as deepspeed.launcher.launch under srun."""
+    """Such as deepspeed.launcher.launch under srun (it leads a group), or under the `sh -c` of a container."""
     monkeypatch.setenv("CROSS_SIZE", "1")
     monkeypatch.setattr(stopping, "_launchers", lambda num=None: [700, 600])
     monkeypatch.setattr(stopping, "_is_adopter", lambda process: process == 600)
-    assert stopping.StopRequests(launched=True, signals=()).reason is None
+    for group, reason in [(700, None), (600, None), (699, stopping.LAUNCHER_ENDED)]:
+        monkeypatch.setattr(os, "getpgid", lambda process, group=group: group)
+        assert stopping.StopRequests(launched=True, signals=()).reason == reason
     monkeypatch.setattr(stopping, "_is_adopter", lambda process: process == 700)
     assert stopping.StopRequests(launched=True, signals=()).reason == stopping.LAUNCHER_ENDED
 
