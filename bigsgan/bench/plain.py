@@ -26,7 +26,7 @@ from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
-from bigsgan.engines.optimizer import build_torch_optimizer
+from bigsgan.engines.optimizer import build_torch_optimizer, decay_groups
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
@@ -261,7 +261,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         initialize(stack, initial_seed(recipe, network))
         stack.to(device)
         join_replicas(stack, num_ranks)
-        optimizer = build_torch_optimizer(section, list(stack.parameters()))
+        optimizer = build_torch_optimizer(section, decay_groups(section, stack.parameters()))
         accumulation = recipe.accumulation_of(network)
         trainees[network] = NetworkAndOptimizer(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
     parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}

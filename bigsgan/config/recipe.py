@@ -288,6 +288,10 @@ def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.final_beta2 is not None and not optimizer.is_adam:
         problem = f"must be unset with kind={optimizer.kind}"
         raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
+    if not optimizer.weight_decay:
+        optimizer.refuse_changed(
+            field, ("weight_decay_on",), "weight_decay=0", f"set {field}.weight_decay, or remove it"
+        )
     if optimizer.decay == "constant":
         remedy = f"set {field}.decay to linear or cosine, or remove it"
         optimizer.refuse_changed(field, ("final_lr", "final_beta2", "decay_nimg"), "decay=constant", remedy)

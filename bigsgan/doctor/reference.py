@@ -49,12 +49,15 @@ LOSSES = {
 
 def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
     """torch's own optimizer for a network."""
+    parameters: Any = list(network.parameters())
+    if section.weight_decay_on == "matrices":
+        vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+        matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+        parameters = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     if section.kind == "sgd":
-        return torch.optim.SGD(network.parameters(), section.lr)
-    if section.kind == "adamw":
-        decay = section.weight_decay
-        return torch.optim.AdamW(network.parameters(), section.lr, tuple(section.betas), section.eps, decay)
-    return torch.optim.Adam(network.parameters(), section.lr, tuple(section.betas), section.eps)
+        return torch.optim.SGD(parameters, section.lr, weight_decay=section.weight_decay)
+    kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
+    return kind(parameters, section.lr, tuple(section.betas), section.eps, section.weight_decay)
 
 
 def moved(start: float, end: float, nimg: int, over: int) -> float:

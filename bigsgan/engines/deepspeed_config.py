@@ -102,7 +102,7 @@ def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
         numel: Number of parameters in the network's layers on this rank.
 
     Returns:
-        The number of elements; None if there is one group.
+        The number of elements; None if it has no limit.
     """
     if not plan.engines[network].reduces_by_group:
         return None

@@ -14,7 +14,8 @@ from bigsgan.config.sections import Optimizer
 from bigsgan.engines.deepspeed.native_ops import build_cpu_adam, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
-Parameters: TypeAlias = "list[nn.Parameter] | list[dict[str, list[nn.Parameter]]]"
+Groups: TypeAlias = list[dict[str, Any]]
+"""Of parameters, each with its weight decay, as torch's optimizers take them."""
 
 
 def build_optimizer(
@@ -26,17 +27,29 @@ def build_optimizer(
         section: The recipe's section about the optimizer.
         stack: The network, or its layers on this rank.
         file: The DeepSpeed file.
-        at_a_time: Largest number of elements in a group of parameters; None for one group.
+        at_a_time: Largest number of elements in a group of parameters; None for any.
     """
-    parameters: Parameters = list(stack.parameters())
+    groups = decay_groups(section, stack.parameters())
     if at_a_time is not None:
-        parameters = [{"params": group} for group in grouped(stack.parameters(), at_a_time)]
+        groups = [{**group, "params": part} for group in groups for part in grouped(group["params"], at_a_time)]
     decoupled = section.kind == "adamw"
     if section.is_adam and needs_cpu_adam(file):
-        return build_cpu_adam()(parameters, **_adam_options(section), adamw_mode=decoupled)
+        return build_cpu_adam()(groups, **_adam_options(section), adamw_mode=decoupled)
     if _has_no_momentum(section, file):
-        return AdamWithoutMomentum(parameters, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
-    return build_torch_optimizer(section, parameters)
+        return AdamWithoutMomentum(groups, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
+    return build_torch_optimizer(section, groups)
+
+
+def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Groups:
+    """Divide parameters into those that decay and, if there are any, those that do not, each in order."""
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        num_dimensions = len(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3's own shapes are of shards
+        is_decayed = section.weight_decay_on == "all" or num_dimensions > 1
+        (decayed if is_decayed else others).append(parameter)
+    decays = (decayed, section.weight_decay), (others, 0.0)
+    return [{"params": group, "weight_decay": decay} for group, decay in decays if group]
 
 
 def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.Parameter]]:
@@ -52,20 +65,20 @@ def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.
     return groups
 
 
-def build_torch_optimizer(section: Optimizer, parameters: Parameters) -> torch.optim.Optimizer:
+def build_torch_optimizer(section: Optimizer, groups: Groups) -> torch.optim.Optimizer:
     """Make torch's own optimizer."""
-    lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
+    lr, eps, beta2 = section.lr, section.eps, section.betas[1]
     if section.kind == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=section.momentum, weight_decay=decay, fused=True)
+        return torch.optim.SGD(groups, lr, momentum=section.momentum, fused=True)
     if section.kind == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr, beta2, eps, decay, section.momentum, foreach=True)
+        return torch.optim.RMSprop(groups, lr, beta2, eps, momentum=section.momentum, foreach=True)
     adam_of_kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
-    return adam_of_kind(parameters, **_adam_options(section), fused=True)
+    return adam_of_kind(groups, **_adam_options(section), fused=True)
 
 
 def _adam_options(section: Optimizer) -> dict[str, Any]:
     betas = section.betas[0], section.betas[1]
-    return {"lr": section.lr, "betas": betas, "eps": section.eps, "weight_decay": section.weight_decay}
+    return {"lr": section.lr, "betas": betas, "eps": section.eps}
 
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:

@@ -104,6 +104,10 @@ OVERRIDES = {
     "ada": ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}", "accumulation=2"],
     "diffaugment": ["augmentation={kind: diffaugment}", "objective.loss=relativistic"],
     "own_accumulation": ["engines.discriminator.accumulation=2"],
+    "weight_decay_on_matrices": [
+        f"optimizer.{network}={{kind: sgd, lr: 0.002, weight_decay: 10, weight_decay_on: matrices}}"
+        for network in NETWORKS
+    ],
 }
 
 
@@ -111,8 +115,9 @@ OVERRIDES = {
 AT_STAGE_3 = [
     "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "reused_fakes_made_again",
     "reused_fakes_with_path_length", "path_length_of_half", "orthogonal", "diffaugment", "own_accumulation",
+    "weight_decay_on_matrices",
 ]  # fmt: skip
-IN_CI_AT_3 = ("r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "diffaugment")
+IN_CI_AT_3 = ("r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "diffaugment", "weight_decay_on_matrices")
 """Others are at ZeRO 1 there."""
 
 

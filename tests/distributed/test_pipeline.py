@@ -88,7 +88,10 @@ OPTIONS = {
 }  # fmt: skip
 
 
-OPTIONS_IN_CI = ("relativistic", "reused_fakes", "ada", "own_accumulation", "two_d_steps", "checkpointing", "uniform")
+OPTIONS_IN_CI = (
+    "relativistic", "reused_fakes", "ada", "own_accumulation", "two_d_steps", "checkpointing", "uniform",
+    "weight_decay_on_matrices",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

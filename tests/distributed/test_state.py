@@ -205,6 +205,11 @@ REMEMBERED = {
     ],
     "path_length": FAMILIES["stylegan2_path_length"],
     "pairs": FAMILIES["pix2pix"],
+    "weight_decay_on_matrices": [
+        f"optimizer.{network}.{key}"
+        for network in ("generator", "discriminator")
+        for key in ("kind=adamw", "weight_decay=0.3", "weight_decay_on=matrices")
+    ],
 }  # fmt: skip
 
 

@@ -228,6 +228,11 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
         "must be 0 with kind=adam, got 0.9",
         "betas, or",
     ),
+    "optimizer.generator.weight_decay_on=matrices": (
+        "optimizer.generator.weight_decay_on",
+        "must be unset with weight_decay=0, got 'matrices'",
+        "set optimizer.generator.weight_decay, or remove it",
+    ),
     "optimizer.generator.final_lr=1e-5": (
         "optimizer.generator.final_lr",
         "must be unset with decay=constant, got 1e-05",
