@@ -8,13 +8,20 @@ import pytest
 from bigsgan.engines.deepspeed import internals
 from bigsgan.errors import UserError
 from tests.distributed import scenarios, test_layouts
-from tests.tiny import stages, zero
+from tests.tiny import FAMILIES, stages, zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
 # Wide enough that, on each rank, sub-groups of both networks exceed the 1 MiB from which DeepSpeed swaps.
 WIDE = ["generator.channels=48", "discriminator.channels=48"]
+WIDE_STYLEGAN2 = [
+    f"{n}.{key}" for n in ("generator", "discriminator") for key in ("channel_base=4096", "channel_max=160")
+]
+PENALTIES = {
+    "gradient penalty": [*WIDE, "objective={loss: wasserstein, gradient_penalty: {weight: 1.0}}"],
+    "path length": [*FAMILIES["stylegan2_path_length"], *WIDE_STYLEGAN2],
+}
 SUB_GROUP_SIZE = 300_000
 SECONDS = 900
 
@@ -34,9 +41,9 @@ def files(async_io, tmp_path):
     return make
 
 
-def swapped(ds):
+def swapped(overrides, ds):
     """Sizes of the files in which each of a network's masters and its optimizer state lie after an update."""
-    run = scenarios.build([*ADAM, *WIDE], ds)
+    run = scenarios.build(overrides, ds)
     scenarios.update(run, 1)
     sizes = {}
     for network in ("generator", "discriminator"):
@@ -47,9 +54,10 @@ def swapped(ds):
     return sizes
 
 
-def test_some_masters_are_swapped_out_and_some_are_not(ranks, files, tmp_path):
+@pytest.mark.parametrize("game", [WIDE, *PENALTIES.values()], ids=["none", *PENALTIES])
+def test_some_masters_are_swapped_out_and_some_are_not(ranks, files, game, tmp_path):
     """The others would prove nothing if nothing were swapped."""
-    for sizes in ranks(2).run(swapped, files(True), timeout=SECONDS):
+    for sizes in ranks(2).run(swapped, [*game, *ADAM], files(True), timeout=SECONDS):
         for of_network in sizes.values():
             counts = [len(of_one) for of_one in of_network]
             assert counts.count(3) >= 2  # master, exp_avg, exp_avg_sq
@@ -81,6 +89,16 @@ def test_nvme_changes_nothing(ranks, files, world_size, offload, precision):
     plain = ranks(world_size).run(scenarios.uninterrupted, overrides, files(False, **precision), 4, timeout=SECONDS)
     moved = ranks(world_size).run(
         scenarios.uninterrupted, overrides, files(True, offload, **precision), 4, timeout=SECONDS
+    )
+    for one, other in zip(plain, moved, strict=True):
+        same(one["state"], other["state"])
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_nor_with_other_penalties(ranks, files, name):
+    overrides = [*PENALTIES[name], *ADAM, "accumulation=2"]
+    plain, moved = (
+        ranks(2).run(scenarios.uninterrupted, overrides, files(nvme), 3, timeout=SECONDS) for nvme in (False, True)
     )
     for one, other in zip(plain, moved, strict=True):
         same(one["state"], other["state"])
