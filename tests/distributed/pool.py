@@ -142,5 +142,6 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
         except Exception:
             result = "raised", traceback.format_exc()
         leftovers.unite_ranks()  # had the run not come to its end
-        leftovers.release_process_groups(keep)
+        leftovers.release_process_groups(keep)  # which collects
+        gc.freeze()  # what the job has imported and cached: DeepSpeed collects several times for each engine
         pipe.send(result)

@@ -161,7 +161,9 @@ def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage, more", [(3, []), (1, stages(2, 2))], ids=["zero3", "stages"])
+@pytest.mark.parametrize(
+    "stage, more", [pytest.param(3, [], marks=pytest.mark.nightly), (1, stages(2, 2))], ids=["zero3", "stages"]
+)
 def test_so_it_does_where_d_carries_tangents(ranks, stage, more):
     overrides, both = [*more, "objective.r1={weight: 0.1, method: forward_mode}"], dict.fromkeys(NETWORKS, zero(stage))
     found = ranks(2).run(not_finite, overrides, both, "discriminator", 1)

@@ -19,6 +19,10 @@ AUGMENTED = {
     "diffaugment": ["augmentation={kind: diffaugment}"],
 }
 GAMES = {"biggan": [], **FAMILIES, **AUGMENTED}
+VARIANTS = (
+    "biggan_unshared", "biggan_deep", "stylegan2_architectures", "pix2pix_features", "pix2pix_resnet", "dcgan_light",
+)  # fmt: skip
+"""Families whose graphs CI leaves to the night, as it traces one of the same layers."""
 SEGMENTS, NUM = 2, 4
 
 
@@ -82,7 +86,9 @@ def test_r1_of_every_family(tmp_path, game, checkpointing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(
+    "game", [pytest.param(game, marks=[pytest.mark.nightly] if game in VARIANTS else []) for game in GAMES]
+)
 def test_every_family_is_one_graph(tmp_path, game):
     """To torch.compile, with tangents and without, where gradients are asked for at the images, too."""
     network, inputs = discriminator(tmp_path, GAMES[game])
