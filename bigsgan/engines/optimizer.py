@@ -15,7 +15,7 @@ from bigsgan.engines.deepspeed.native_ops import build_cpu_adam, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
 Groups: TypeAlias = list[dict[str, Any]]
-"""Of parameters, each with its weight decay, as torch's optimizers take them."""
+"""Of parameters, each with options of its own, as torch's optimizers take them."""
 
 
 def build_optimizer(
@@ -48,8 +48,8 @@ def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Grou
         num_dimensions = len(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3's own shapes are of shards
         is_decayed = section.weight_decay_on == "all" or num_dimensions > 1
         (decayed if is_decayed else others).append(parameter)
-    decays = (decayed, section.weight_decay), (others, 0.0)
-    return [{"params": group, "weight_decay": decay} for group, decay in decays if group]
+    groups: Groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.Parameter]]:
@@ -67,18 +67,18 @@ def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.
 
 def build_torch_optimizer(section: Optimizer, groups: Groups) -> torch.optim.Optimizer:
     """Make torch's own optimizer."""
-    lr, eps, beta2 = section.lr, section.eps, section.betas[1]
+    lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
     if section.kind == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=section.momentum, fused=True)
+        return torch.optim.SGD(groups, lr, momentum=section.momentum, weight_decay=decay, fused=True)
     if section.kind == "rmsprop":
-        return torch.optim.RMSprop(groups, lr, beta2, eps, momentum=section.momentum, foreach=True)
+        return torch.optim.RMSprop(groups, lr, beta2, eps, decay, section.momentum, foreach=True)
     adam_of_kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
     return adam_of_kind(groups, **_adam_options(section), fused=True)
 
 
 def _adam_options(section: Optimizer) -> dict[str, Any]:
     betas = section.betas[0], section.betas[1]
-    return {"lr": section.lr, "betas": betas, "eps": section.eps}
+    return {"lr": section.lr, "betas": betas, "eps": section.eps, "weight_decay": section.weight_decay}
 
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
