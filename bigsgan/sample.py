@@ -65,7 +65,7 @@ class Options(NamedTuple):
     standing: bool = True  # whether batch norm gets standing statistics
     # relative width of the EMA, which is computed from snapshots; None for the EMA of the checkpoint
     width: float | None = None
-    guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
+    guidance: float | None = None  # factor on the distance of w from its mean over the classes; None for 1
 
     @property
     def num_latents(self) -> int:

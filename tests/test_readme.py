@@ -201,7 +201,8 @@ def test_train_look_sample_and_export(clone, capsys):
 )
 def test_two_ranks(words, clone):
     execute([*words, *SHORT])
-    manifest = json.loads((clone / "runs/digits/checkpoints/000000000064/manifest.json").read_text())
+    (out,) = [word.removeprefix("out=") for word in words if word.startswith("out=")]
+    manifest = json.loads((clone / out / "checkpoints/000000000064/manifest.json").read_text())
     assert (manifest["world_size"], manifest["nimg"]) == (2, 64)
 
 
