@@ -22,7 +22,10 @@ from bigsgan.training.stopping import StopRequests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 2 for bad input, or 141 if nobody reads its output any more."""
+    """Run one command and return the exit status.
+
+    It is 0, 2 for bad input, 130 after Ctrl-C, or 141 if nobody reads its output any more.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may be invalid UTF-8
     words = sys.argv[1:] if arguments is None else arguments
@@ -45,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _print_once(error, already_ended=requests.signal == signal.SIGTERM.name)
         return EXIT_BAD_INPUT
+    except KeyboardInterrupt:  # training saves instead
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         if not _reader_is_gone():
             raise

@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from typing import Any
 
@@ -15,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 if "BIGSGAN_CACHE" not in os.environ:  # workers inherit the first process's
     os.environ["BIGSGAN_CACHE"] = tempfile.mkdtemp(prefix="bigsgan-tests-")
     atexit.register(shutil.rmtree, os.environ["BIGSGAN_CACHE"], ignore_errors=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait slow other workers down
 
 ON_RANKS = "tests/distributed/"

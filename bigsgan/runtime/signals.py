@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
-"""Schedulers send SIGTERM before they kill, and SIGUSR1 as Slurm's warning (``--signal``)."""
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Schedulers send SIGTERM before they kill, and SIGUSR1 as Slurm's warning (``--signal``). Ctrl-C is SIGINT."""
 
 
 @contextmanager

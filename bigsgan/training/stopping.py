@@ -23,6 +23,10 @@ _JOINING_SECONDS = 1800.0
 _SAVING_SECONDS = 45.0
 """Limit for a rank after its launcher has exited: it may be saving, building, or waiting for lost ranks."""
 
+_REPEATED_SECONDS = 2.0
+"""A SIGINT that comes this much later than the first signal is of a user who does not want to wait. An earlier one may
+be of a launcher that passes on what the terminal has sent to all processes."""
+
 LAUNCHER_ENDED = "the end of its launcher"
 """The only reason that counts as a failure: the launchers of the other hosts have to restart the run."""
 
@@ -44,7 +48,10 @@ class StopRequests:
         behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` ask the process to stop.
         """
         self.signal: str | None = None  # name of the first signal received
-        self._signals = signals
+        self._received = 0.0  # when
+        # A shell has a job in the background ignore Ctrl-C.
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        self._signals = [number for number in signals if number != signal.SIGINT or not ignored]
         self._chain = _launchers() if launched else []
         self._came_late = _ended_before(self._chain) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
         self._listening = False
@@ -152,7 +159,10 @@ class StopRequests:
         os.close(reader)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.signal = self.signal or signal.Signals(number).name
+        if self.signal is None:
+            self.signal, self._received = signal.Signals(number).name, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._received > _REPEATED_SECONDS:
+            _end("stopped by a second SIGINT, without saving; the same command resumes", 128 + number)
 
 
 def _end(text: str, status: int) -> None:

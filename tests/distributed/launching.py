@@ -43,8 +43,8 @@ def started(launcher: str, directory: Path, *arguments: str) -> Iterator[subproc
     command = [launcher, ranks, "2", "--master_port", str(free_port()), SCRIPT, *arguments]
     env = {name: value for name, value in os.environ.items() if name not in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=directory, env=env, text=True, **pipes) as process:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}  # as in a terminal
+    with subprocess.Popen(command, cwd=directory, env=env, text=True, **options) as process:
         try:
             yield process
         finally:

@@ -32,6 +32,8 @@ two_devices = launching.needs_two_devices
         ("torchrun", "launcher", signal.SIGTERM),
         ("deepspeed", "rank 0", signal.SIGUSR1),
         ("deepspeed", "launcher", signal.SIGTERM),
+        ("deepspeed", "terminal", signal.SIGINT),
+        pytest.param("torchrun", "terminal", signal.SIGINT, marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -39,8 +41,10 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
     tiny_recipe(tmp_path)
     with started(launcher, tmp_path, *RUN) as process:
         ranks = rank_processes(process, tmp_path / "run")
-        goal = process if target == "launcher" else ranks[int(target[-1])]
-        goal.send_signal(number)
+        if target == "terminal":  # Ctrl-C is sent to all processes
+            os.killpg(process.pid, number)
+        else:
+            (process if target == "launcher" else ranks[int(target[-1])]).send_signal(number)
         psutil.wait_procs(ranks, timeout=60)
         assert not any(rank.is_running() for rank in ranks)
         output, _ = process.communicate(timeout=TIMEOUT)
@@ -52,6 +56,7 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
     assert "Traceback" not in log
     if target != "launcher":  # which passes nothing on afterwards
         assert f"stopped by {number.name} at {found.nimg} images, which are saved; the same command resumes" in output
+    if target == "rank 0":
         assert process.returncode == 0
 
 

@@ -259,6 +259,15 @@ def test_a_rank_that_its_launcher_ends_while_it_checks_does_not_wait(monkeypatch
     assert capsys.readouterr().err == ""
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choosing, "parse", interrupted)
+    assert cli.main(["sample"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_the_script_ends_with_status_2_and_one_line(tmp_path):
     command = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "batch=sixty"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

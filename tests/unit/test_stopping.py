@@ -36,6 +36,38 @@ def test_a_signal_is_noted_and_has_its_usual_effect_after_a_failure(number):
     assert signal.getsignal(number) is before
 
 
+AGAIN = """
+import os, signal, sys, time
+from bigsgan.training.stopping import StopRequests
+requests = StopRequests(launched=False)
+with requests.listening():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # as a launcher does that passes it on
+    print(requests.reason, flush=True)
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGINT)
+    print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "seconds, status, output, error",
+    [
+        (0.5, 0, "SIGINT\nsaved\n", ""),
+        (2.5, 130, "SIGINT\n", "bigsgan: stopped by a second SIGINT, without saving; the same command resumes\n"),
+    ],
+)
+def test_a_second_ctrl_c_does_not_wait(seconds, status, output, error):
+    done = subprocess.run([sys.executable, "-c", AGAIN, str(seconds)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, output, error)
+
+
+def test_a_job_in_the_background_ignores_ctrl_c_as_its_shell_has_set():
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + AGAIN
+    done = subprocess.run([sys.executable, "-c", code, "2.5"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\nsaved\n", "")
+
+
 def test_a_process_that_has_finished_ends_with_its_own_status():
     code = """
 import atexit, os, signal, sys
@@ -75,6 +107,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 ENDS = {
     "SIGTERM": (60, 85, "stopped by SIGTERM before training started; the same command resumes"),
     "SIGUSR1": (60, 85, "stopped by SIGUSR1 before training started; the same command resumes"),
+    "SIGINT": (60, 85, "stopped by SIGINT before training started; the same command resumes"),
     "SIGTERM before": (60, 85, "stopped by SIGTERM before training started; the same command resumes"),
     "nothing": (1, 1, "not all ranks started within 1 s; see the launcher's messages for the rank that failed"),
 }
