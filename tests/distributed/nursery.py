@@ -92,8 +92,8 @@ class Nursery:
 
 @lru_cache
 def nurseries(accelerator: str) -> tuple[Nursery, ...]:
-    """The two of this process."""
-    return tuple(Nursery({"DS_ACCELERATOR": accelerator}) for _ in range(2))
+    """The two of this process. Their ranks have a thread each, as tensors are small and cores are few."""
+    return tuple(Nursery({"DS_ACCELERATOR": accelerator, "OMP_NUM_THREADS": "1"}) for _ in range(2))
 
 
 def _tend(pipe: Connection, modules: Sequence[str]) -> None:
