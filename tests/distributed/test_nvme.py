@@ -12,16 +12,19 @@ from tests.tiny import FAMILIES, stages, zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3}}" for n in ("generator", "discriminator")]
+# With a first moment, which an optimizer on NVMe keeps even if beta1 is 0.
+ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.99]}}" for n in ("generator", "discriminator")]
 # Wide enough that, on each rank, sub-groups of both networks exceed the 1 MiB from which DeepSpeed swaps.
 WIDE = ["generator.channels=48", "discriminator.channels=48"]
 WIDE_STYLEGAN2 = [
-    f"{n}.{key}" for n in ("generator", "discriminator") for key in ("channel_base=4096", "channel_max=160")
+    f"{n}.{key}" for n in ("generator", "discriminator") for key in ("channel_base=8192", "channel_max=256")
 ]
 PENALTIES = {
     "gradient penalty": [*WIDE, "objective={loss: wasserstein, gradient_penalty: {weight: 1.0}}"],
-    "path length": [*FAMILIES["stylegan2_path_length"], *WIDE_STYLEGAN2],
-}
+    "path length": [
+        *(text for text in FAMILIES["stylegan2_path_length"] if not text.startswith("optimizer.")), *WIDE_STYLEGAN2,
+    ],
+}  # fmt: skip
 SUB_GROUP_SIZE = 300_000
 SECONDS = 900
 
@@ -57,11 +60,11 @@ def swapped(overrides, ds):
 @pytest.mark.parametrize("game", [WIDE, *PENALTIES.values()], ids=["none", *PENALTIES])
 def test_some_masters_are_swapped_out_and_some_are_not(ranks, files, game, tmp_path):
     """The others would prove nothing if nothing were swapped."""
-    for sizes in ranks(2).run(swapped, [*game, *ADAM], files(True), timeout=SECONDS):
+    for sizes in ranks(2).run(swapped, [*ADAM, *game], files(True), timeout=SECONDS):
         for of_network in sizes.values():
             counts = [len(of_one) for of_one in of_network]
             assert counts.count(3) >= 2  # master, exp_avg, exp_avg_sq
-            assert counts.count(0) == 1  # the rest
+            assert counts.count(0) == len(counts) - counts.count(3) <= 1  # the rest, if it is small
             assert all(size >= 4 * SUB_GROUP_SIZE for of_one in of_network for size in of_one)
     left = [path for path in (tmp_path / "nvme").rglob("*") if path.is_file()]
     assert {path.suffix for path in left} == {".lock"}
@@ -96,7 +99,7 @@ def test_nvme_changes_nothing(ranks, files, world_size, offload, precision):
 
 @pytest.mark.parametrize("name", PENALTIES)
 def test_nor_with_other_penalties(ranks, files, name):
-    overrides = [*PENALTIES[name], *ADAM, "accumulation=2"]
+    overrides = [*ADAM, *PENALTIES[name], "accumulation=2"]
     plain, moved = (
         ranks(2).run(scenarios.uninterrupted, overrides, files(nvme), 3, timeout=SECONDS) for nvme in (False, True)
     )
