@@ -49,35 +49,22 @@ GetInputs = Callable[[int, Tensor | None], MicroBatch]
 
 
 class Sources(NamedTuple):
-    """The sources of images and random numbers.
-
-    Attributes:
-        reals: Real images.
-        inputs: The generator's inputs.
-        draws: Noise for penalties, seeds for augmentations.
-        slices: The samples that a network computes in the update of either: ``slices[update_of][network]``.
-    """
+    """The sources of images and random numbers."""
 
     reals: RealImages
-    inputs: InputSource
-    draws: SampleDraws
+    inputs: InputSource  # the generator's inputs
+    draws: SampleDraws  # noise for penalties, seeds for augmentations
+    # the samples that a network computes in the update of either: ``slices[update_of][network]``
     slices: dict[str, dict[str, Slice]]
 
 
 class Scheduled(NamedTuple):
-    """The numbers of one update that may change over a run.
+    """The numbers of one update that may change over a run."""
 
-    Attributes:
-        generator: Learning rate and beta2 of G's optimizer.
-        discriminator: Learning rate and beta2 of D's optimizer.
-        penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the recipe.
-        augmentation: Probability of D's augmentations; None unless it follows a schedule.
-    """
-
-    generator: Rates
-    discriminator: Rates
-    penalty_weights: Mapping[str, float]
-    augmentation: float | None = None
+    generator: Rates  # learning rate and beta2 of G's optimizer
+    discriminator: Rates  # learning rate and beta2 of D's optimizer
+    penalty_weights: Mapping[str, float]  # weights of ``r1`` and ``r2`` that replace those of the recipe
+    augmentation: float | None = None  # probability of D's augmentations; None unless it follows a schedule
 
 
 class AdversarialStep:

@@ -36,16 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Op(NamedTuple):
-    """The ops that DeepSpeed compiles for a field of its file.
+    """The ops that DeepSpeed compiles for a field of its file."""
 
-    Attributes:
-        builder: Makes the object that builds them.
-        names: Names of these ops, in the order of building.
-        field, value, remedy: Parts of the message if they cannot be built.
-    """
-
-    builder: Callable[[], OpBuilder]
-    names: tuple[str, ...]
+    builder: Callable[[], OpBuilder]  # makes the object that builds them
+    names: tuple[str, ...]  # names of these ops, in the order of building
+    # parts of the message if they cannot be built
     field: str
     value: object
     remedy: str
