@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.teacher import distances
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
@@ -111,9 +112,16 @@ class DiscriminatorObjective:
         """Whether the last segment lies between real and fake images."""
         return self._section.gradient_penalty is not None
 
-    def perturbs(self, real: Tensor, fake: Tensor) -> list[tuple[str, Tensor]]:
-        """Return the images that each finite difference perturbs, by its name."""
-        return [(name, (real, fake)[_SEGMENTS[name]]) for name in self.perturbed]
+    def noise(
+        self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
+    ) -> dict[str, Tensor]:
+        """Draw what the penalties need of random numbers beside the images, for ``batch``."""
+        found = {}
+        for name in self.perturbed:
+            found[name] = draws.normal(name, counters, samples, tuple((real, fake)[_SEGMENTS[name]].shape[1:]))
+        if self.interpolates:
+            found[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+        return found
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.

@@ -29,7 +29,6 @@ from bigsgan.adversarial.consistency import Consistency
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
-    GRADIENT_PENALTY,
     DiscriminatorObjective,
     GeneratorObjective,
     InputGradients,
@@ -199,13 +198,7 @@ class AdversarialStep:
             samples, draws = part.positions(j), self._sources.draws
             real = (*self._sources.inputs.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
             fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
-            noise = {
-                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
-                for name, perturbed in objective.perturbs(real[0], images)
-            }
-            if objective.interpolates:
-                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
-            return objective.batch(real, fake, noise)
+            return objective.batch(real, fake, objective.noise(draws, counters, samples, real[0], images))
 
         return batch
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, Reals
-from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
@@ -191,12 +191,7 @@ class PlainLoop:
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws
             real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
-            noise = {
-                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
-                for name, perturbed in objective.perturbs(real[0], fake)
-            }
-            if objective.interpolates:
-                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+            noise = objective.noise(draws, counters, samples, real[0], fake)
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
                 batch, teacher = objective.batch(real, judged, noise), self._extras.teacher
