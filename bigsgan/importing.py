@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from bigsgan import checkpoint, shipped
+from bigsgan.checkpoint import BUFFER, MASTER, STEP
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
@@ -24,7 +25,6 @@ from bigsgan.config.yaml_file import apply_override, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
-from bigsgan.training.state import BUFFER, MASTER, STEP
 from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source

@@ -15,7 +15,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
-from bigsgan.training.state import STEP, EMAState, load_buffers, load_optimizer, load_shard
+from bigsgan.training.state import EMAState, load_buffers, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
         saved = reader.entry(entry)
         reader.refuse_others(entry, network_on_meta(other, network))
         _fill(engines[network], saved, kept)
-        if not own or STEP not in saved.numbers:
+        if not own or checkpoint.STEP not in saved.numbers:
             continue
         if left or not getattr(recipe.optimizer, network).is_adam:
             _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
