@@ -49,7 +49,7 @@ class Order:
                 if len(held) < len(phases):
                     programs = [chain(*programs)]
             if self._holds_back:
-                programs = hold_back_steps(programs, phases, "discriminator")
+                programs = hold_back_steps(programs, phases)
             self._known[key] = [list(program) for program in programs]
         return self._known[key]
 

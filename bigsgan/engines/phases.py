@@ -255,14 +255,14 @@ def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: 
     yield Task(numbers[-1], "step", 0)
 
 
-def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase], network: str) -> list[list[Task]]:
-    """Move each step of a network to right before its next task, so that its gradients may travel until then."""
+def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase]) -> list[list[Task]]:
+    """Move each step of D to right before its next task, so that its gradients may travel until then."""
     found: list[list[Task]] = []
     held: list[Task] = []
     for program in programs:
         found.append([])
         for task in program:
-            if phases[task.phase].network == network and phases[task.phase].does != "keeps":
+            if phases[task.phase].network == "discriminator" and phases[task.phase].does != "keeps":
                 found[-1] += held
                 held = []
                 if task.kind == "step":
