@@ -337,17 +337,11 @@ class GeneratorObjective:
         return self._matching * distance
 
 
-class Reconstruction:
-    """The part of G's loss that reads images instead of logits: ``weight`` times the mean of |image - target|."""
-
-    def __init__(self, weight: float, statistics: Statistics) -> None:
-        self._weight, self._statistics = weight, statistics
-
-    def grads(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return d(loss)/d(images) of one micro-batch, (n, C, H, W)."""
-        difference = images.detach() - targets
-        self._statistics.add("loss/l1", difference.abs())
-        return difference.sign() * (self._weight / difference.numel())
+def l1_grads(weight: float, images: Tensor, targets: Tensor, statistics: Statistics) -> Tensor:
+    """Return d(loss)/d(images) of one micro-batch, (n, C, H, W), of ``weight`` times the mean of |image - target|."""
+    difference = images.detach() - targets
+    statistics.add("loss/l1", difference.abs())
+    return difference.sign() * (weight / difference.numel())
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:

@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bigsgan.adversarial.consistency import Consistency
+from bigsgan.adversarial.consistency import consistency_grads
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
     DiscriminatorObjective,
     GeneratorObjective,
     InputGradients,
-    Reconstruction,
+    l1_grads,
     statistic_names,
 )
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
@@ -99,9 +99,6 @@ class AdversarialStep:
         self._phases, self._section, self._sources = phases, section, sources
         self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
-        self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        consistency, levels = section.consistency, extras.images_per_sample
-        self._consistency = Consistency(consistency, levels, statistics) if consistency else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -265,7 +262,7 @@ class AdversarialStep:
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]
-        objective, num = self._g_objective, part.num_samples
+        section, objective, num = self._section, self._g_objective, part.num_samples
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D judges G's images"
@@ -277,12 +274,13 @@ class AdversarialStep:
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
             grads, images = grads[-num:], images[-num:]
-            if self._consistency is not None:
-                grads = grads + self._consistency.grads(images)
-            if self._reconstruction is None:
+            if section.consistency:
+                levels = self._extras.images_per_sample
+                grads = grads + consistency_grads(section.consistency, levels, images, self._statistics)
+            if not section.l1:
                 return grads
             target, *_ = self._sources.inputs.real(reals()[j])
-            return grads + self._reconstruction.grads(images, target)
+            return grads + l1_grads(section.l1, images, target, self._statistics)
 
         phase = phase._replace(num_samples=num * objective.num_segments)
         return Work(phase, batch, objective, gradient=gradient)
