@@ -20,7 +20,7 @@ from bigsgan.adversarial.teacher import distances
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.objective import Objective, Penalty
 from bigsgan.engines import MicroBatch
-from bigsgan.models.layers import full
+from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. In other types a power of two changes nothing.
