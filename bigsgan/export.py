@@ -28,7 +28,7 @@ from bigsgan.inference.loading import CODEC
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.extras import require
@@ -150,8 +150,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         raise UserError("--out", str(out), "already exists", "give a new directory")
     recipe = read_saved_recipe(run)
     found = checkpoint.find_intact(run, options.nimg, lambda found: checkpoint.files_with(found, options.network))
-    with torch.device("meta"):
-        network = build_network(recipe, options.network)
+    network = network_on_meta(recipe, options.network)
     with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
         metadata = {"nimg": found.nimg, "recipe": recipe.model_dump()}
         try:

@@ -13,19 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bigsgan import checkpoint, shipped
+from bigsgan.checkpoint import BUFFER, MASTER, STEP
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
 from bigsgan.config.yaml_file import apply_override, read_yaml
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
-from bigsgan.training.state import BUFFER, MASTER, STEP
 from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
@@ -251,8 +250,7 @@ class _Entry:
 
     def __init__(self, recipe: Recipe, name: str, state: Mapping[str, Tensor], moments: Moments | None = None) -> None:
         network = "discriminator" if name == "discriminator" else "generator"
-        with torch.device("meta"):  # so that no memory is taken before sizes are checked
-            empty = build_network(recipe, network)
+        empty = network_on_meta(recipe, network)  # so that no memory is taken before sizes are checked
         wanted = {key: tensor.shape for key, tensor in empty.state_dict().items()}
         missing = {key for key, _ in empty.named_parameters()} - state.keys()
         other = {key for key, tensor in state.items() if tensor.shape != wanted.get(key)}

@@ -19,29 +19,17 @@ from bigsgan.monitor import Statistics
 
 
 class Extras(NamedTuple):
-    """Parts of the step that a recipe may ask for.
+    """Parts of the step that a recipe may ask for."""
 
-    Attributes:
-        augmented: Whether D augments its images.
-        seeded: Whether D reads seeds, for augmentation or noise of its own.
-        images_per_sample: Number of images of a sample that G makes and D judges.
-        augmentation: Probability of D's augmentations, (1,), if this rank holds it.
-        adaptive: Steers that probability by D's logits.
-        anchors: Moving averages of D's logits, for LeCam's regularization of D.
-        path_length: Path length regularization of G.
-        teacher: Computes features of real images, if this rank has D's last layer.
-        kept: Images for D's next update, where updates overlap.
-    """
-
-    augmented: bool = False
-    seeded: bool = False
-    images_per_sample: int = 1
-    augmentation: Tensor | None = None
-    adaptive: AdaptiveProbability | None = None
-    anchors: LogitAnchors | None = None
-    path_length: PathLengthPenalty | None = None
-    teacher: Teacher | None = None
-    kept: KeptImages | None = None
+    augmented: bool = False  # whether D augments its images
+    seeded: bool = False  # whether D reads seeds, for augmentation or noise of its own
+    images_per_sample: int = 1  # number of images of a sample that G makes and D judges
+    augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
+    adaptive: AdaptiveProbability | None = None  # steers that probability by D's logits
+    anchors: LogitAnchors | None = None  # moving averages of D's logits, for LeCam's regularization of D
+    path_length: PathLengthPenalty | None = None  # path length regularization of G
+    teacher: Teacher | None = None  # computes features of real images, if this rank has D's last layer
+    kept: KeptImages | None = None  # images for D's next update, where updates overlap
 
     @property
     def watchers(self) -> list[LogitWatcher]:

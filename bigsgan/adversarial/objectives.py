@@ -14,12 +14,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.teacher import distances
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
 from bigsgan.config.objective import Objective, Penalty
 from bigsgan.engines import MicroBatch
-from bigsgan.models.layers import full
+from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. In other types a power of two changes nothing.
@@ -111,9 +112,16 @@ class DiscriminatorObjective:
         """Whether the last segment lies between real and fake images."""
         return self._section.gradient_penalty is not None
 
-    def perturbs(self, real: Tensor, fake: Tensor) -> list[tuple[str, Tensor]]:
-        """Return the images that each finite difference perturbs, by its name."""
-        return [(name, (real, fake)[_SEGMENTS[name]]) for name in self.perturbed]
+    def noise(
+        self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
+    ) -> dict[str, Tensor]:
+        """Draw what the penalties need of random numbers beside the images, for ``batch``."""
+        found = {}
+        for name in self.perturbed:
+            found[name] = draws.normal(name, counters, samples, tuple((real, fake)[_SEGMENTS[name]].shape[1:]))
+        if self.interpolates:
+            found[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+        return found
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -329,17 +337,11 @@ class GeneratorObjective:
         return self._matching * distance
 
 
-class Reconstruction:
-    """The part of G's loss that reads images instead of logits: ``weight`` times the mean of |image - target|."""
-
-    def __init__(self, weight: float, statistics: Statistics) -> None:
-        self._weight, self._statistics = weight, statistics
-
-    def grads(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return d(loss)/d(images) of one micro-batch, (n, C, H, W)."""
-        difference = images.detach() - targets
-        self._statistics.add("loss/l1", difference.abs())
-        return difference.sign() * (self._weight / difference.numel())
+def l1_grads(weight: float, images: Tensor, targets: Tensor, statistics: Statistics) -> Tensor:
+    """Return d(loss)/d(images) of one micro-batch, (n, C, H, W), of ``weight`` times the mean of |image - target|."""
+    difference = images.detach() - targets
+    statistics.add("loss/l1", difference.abs())
+    return difference.sign() * (weight / difference.numel())
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:

@@ -16,8 +16,8 @@ from bigsgan.checkpoint import SharedState
 from bigsgan.config.objective import PathLength
 from bigsgan.engines import MicroBatch, Outcome, chosen
 from bigsgan.models import noise
-from bigsgan.models.layers import full
 from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
 NAME = "penalty/path_length"

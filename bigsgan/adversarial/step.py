@@ -25,15 +25,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bigsgan.adversarial.consistency import Consistency
+from bigsgan.adversarial.consistency import consistency_grads
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
-    GRADIENT_PENALTY,
     DiscriminatorObjective,
     GeneratorObjective,
     InputGradients,
-    Reconstruction,
+    l1_grads,
     statistic_names,
 )
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
@@ -49,35 +48,22 @@ GetInputs = Callable[[int, Tensor | None], MicroBatch]
 
 
 class Sources(NamedTuple):
-    """The sources of images and random numbers.
-
-    Attributes:
-        reals: Real images.
-        inputs: The generator's inputs.
-        draws: Noise for penalties, seeds for augmentations.
-        slices: The samples that a network computes in the update of either: ``slices[update_of][network]``.
-    """
+    """The sources of images and random numbers."""
 
     reals: RealImages
-    inputs: InputSource
-    draws: SampleDraws
+    inputs: InputSource  # the generator's inputs
+    draws: SampleDraws  # noise for penalties, seeds for augmentations
+    # the samples that a network computes in the update of either: ``slices[update_of][network]``
     slices: dict[str, dict[str, Slice]]
 
 
 class Scheduled(NamedTuple):
-    """The numbers of one update that may change over a run.
+    """The numbers of one update that may change over a run."""
 
-    Attributes:
-        generator: Learning rate and beta2 of G's optimizer.
-        discriminator: Learning rate and beta2 of D's optimizer.
-        penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the recipe.
-        augmentation: Probability of D's augmentations; None unless it follows a schedule.
-    """
-
-    generator: Rates
-    discriminator: Rates
-    penalty_weights: Mapping[str, float]
-    augmentation: float | None = None
+    generator: Rates  # learning rate and beta2 of G's optimizer
+    discriminator: Rates  # learning rate and beta2 of D's optimizer
+    penalty_weights: Mapping[str, float]  # weights of ``r1`` and ``r2`` that replace those of the recipe
+    augmentation: float | None = None  # probability of D's augmentations; None unless it follows a schedule
 
 
 class AdversarialStep:
@@ -113,9 +99,6 @@ class AdversarialStep:
         self._phases, self._section, self._sources = phases, section, sources
         self._statistics, self._extras = statistics, extras
         self._g_objective = GeneratorObjective(section, statistics)
-        self._reconstruction = Reconstruction(section.l1, statistics) if section.l1 else None
-        consistency, levels = section.consistency, extras.images_per_sample
-        self._consistency = Consistency(consistency, levels, statistics) if consistency else None
         statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -212,13 +195,7 @@ class AdversarialStep:
             samples, draws = part.positions(j), self._sources.draws
             real = (*self._sources.inputs.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
             fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
-            noise = {
-                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
-                for name, perturbed in objective.perturbs(real[0], images)
-            }
-            if objective.interpolates:
-                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
-            return objective.batch(real, fake, noise)
+            return objective.batch(real, fake, objective.noise(draws, counters, samples, real[0], images))
 
         return batch
 
@@ -285,7 +262,7 @@ class AdversarialStep:
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]
-        objective, num = self._g_objective, part.num_samples
+        section, objective, num = self._section, self._g_objective, part.num_samples
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D judges G's images"
@@ -297,12 +274,13 @@ class AdversarialStep:
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
             grads, images = grads[-num:], images[-num:]
-            if self._consistency is not None:
-                grads = grads + self._consistency.grads(images)
-            if self._reconstruction is None:
+            if section.consistency:
+                levels = self._extras.images_per_sample
+                grads = grads + consistency_grads(section.consistency, levels, images, self._statistics)
+            if not section.l1:
                 return grads
             target, *_ = self._sources.inputs.real(reals()[j])
-            return grads + self._reconstruction.grads(images, target)
+            return grads + l1_grads(section.l1, images, target, self._statistics)
 
         phase = phase._replace(num_samples=num * objective.num_segments)
         return Work(phase, batch, objective, gradient=gradient)

@@ -24,7 +24,7 @@ from bigsgan.data import LabelledImages, ShownImages
 from bigsgan.data.autoencoders import load_program, program_digest
 from bigsgan.errors import UserError, reason
 from bigsgan.models.diff_augment import moved_alike
-from bigsgan.models.layers import full
+from bigsgan.models.precision import full
 
 PATH = "objective.teacher.path"
 _NAMES = ("x_norm_clstoken", "x_norm_patchtokens")

@@ -19,14 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, Reals
-from bigsgan.adversarial.objectives import GRADIENT_PENALTY, DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
 from bigsgan.draws import Draws
-from bigsgan.engines import MicroBatch
-from bigsgan.engines.optimizer import build_torch_optimizer, decay_groups
+from bigsgan.engines import MicroBatch, Rates
+from bigsgan.engines.optimizer import build_torch_optimizer, decay_groups, set_rates
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
@@ -76,14 +76,11 @@ class NetworkAndOptimizer:
         """Add gradients, for a mean over the micro-batches."""
         (loss / self.accumulation).backward()
 
-    def update(self, lr: float, beta2: float | None) -> None:
+    def update(self, rates: Rates) -> None:
         """Step, and clear the gradients."""
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-            if beta2 is not None:
-                group["betas"] = (group["betas"][0], beta2)
+        set_rates(self._optimizer, rates)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -191,19 +188,14 @@ class PlainLoop:
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws
             real = (*self._source.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
-            noise = {
-                name: draws.normal(name, counters, samples, tuple(perturbed.shape[1:]))
-                for name, perturbed in objective.perturbs(real[0], fake)
-            }
-            if objective.interpolates:
-                noise[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
+            noise = objective.noise(draws, counters, samples, real[0], fake)
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
                 batch, teacher = objective.batch(real, judged, noise), self._extras.teacher
                 targets = () if teacher is None else teacher(reals()[j], *real[2:])
                 loss = self._discriminator(batch, moving=j == 0, loss=objective, targets=targets)
                 self._discriminator.backward(loss)
-        self._discriminator.update(*numbers.discriminator)
+        self._discriminator.update(numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
         part, section = self._slices["generator"]["generator"], self._recipe.objective
@@ -233,7 +225,7 @@ class PlainLoop:
                     loss = loss + section.consistency.weight * torch.stack(apart).mean()
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)
-        self._generator.update(*numbers.generator)
+        self._generator.update(numbers.generator)
 
     def _choose_kernels(self, exact: bool) -> None:
         for layer in self._exact_layers:

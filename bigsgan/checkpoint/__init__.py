@@ -13,7 +13,7 @@ flattened float32 values, from element 4096 on. Over all files, every element oc
 in any layout: each rank reads the stretches that its own shards need, whatever ranks and shards wrote them.
 """
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess, StateShard, saved_buffers
+from bigsgan.checkpoint.entries import BUFFER, MASTER, STEP, ObjectCollectives, SingleProcess, StateShard, saved_buffers
 from bigsgan.checkpoint.reader import Reader, SavedValues, SharedState, StateEntry, files_with, restore
 from bigsgan.checkpoint.saver import Description, Saver
 from bigsgan.checkpoint.tags import (
@@ -29,7 +29,10 @@ from bigsgan.checkpoint.tags import (
 )
 
 __all__ = [
+    "BUFFER",
     "IMPORTED",
+    "MASTER",
+    "STEP",
     "Checkpoint",
     "Description",
     "ObjectCollectives",

@@ -9,6 +9,12 @@ from torch import Tensor, nn
 
 from bigsgan.runtime.together import Ranks
 
+MASTER, BUFFER = "master", "buffer"
+"""Kinds of values: an optimizer's float32 weights, and buffers."""
+
+STEP = "optimizer.step"
+"""The number in an entry that counts the optimizer's updates."""
+
 
 class StateShard(NamedTuple):
     """The shard of one flat value that this rank writes."""

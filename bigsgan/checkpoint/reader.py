@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard, saved_buffers
+from bigsgan.checkpoint.entries import BUFFER, MASTER, ObjectCollectives, SavedEntry, StateShard, saved_buffers
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
@@ -93,7 +93,7 @@ class Reader:
                 self._unopened.remove(name)
                 self._open(name)
         # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
-        for kind, named in (("master", network.named_parameters()), ("buffer", network.named_buffers())):
+        for kind, named in ((MASTER, network.named_parameters()), (BUFFER, network.named_buffers())):
             wanted = {value_name(entry, kind, name): each.numel() for name, each in named}
             own, before = value_name(entry, kind, ""), value_name(entry, kind, "layers.-")
             for value in sorted(each for each in self._stretches if each.startswith(own)):
@@ -183,8 +183,8 @@ class SavedValues:
             UserError: The checkpoint lacks values or has others, or a file is damaged.
         """
         self._reader.refuse_others(self._entry, network)
-        wanted: dict[tuple[str, str], Tensor] = {("master", name): p for name, p in network.named_parameters()}
-        wanted.update({("buffer", name): buffer for name, buffer in saved_buffers(network).items()})
+        wanted: dict[tuple[str, str], Tensor] = {(MASTER, name): p for name, p in network.named_parameters()}
+        wanted.update({(BUFFER, name): buffer for name, buffer in saved_buffers(network).items()})
         for (kind, name), tensor in wanted.items():
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
             self.read(kind, name, 0, flat)

@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigsgan.checkpoint.entries import saved_buffers
+from bigsgan.checkpoint.entries import BUFFER, MASTER, STEP, saved_buffers
 from bigsgan.checkpoint.reader import Reader, SavedValues
 from bigsgan.checkpoint.tags import Checkpoint
 from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import fsync, write_text
 
 _VERSION = 0.4
-STEP = "optimizer.step"
-"""The number in an entry that counts the optimizer's updates."""
 
 
 def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path, told: Mapping[str, Any]) -> int:
@@ -75,7 +73,7 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
     _save(optimizer, tag / "zero" / "optimizer_state.pt")
     model = {
         "module": {},
-        "buffers": {name: _whole(saved, "buffer", name, buffer) for name, buffer in saved_buffers(network).items()},
+        "buffers": {name: _whole(saved, BUFFER, name, buffer) for name, buffer in saved_buffers(network).items()},
         "lr_scheduler": None,
         "global_steps": 0 if step is None else int(step),
         "global_samples": found.nimg,
@@ -94,7 +92,7 @@ def write_universal(found: Checkpoint, entry: str, network: nn.Module, out: Path
 
 def _of_parameter(saved: SavedValues, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield DeepSpeed's files for a parameter, and their values, one at a time."""
-    kinds = {"master": "fp32"} | {kind: kind for kind in sorted(saved.kinds - {"master", "buffer"})}
+    kinds = {MASTER: "fp32"} | {kind: kind for kind in sorted(saved.kinds - {MASTER, BUFFER})}
     if "exp_avg_sq" in kinds:
         kinds["exp_avg"] = "exp_avg"  # DeepSpeed reads it; with beta1 of 0 it is not saved here
     for kind, file in kinds.items():
@@ -113,7 +111,7 @@ def _save(value: Any, path: Path) -> None:
 
 
 def _whole(saved: SavedValues, kind: str, name: str, like: Tensor) -> Tensor:
-    flat = torch.zeros(like.numel(), dtype=like.dtype if kind == "buffer" else torch.float32)
-    if kind in ("master", "buffer") or saved.has(kind, name):  # untrained parameters have no optimizer state
+    flat = torch.zeros(like.numel(), dtype=like.dtype if kind == BUFFER else torch.float32)
+    if kind in (MASTER, BUFFER) or saved.has(kind, name):  # untrained parameters have no optimizer state
         saved.read(kind, name, 0, flat)
     return flat.view(like.shape)

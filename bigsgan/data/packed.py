@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import resource
-import struct
 import tarfile
 import zipfile
 import zlib
@@ -22,13 +21,13 @@ from bigsgan.config.data import Data
 from bigsgan.data.datasets import PathList, by_class, is_image, no_images, unreadable_root
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.errors import UserError, reason
+from bigsgan.images.npz import LOCAL_HEADER
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # Half of a process's limit (often 1,024), as torch's queues between processes need open files too.
 _MOST_OPEN = 32_768 if _FILE_LIMIT == resource.RLIM_INFINITY else max(1, _FILE_LIMIT // 2)
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
 _ENCRYPTED = 0x1  # zip, APPNOTE 4.4.4
 
 _ZIP_ENTRY = np.dtype(
@@ -236,10 +235,10 @@ def zip_content(files: OpenFiles, entry: np.void) -> bytes:
     """Return the content of a member of a zip file, checked by its checksum."""
     # Does not use zipfile, which has one position in one open file, and keeps an object per member in every process.
     number, offset = int(entry["archive"]), int(entry["offset"])
-    signature, name, extra = _LOCAL_HEADER.unpack(files.read(number, offset, _LOCAL_HEADER.size))
+    signature, name, extra = LOCAL_HEADER.unpack(files.read(number, offset, LOCAL_HEADER.size))
     if signature != b"PK\x03\x04":
         raise ValueError("it does not start where the zip file's directory says")
-    content = files.read(number, offset + _LOCAL_HEADER.size + name + extra, int(entry["size"]))
+    content = files.read(number, offset + LOCAL_HEADER.size + name + extra, int(entry["size"]))
     if (inflated := int(entry["inflated"])) >= 0:
         content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, inflated + 1)
         if len(content) > inflated:

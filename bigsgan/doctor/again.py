@@ -12,10 +12,9 @@ _RENDEZVOUS = 29_400
 
 
 def launcher(environment: Mapping[str, str]) -> list[str]:
-    """Words before ``bigsgan doctor``; none for a single process.
+    """Words before ``bigsgan doctor``, from a rank's variables and ``launcher_variables`` of ``runtime.slurm``.
 
-    Args:
-        environment: Variables of a rank, with those that ``runtime.slurm.launcher_variables`` adds.
+    There are none for a single process.
     """
     if environment.get("TORCHELASTIC_RUN_ID"):
         return _torchrun(environment)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigsgan.config import NETWORKS
 from bigsgan.doctor import layouts
-from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, judged, not_applicable, passed
 from bigsgan.doctor.games import FAMILIES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
@@ -52,6 +52,8 @@ MOST_OFF = 0.2
 HALF_TYPES: dict[str, Any] = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "initial_scale_power": 8}}
 """Sections of a DeepSpeed file, by name."""
 
+_OF_FLOAT64 = "of float64's norm off"
+
 REMEDY = (
     "repeat on another device or host: if only this one fails, take it out of use; "
     "otherwise install a supported version of torch"
@@ -68,7 +70,7 @@ def float64(subject: Subject) -> Finding:
     """Compare gradients of each network in float32, once and twice differentiated, with float64 on the CPU."""
     with exact(is_smooth=False):
         errors = {name: error_of_float32(*case) for name, case in _cases()}
-    return _finding("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), "of float64's norm off")
+    return judged("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), _OF_FLOAT64, REMEDY)
 
 
 def error_of_float32(family: str, network: str, penalised: bool) -> float:
@@ -90,7 +92,7 @@ def tensor_cores(subject: Subject) -> Finding:
         for name, case in _cases():
             plain, errors[name] = errors_of_bf16(*case)
             bounds[name] = NO_WORSE * plain
-    return _finding("gradients in bf16 are", errors, bounds, "of float64's norm off")
+    return judged("gradients in bf16 are", errors, bounds, _OF_FLOAT64, REMEDY)
 
 
 def _cases() -> Iterator[tuple[str, tuple[str, str, bool]]]:
@@ -163,7 +165,7 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
     lacks = "".join(f" ({name} is not supported here)" for name in types if name in lacking)
     count = "1 update" if num_updates == 1 else f"{num_updates} updates"
     what = f"{count} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
-    return replace(_finding(what, errors, dict.fromkeys(errors, MOST_OFF), "off"), of_all=True)
+    return replace(judged(what, errors, dict.fromkeys(errors, MOST_OFF), "off", REMEDY), of_all=True)
 
 
 def compiled(subject: Subject) -> Finding:
@@ -236,14 +238,3 @@ def _move(game: Game) -> Tensor:
         if name.endswith("weight")
     ]
     return torch.cat(deltas)
-
-
-def _finding(what: str, errors: dict[str, float], bounds: dict[str, float], unit: str) -> Finding:
-    numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
-    bad = [name for name, error in errors.items() if not error <= bounds[name]]
-    if bad:
-        error, bound = errors[bad[0]], bounds[bad[0]]
-        text = f"{first_of(bad, len(errors))}: {what} {error:.1e} {unit}, over {bound:.0e}"
-        return failed(text, REMEDY, numbers, error)
-    worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))
-    return passed(f"{what} at most {errors[worst]:.1e} {unit}, of {bounds[worst]:.0e}: {worst}", numbers)

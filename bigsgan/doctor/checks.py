@@ -113,6 +113,20 @@ def first_of(bad: Sequence[str], num: int) -> str:
     return f"{bad[0]} (and {len(bad) - 1} of {num - 1} others)" if len(bad) > 1 else bad[0]
 
 
+def judged(
+    what: str, errors: dict[str, float], bounds: dict[str, float], unit: str, remedy: str, whole: str | None = None
+) -> Finding:
+    """Return whether errors are within their bounds: ``what`` is so many of a ``unit``, or ``whole`` in a pass."""
+    numbers = {name: {"difference": error, "bound": bounds[name]} for name, error in errors.items()}
+    bad = [name for name, error in errors.items() if not error <= bounds[name]]
+    if bad:
+        error, bound = errors[bad[0]], bounds[bad[0]]
+        text = f"{first_of(bad, len(errors))}: {what} {error:.1e} {unit}, over {bound:.0e}"
+        return failed(text, remedy, numbers, error)
+    worst = max(errors, key=lambda name: errors[name] / (bounds[name] or 1e-30))
+    return passed(f"{whole or what} at most {errors[worst]:.1e} {unit}, of {bounds[worst]:.0e}: {worst}", numbers)
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor's list."""

@@ -9,15 +9,13 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import torch
-
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.storage import directory_of
 from bigsgan.engines.compile_checks import check_compiler
 from bigsgan.engines.deepspeed.native_ops import builders
 from bigsgan.engines.optimizer import num_state_tensors
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.runtime.memory import size
 
 _FLOAT = 4
@@ -29,8 +27,7 @@ def checkpoint_bytes(plan: RunPlan) -> int:
     """Bytes of a checkpoint of all ranks: float32 weights and optimizer state of both networks, all EMAs, buffers."""
     total, power = 0, plan.recipe.ema.power
     averages = 1 + (len(power.widths) if power else 0)
-    with torch.device("meta"):
-        networks = {network: build_network(plan.recipe, network) for network in NETWORKS}
+    networks = {network: network_on_meta(plan.recipe, network) for network in NETWORKS}
     for network, stack in networks.items():
         engine = plan.engines[network]
         numel = sum(parameter.numel() for parameter in stack.parameters())

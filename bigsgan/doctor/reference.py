@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from bigsgan.adversarial import LatentSource, SampleDraws
 from bigsgan.adversarial.teacher import build_teacher
-from bigsgan.config import Recipe
+from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
 from bigsgan.doctor.games import awake
 from bigsgan.draws import Draws
@@ -86,7 +86,7 @@ class Reference:
         draws = Draws(recipe.seed)
         self.draws = SampleDraws(draws, self.device)
         self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
-        self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in ("generator", "discriminator")}
+        self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in NETWORKS}
         part = self.parts["discriminator"]
         self.teacher: Any = build_teacher(recipe, self.device)
         dataset = build_training_dataset(recipe.data)

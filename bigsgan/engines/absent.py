@@ -7,15 +7,15 @@ network's updates ended. All ranks share this at the end of an adversarial updat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.base import Engine, MicroBatch, Shard, Work
+from bigsgan.engines.base import Engine, Shard
 from bigsgan.engines.outcomes import Outcome, Outcomes
-from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.phases import Phase
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm
 
@@ -61,49 +61,18 @@ class AbsentEngine:
         """Return no shards."""
         return []
 
-    def expect(self, phase: Phase, task: Task) -> None:
-        """Refuse."""
-        raise AssertionError(f"{phase.label} is computed on other ranks")
-
-    def receive(self, phase: Phase, task: Task) -> None:
-        """Refuse."""
-        self.expect(phase, task)
-
-    def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
-        """Refuse."""
-        raise AssertionError(f"{work.phase.label} is computed on other ranks")
-
-    def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
-        """Refuse."""
-        self.forward(work, index, grads)
-
-    def step(self, work: Work) -> None:
-        """Refuse."""
-        self.forward(work, 0, None)
-
-    def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Refuse."""
-        raise AssertionError("samples are made on other ranks")
-
-    def sum_over_replicas(self, tensor: Tensor) -> Tensor:
-        """Refuse."""
+    def _refuse(self, *inputs: Any, **options: Any) -> NoReturn:
         raise AssertionError("the network is on other ranks")
 
-    def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Refuse: there is no shard."""
-        raise AssertionError("the network is on other ranks")
+    expect = receive = forward = backward = step = infer_everywhere = sum_over_replicas = load_optimizer_state = _refuse
 
     def observe_seam(self, applied: Outcome) -> None:
         """Do nothing: the ranks that hold D adapt its scale."""
 
-    def settle(self) -> None:
-        """Do nothing."""
+    def _nothing(self) -> None:
+        pass
 
-    def publish(self) -> None:
-        """Do nothing."""
-
-    def destroy(self) -> None:
-        """Do nothing: the executor joins the divided ranks again."""
+    settle = publish = destroy = _nothing  # the executor joins the divided ranks again
 
 
 class OutcomesOfBoth:

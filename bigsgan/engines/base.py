@@ -55,15 +55,10 @@ class LossFunction(Protocol):
 
 
 class Rates(NamedTuple):
-    """An optimizer's settings for one update.
+    """An optimizer's settings for one update."""
 
-    Attributes:
-        lr: Learning rate.
-        beta2: Adam's second decay rate; None leaves it as it is.
-    """
-
-    lr: float
-    beta2: float | None = None
+    lr: float  # learning rate
+    beta2: float | None = None  # Adam's second decay rate; None leaves it as it is
 
 
 class Regularizer(Protocol):
@@ -83,34 +78,22 @@ class Regularizer(Protocol):
 
 
 class Piece(NamedTuple):
-    """A part of one parameter, and its place in a shard.
+    """A part of one parameter, and its place in a shard."""
 
-    Attributes:
-        name: The parameter's name.
-        offset: First element of the part in the flattened parameter.
-        numel: Elements of the part.
-        start: First element of the part in the shard.
-    """
-
-    name: str
-    offset: int
-    numel: int
-    start: int
+    name: str  # the parameter's name
+    offset: int  # first element of the part in the flattened parameter
+    numel: int  # elements of the part
+    start: int  # first element of the part in the shard
 
 
 class Shard(NamedTuple):
-    """One flat float32 tensor of parameters that this rank owns, and its contents.
+    """One flat float32 tensor of parameters that this rank owns, and its contents."""
 
-    Attributes:
-        master: The values that the optimizer updates.
-        optimizer_state: The optimizer's tensors and numbers for it, such as ``exp_avg``; empty before the first update.
-        pieces: The parts of parameters in it; elements outside of every piece are padding.
-        copies: Index of this copy of the shard, and the number of copies over all replicas; (0, 1) for an only one.
-    """
-
-    master: Tensor
+    master: Tensor  # the values that the optimizer updates
+    # the optimizer's tensors and numbers for it, such as ``exp_avg``; empty before the first update
     optimizer_state: dict[str, Any]
-    pieces: list[Piece]
+    pieces: list[Piece]  # the parts of parameters in it; elements outside of every piece are padding
+    # index of this copy of the shard, and the number of copies over all replicas; (0, 1) for an only one
     copies: tuple[int, int] = (0, 1)
 
 
@@ -120,35 +103,28 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(eq=False)
 class Work:
-    """A phase of an update, with its inputs and loss on this rank, and its results so far.
-
-    Attributes:
-        phase: The phase.
-        inputs: Returns the inputs of a micro-batch, given its number and the images that the phase reads, or None.
-            Called on the ranks where the network reads its inputs; returns the same inputs each time.
-        loss: Turns the network's outputs into a loss; None if only the loss's gradient at the outputs is given.
-        regularizer: Adds a loss to the phase's forward passes; of tangents only, if the network is in stages.
-        ahead: Number of layers before the tensor by which a phase differentiates, or at which its tangents begin.
-        rates: The optimizer's settings, if the phase steps.
-        gradient: Where D judges or a network differentiates: takes the number of a micro-batch, the tensor x that is
-            differentiated by, and dL/dx, float32; returns the gradient at G's images, or the direction of tangents.
-        targets: Returns a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a
-            micro-batch, given its number; None unless the loss compares D's predictions with them.
-            Called on the ranks that compute the loss, once a forward pass.
-        outputs: By micro-batch, on the ranks that compute them: images, detached, or gradients at images.
-        graphs: By micro-batch, the graph that its backward pass will need.
-    """
+    """A phase of an update, with its inputs and loss on this rank, and its results so far."""
 
     phase: Phase
+    # Returns the inputs of a micro-batch, given its number and the images that the phase reads, or None. Called on the
+    # ranks where the network reads its inputs; returns the same inputs each time.
     inputs: Callable[[int, Tensor | None], MicroBatch]
+    # turns the network's outputs into a loss; None if only the loss's gradient at the outputs is given
     loss: LossFunction | None = None
+    # adds a loss to the phase's forward passes; of tangents only, if the network is in stages
     regularizer: Regularizer | None = None
-    ahead: int = 0
-    rates: Rates | None = None
+    ahead: int = 0  # number of layers before the tensor by which a phase differentiates, or at which its tangents begin
+    rates: Rates | None = None  # the optimizer's settings, if the phase steps
+    # where D judges or a network differentiates: takes the number of a micro-batch, the tensor x that is differentiated
+    # by, and dL/dx, float32; returns the gradient at G's images, or the direction of tangents
     gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    # Returns a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a micro-batch,
+    # given its number; None unless the loss compares D's predictions with them. Called on the ranks that compute the
+    # loss, once a forward pass.
     targets: Callable[[int], MicroBatch] | None = None
+    # by micro-batch, on the ranks that compute them: images, detached, or gradients at images
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    graphs: dict[int, Any] = field(default_factory=dict)
+    graphs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, the graph that its backward pass will need
 
 
 def targets_of(work: Work, index: int) -> MicroBatch:

@@ -13,7 +13,7 @@ from torch.utils._triton import has_triton
 from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.layers import RankAverages, SpectralLayer
 
 GRAPHS_SINCE = "2.15"
@@ -24,10 +24,6 @@ _MOVING = (SpectralLayer, BatchStatistics)
 
 def check_compiler(plan: RunPlan, network: str) -> None:
     """Check that torch.compile can work on this machine, if the recipe asks for it.
-
-    Args:
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
 
     Raises:
         UserError: A compiler or Triton is missing, or the network cannot be compiled with recomputation.
@@ -56,10 +52,6 @@ def check_compiler(plan: RunPlan, network: str) -> None:
 def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     """Check that CUDA graphs can be used, if the recipe asks for them.
 
-    Args:
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
-
     Raises:
         UserError: The device, torch's version, the gradient reduction or a layer does not allow them.
     """
@@ -87,6 +79,5 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
 
 def _first_of(plan: RunPlan, network: str, kinds: tuple[type, ...]) -> str | None:
     """Return the class name of the first layer of a network that is one of these kinds; None if there is none."""
-    with torch.device("meta"):
-        modules = build_network(plan.recipe, network).modules()
+    modules = network_on_meta(plan.recipe, network).modules()
     return next((type(module).__name__ for module in modules if isinstance(module, kinds)), None)

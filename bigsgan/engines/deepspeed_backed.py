@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines.base import Rates, Shard, Work
 from bigsgan.engines.deepspeed import internals
-from bigsgan.engines.optimizer import fit_state
+from bigsgan.engines.optimizer import fit_state, set_rates
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
 from bigsgan.errors import UserError
@@ -157,10 +157,7 @@ class DeepSpeedBacked:
         self._engine.destroy()
 
     def _set_rates(self, rates: Rates) -> None:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rates.lr
-            if rates.beta2 is not None:
-                group["betas"] = (group["betas"][0], rates.beta2)
+        set_rates(self._engine.optimizer, rates)
 
     def _begin_update(self) -> None:
         """Keep the buffers before an update's forward passes, in case it is skipped, and scale penalties."""

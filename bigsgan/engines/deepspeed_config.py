@@ -68,13 +68,9 @@ def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
 
 
 def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int) -> None:
-    """Choose the sizes that the file leaves open: how many elements are reduced, and updated, at a time.
+    """Choose the sizes that ``config`` leaves open, in place: how many elements are reduced, and updated, at a time.
 
-    Args:
-        config: DeepSpeed's configuration, which this changes.
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
-        numel: Number of parameters in the network's layers on this rank.
+    ``numel`` is the number of parameters in the network's layers on this rank.
     """
     file, zero = plan.engines[network].file, config["zero_optimization"]
     sizes = dict(_LARGEST[zero["stage"]])
@@ -96,13 +92,7 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
 def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
     """Return the largest number of elements in a group of parameters, which ZeRO 1 and 2 reduce and update together.
 
-    Args:
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
-        numel: Number of parameters in the network's layers on this rank.
-
-    Returns:
-        The number of elements; None if it has no limit.
+    It is None without a limit. ``numel`` is the number of parameters in the network's layers on this rank.
     """
     if not plan.engines[network].reduces_by_group:
         return None
@@ -117,13 +107,7 @@ class AtATime(NamedTuple):
 
 
 def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:
-    """Choose these numbers by the memory that the network takes.
-
-    Args:
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
-        numel: Number of parameters in the network's layers on this rank.
-    """
+    """Choose these numbers by the memory that the network's layers on this rank, of ``numel`` parameters, take."""
     weight = _bytes_of_weight(plan.engines[network].file)
     return AtATime(_at_a_time(plan, network, numel, weight), _at_a_time(plan, network, numel, _FLOAT))
 

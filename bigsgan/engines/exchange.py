@@ -45,15 +45,10 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
 
 
 class Arrival(NamedTuple):
-    """A message that a task waits for.
+    """A message that a task waits for."""
 
-    Attributes:
-        source: Number of the phase whose output it is.
-        num_samples: Of a micro-batch of it, that this rank reads.
-    """
-
-    source: int
-    num_samples: int
+    source: int  # number of the phase whose output it is
+    num_samples: int  # of a micro-batch of it, that this rank reads
 
 
 class Exchange:

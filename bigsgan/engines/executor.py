@@ -60,10 +60,9 @@ class Executor:
         self._order, self._exchange, self._end_update = order, exchange, end_update
 
     def __call__(self, works: Iterable[Work]) -> None:
-        """Compute an update. Every rank calls this.
+        """Compute an update, given its phases in order. Every rank calls this.
 
-        Args:
-            works: Its phases, in order; an iterator, so that nobody else holds what is computed.
+        ``works`` is an iterator, so that nobody else holds what is computed.
         """
         begin_update(*self.engines.values())
         alive = dict(enumerate(works))

@@ -21,12 +21,8 @@ def initialize_engine(
 ) -> tuple[DeepSpeedEngine, AveragedGradients | None]:
     """Make the optimizer and the engine. Every rank calls this.
 
-    Args:
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
-        layers: The network's layers on this rank, with their weights or with shards of them.
-        module: The module around the layers that DeepSpeed runs.
-        config: DeepSpeed's configuration; this function adds the sizes that it leaves open.
+    DeepSpeed runs ``module``, which stands around this rank's ``layers``. ``config`` gets the sizes that it leaves
+    open.
 
     Returns:
         The engine, and its averaged gradients, which must be waited for before they are used; None if no wait is due.

@@ -11,6 +11,7 @@ from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
+from bigsgan.engines.base import Rates
 from bigsgan.engines.deepspeed.native_ops import build_cpu_adam, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
@@ -141,6 +142,14 @@ class AdamWithoutMomentum(torch.optim.Adam):
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
+
+
+def set_rates(optimizer: Any, rates: Rates) -> None:
+    """Set an optimizer's rates; it may be DeepSpeed's around one of torch's."""
+    for group in optimizer.param_groups:
+        group["lr"] = rates.lr
+        if rates.beta2 is not None:
+            group["betas"] = (group["betas"][0], rates.beta2)
 
 
 def fit_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

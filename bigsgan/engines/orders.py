@@ -20,12 +20,9 @@ class Order:
     """
 
     def __init__(self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]]) -> None:
-        """Choose the order.
+        """Choose the order, by this rank's stage of each network, and the costs of the stages of networks in stages.
 
-        Args:
-            plan: The run's plan.
-            stages: By network, this rank's stage; a stage out of range if this rank holds nothing of the network.
-            costs: By network, the cost of each stage; only of networks in stages.
+        The stage of a network is out of range if this rank holds nothing of it.
         """
         self._stages, self._costs = stages, dict(costs)
         self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
@@ -52,7 +49,7 @@ class Order:
                 if len(held) < len(phases):
                     programs = [chain(*programs)]
             if self._holds_back:
-                programs = hold_back_steps(programs, phases, "discriminator")
+                programs = hold_back_steps(programs, phases)
             self._known[key] = [list(program) for program in programs]
         return self._known[key]
 

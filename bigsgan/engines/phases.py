@@ -16,40 +16,28 @@ Kind = Literal["forward", "backward", "step"]
 
 
 class Phase(NamedTuple):
-    """One phase of an update.
+    """One phase of an update."""
 
-    Attributes:
-        network: The network that computes.
-        does: G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G
-            pulls those gradients back to its parameters and steps. For a penalty in forward mode, a network first
-            differentiates its outputs: D by its images, G by its styles. D checks a finite difference in the same way,
-            on one micro-batch. Where updates overlap, D keeps G's images for its steps of the next update.
-        num: Number of micro-batches.
-        num_samples: Samples of a micro-batch on one replica.
-        begins_update: Whether the first micro-batch moves batch statistics and power iterations, for the update of this
-            phase's network.
-        keeps_graphs: Whether the phase that pulls back goes backward through the forward passes of this one.
-        recomputes: Whether this phase, which pulls back, repeats the forward passes.
-        images_from: Number of the phase whose images this one reads.
-        grads_from: Number of the phase whose gradients at the images this one reads.
-        graphs_from: Number of the phase through whose forward passes this one goes backward.
-        tangents_from: Number of the phase, of the same network, whose gradients are the direction of the tangents that
-            this one's passes carry, forward and backward.
-        d_step: Number of D's step that this phase is a part of, or whose images it makes or keeps. It counts from the
-            update's first step, on into the next update. None if the phase serves G's update alone.
-    """
-
-    network: str
+    network: str  # the network that computes
+    # G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G pulls those
+    # gradients back to its parameters and steps. For a penalty in forward mode, a network first differentiates its
+    # outputs: D by its images, G by its styles. D checks a finite difference in the same way, on one micro-batch. Where
+    # updates overlap, D keeps G's images for its steps of the next update.
     does: Does
-    num: int
-    num_samples: int
+    num: int  # number of micro-batches
+    num_samples: int  # samples of a micro-batch on one replica
+    # whether the first micro-batch moves batch statistics and power iterations, for the update of this phase's network
     begins_update: bool = False
-    keeps_graphs: bool = False
-    recomputes: bool = False
-    images_from: int | None = None
-    grads_from: int | None = None
-    graphs_from: int | None = None
+    keeps_graphs: bool = False  # whether the phase that pulls back goes backward through the forward passes of this one
+    recomputes: bool = False  # whether this phase, which pulls back, repeats the forward passes
+    images_from: int | None = None  # number of the phase whose images this one reads
+    grads_from: int | None = None  # number of the phase whose gradients at the images this one reads
+    graphs_from: int | None = None  # number of the phase through whose forward passes this one goes backward
+    # number of the phase, of the same network, whose gradients are the direction of the tangents that this one's passes
+    # carry, forward and backward
     tangents_from: int | None = None
+    # Number of D's step that this phase is a part of, or whose images it makes or keeps. It counts from the update's
+    # first step, on into the next update. None if the phase serves G's update alone.
     d_step: int | None = None
 
     @property
@@ -267,14 +255,14 @@ def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: 
     yield Task(numbers[-1], "step", 0)
 
 
-def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase], network: str) -> list[list[Task]]:
-    """Move each step of a network to right before its next task, so that its gradients may travel until then."""
+def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase]) -> list[list[Task]]:
+    """Move each step of D to right before its next task, so that its gradients may travel until then."""
     found: list[list[Task]] = []
     held: list[Task] = []
     for program in programs:
         found.append([])
         for task in program:
-            if phases[task.phase].network == network and phases[task.phase].does != "keeps":
+            if phases[task.phase].network == "discriminator" and phases[task.phase].does != "keeps":
                 found[-1] += held
                 held = []
                 if task.kind == "step":

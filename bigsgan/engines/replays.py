@@ -39,22 +39,16 @@ from bigsgan.models.layers import SpectralLayer
 
 
 def begin_update(*engines: Engine) -> None:
-    """Begin an adversarial update: from now on replays may overwrite the results of the update before.
+    """Begin an adversarial update of these engines: replays may now overwrite the results of the update before.
 
-    Args:
-        engines: All engines of the update; nothing happens unless one of them replays.
+    Nothing happens unless one of them replays.
     """
     if any(engine.replays for engine in engines):
         torch.compiler.cudagraph_mark_step_begin()
 
 
 def keeping_norms(run: Callable[..., Any], layers: Sequence[SpectralLayer]) -> Callable[..., Any]:
-    """Wrap a function so that it copies the layers' largest singular values, which reports read, out of the pool.
-
-    Args:
-        run: A pass through all of these layers.
-        layers: The network's layers with spectral norm.
-    """
+    """Wrap a pass through the layers: it copies their largest singular values, which reports read, out of the pool."""
 
     def kept(*inputs: Any, **options: Any) -> Any:
         outputs = run(*inputs, **options)

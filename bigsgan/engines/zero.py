@@ -20,7 +20,6 @@ from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.outcomes import Outcome
-from bigsgan.engines.phases import Phase, Task
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -179,14 +178,10 @@ class ZeroEngine(DeepSpeedBacked):
             let_tangents_through(engine)
         self._until_backward = ExitStack()  # contexts that last from a micro-batch's forward to its backward pass
 
-    def expect(self, phase: Phase, task: Task) -> None:
+    def _nothing(self, *about: Any) -> None:
         """Do nothing: a task needs nothing from other ranks."""
 
-    def receive(self, phase: Phase, task: Task) -> None:
-        """Do nothing."""
-
-    def settle(self) -> None:
-        """Do nothing."""
+    expect = receive = settle = _nothing
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward with a micro-batch."""

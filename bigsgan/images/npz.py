@@ -20,7 +20,7 @@ from bigsgan.runtime.paths import check_regular
 
 IMAGES, LABELS = "arr_0", "arr_1"
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # zip, APPNOTE 4.3.7: signature, ..., length of name and of extra field
 
 _DAMAGE = (zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError)
 """Errors of a damaged archive; the last is that of an archive with a password."""
@@ -101,8 +101,8 @@ def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise ValueError(f"{info.filename} is compressed, which numpy.savez does not do")
     file.seek(info.header_offset)
-    _, *lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    start = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
+    _, *lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+    start = info.header_offset + LOCAL_HEADER.size + sum(lengths)
     file.seek(start)
     shape, in_columns, dtype = _header(file)
     offset, size = file.tell(), _size(shape, dtype)

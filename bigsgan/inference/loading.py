@@ -18,7 +18,7 @@ from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
-from bigsgan.models.build import build_network, with_images
+from bigsgan.models.build import build_network, network_on_meta, with_images
 from bigsgan.models.precision import compute_as_suits
 from bigsgan.runtime.paths import check_regular, read_text
 
@@ -170,8 +170,7 @@ def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> d
 
     Return the state without buffers that are no longer persistent.
     """
-    with torch.device("meta"):
-        empty = build_network(recipe, network)
+    empty = network_on_meta(recipe, network)
     wanted = empty.state_dict()
     computed = {name for name, _ in empty.named_buffers()} - wanted.keys()
     state = {name: value for name, value in state.items() if name not in computed}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bigsgan.data.datasets import IMAGE_EXTENSIONS, is_image
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.inference.sheets import Sheet
@@ -92,7 +92,7 @@ def _images(directory: Path) -> list[Path]:
     try:
         paths = sorted(path for path in directory.iterdir() if is_image(path.name) and path.is_file())
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {reason(error, directory)}"
         raise UserError("--input", str(directory), problem, "give a directory of images") from None
     if not paths:
         remedy = f"give a directory with files of {', '.join(IMAGE_EXTENSIONS)}"

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.dual import has_tangent, linearly
-from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable, full
+from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable
+from bigsgan.models.precision import full
 
 _TINY = 1e-30
 """Added to variances, as torch returns the inverse, which must be finite for a variance of 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
 from torch import nn
 
 from bigsgan.config import Recipe
@@ -38,6 +39,12 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         if isinstance(module, TwiceDifferentiable):
             module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
     return stack
+
+
+def network_on_meta(recipe: Recipe, network: str) -> LayerStack:
+    """Build one network on the meta device: shapes and types, without memory."""
+    with torch.device("meta"):
+        return build_network(recipe, network)
 
 
 def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.models.batch_norm import AffineBatchNorm
-from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLinear, full
+from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLinear
 from bigsgan.models.light import STANDARD, Makers, single
 from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithClass, Linear
+from bigsgan.models.precision import full
 
 _STD = 0.02  # section 3.1
 _BOTTOM = 4

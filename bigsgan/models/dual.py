@@ -21,6 +21,8 @@ import torch
 import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
 
+from bigsgan.models.precision import full
+
 Carry = tuple[Tensor, ...]
 
 
@@ -64,7 +66,7 @@ def begin(inputs: Carry, tangent: Tensor, over_replicas: Callable[[Tensor], Any]
 def end(dual: Dual) -> tuple[Tensor, Tensor]:
     """Return the last layer's output, and its tangent, at least in float32."""
     (output,), (tangent,), exponent = dual
-    exact = tangent.to(torch.promote_types(tangent.dtype, torch.float32))
+    exact = full(tangent)
     # As a factor, because in torch 2.11 the derivative of ldexp is 0 for a negative exponent.
     return output, exact * torch.ldexp(torch.ones_like(exponent, dtype=exact.dtype), -exponent)
 
@@ -149,6 +151,6 @@ def has_tangent(x: Tensor) -> bool:
 
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, written out: torch's (2.14) overwrites inputs of its tangent's backward pass."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    exact = full(x)
     exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
     return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models import convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
+from bigsgan.models.precision import full
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention needs equally many features in values and in keys. cuDNN's attention, which torch (2.14) prefers on a
@@ -29,11 +30,6 @@ Hopper, raises an error if cuDNN finds no plan."""
 
 Generators = Callable[[str], torch.Generator]
 """Returns the random generator of a parameter or buffer, by its name in its module."""
-
-
-def full(x: Tensor) -> Tensor:
-    """Return ``x`` in float32; float64 stays, as gradients are checked in it."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.no_grad()

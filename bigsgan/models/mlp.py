@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
-from bigsgan.models.layers import full
 from bigsgan.models.plain import Embedding, LatentWithClass, Linear
+from bigsgan.models.precision import full
 
 _SLOPE = 0.2
 

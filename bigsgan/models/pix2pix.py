@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator, pix2pix_levels
 from bigsgan.models import noise
 from bigsgan.models.batch_norm import AffineBatchNorm
-from bigsgan.models.layers import full
 from bigsgan.models.plain import Conv2d, ConvTranspose2d
+from bigsgan.models.precision import full
 
 _STD = 0.02
 _SLOPE = 0.2

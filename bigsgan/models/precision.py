@@ -1,9 +1,14 @@
-"""The precision of networks that are not trained: float32 on a CPU, the trained one on other devices."""
+"""Precision: statistics are in float32, as are networks that are not trained, if they are on a CPU."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+def full(x: Tensor) -> Tensor:
+    """Return ``x`` in float32; float64 stays, as gradients are checked in it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.dual import linearly, multiply
-from bigsgan.models.layers import Generators, draw_normal, full
+from bigsgan.models.layers import Generators, draw_normal
 from bigsgan.models.plain import Weighted
+from bigsgan.models.precision import full
 
 SLOPE = 0.2
 ACTIVATION_GAIN = math.sqrt(2)

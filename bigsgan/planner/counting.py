@@ -12,7 +12,7 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.teaching import trace_program
@@ -90,8 +90,7 @@ def _count_path_length(plan: RunPlan, method: str) -> int:
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
-    with _META:
-        stack = build_network(plan.recipe, network)
+    stack = network_on_meta(plan.recipe, network)
     return sum(parameter.numel() for parameter in stack.parameters()), sum(count_layers(plan, network))
 
 
@@ -112,8 +111,7 @@ def count_heads(plan: RunPlan) -> int:
     if plan.recipe.objective.teacher is None:
         return 0
     num_samples = plan.engines["discriminator"].micro_batch_size
-    with _META:
-        stack = build_network(plan.recipe, "discriminator").eval().requires_grad_(False)
+    stack = network_on_meta(plan.recipe, "discriminator").eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:
         stack.with_predictions(*meta_inputs(plan, "discriminator", num_samples))
     return counter.get_total_flops() // num_samples - sum(count_layers(plan, "discriminator"))
@@ -122,8 +120,7 @@ def count_heads(plan: RunPlan) -> int:
 def count_layers(plan: RunPlan, network: str) -> list[int]:
     """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features."""
     num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
-    with _META:
-        stack = build_network(plan.recipe, network).eval().requires_grad_(False)
+    stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
     carry, found = meta_inputs(plan, network, num_samples), []
     for number in range(len(stack.layers)):
         with FlopCounterMode(display=False) as counter:

@@ -101,13 +101,7 @@ class Predicting(nn.Module):
     """D's last layer in training, with the distance of what it predicts to a teacher's features."""
 
     def __init__(self, layer: nn.Module, segments: int, empty_targets: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-        """Wrap a layer, as it is or in a ``DualLayer``.
-
-        Args:
-            layer: The last.
-            segments: Of a micro-batch, of which the first is predicted.
-            empty_targets: Makes features of so many samples.
-        """
+        """Wrap a layer, as it is or in a ``DualLayer``. Of a micro-batch's ``segments`` it predicts the first."""
         super().__init__()
         self.layer, self.segments, self.empty_targets = layer, segments, empty_targets
 

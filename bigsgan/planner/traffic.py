@@ -69,13 +69,7 @@ class Model:
     """The time of an update of one recipe on a machine, whether or not networks have ranks of their own."""
 
     def __init__(self, together: Work, apart: Work, machine: Machine) -> None:
-        """Count parameters.
-
-        Args:
-            together: The work if each rank holds both networks.
-            apart: The work if networks have ranks of their own.
-            machine: The machine.
-        """
+        """Count parameters, given the work on ranks that hold both networks, and on ranks of one network."""
         self.apart, self.machine, self._together = apart, machine, together
         self._numel = {network: count_network(apart.plan, network)[0] for network in NETWORKS}
 

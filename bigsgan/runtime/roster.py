@@ -14,19 +14,12 @@ _ENDING_SECONDS = 0.5
 
 
 class Member(NamedTuple):
-    """A rank.
+    """A rank."""
 
-    Attributes:
-        host: Name of its host.
-        processes: The process namespace that ``process`` counts in; containers of one host have several.
-        process: Number of its process.
-        holds: The network that it holds; empty if every rank holds a part of both.
-    """
-
-    host: str
-    processes: str
-    process: int
-    holds: str = ""
+    host: str  # name of its host
+    processes: str  # the process namespace that ``process`` counts in; containers of one host have several
+    process: int  # number of its process
+    holds: str = ""  # the network that it holds; empty if every rank holds a part of both
 
 
 _members: Sequence[Member] = ()

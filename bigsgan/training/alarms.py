@@ -42,11 +42,7 @@ class Alarms:
         self._off = Counter[str]()
 
     def examine(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        """Return alarms by name, each with an observation and a remedy; none for a healthy report.
-
-        Args:
-            metrics: Metrics of a report, as in metrics.jsonl.
-        """
+        """Return alarms by name, each with an observation and a remedy; none for a healthy report."""
         found = self._signs(metrics)
         for network in NETWORKS:
             found.update(self._gradients(metrics, network))

@@ -24,7 +24,7 @@ from bigsgan.engines.build import build_executor
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import for_rank_zero
@@ -180,8 +180,7 @@ def _entries(
 def _restore(
     found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any], recipe: Recipe
 ) -> None:
-    with torch.device("meta"):
-        networks = {network: build_network(recipe, network) for network in NETWORKS}
+    networks = {network: network_on_meta(recipe, network) for network in NETWORKS}
     checkpoint.restore(found, entries, comm, networks={**networks, AVERAGE: networks["generator"]})
     saved, given = dict(found.layout), dict(layout)
     before, now = saved.pop(DATA, None), given.pop(DATA, {})

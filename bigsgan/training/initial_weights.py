@@ -12,10 +12,10 @@ from bigsgan import checkpoint
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
-from bigsgan.training.state import STEP, EMAState, load_buffers, load_optimizer, load_shard
+from bigsgan.training.state import EMAState, load_buffers, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +59,9 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             text = "%s: %d tensors depend on the classes or a teacher and start from random values, such as %s"
             _log.warning(text, network, len(left), left[0])
         saved = reader.entry(entry)
-        with torch.device("meta"):
-            reader.refuse_others(entry, build_network(other, network))
+        reader.refuse_others(entry, network_on_meta(other, network))
         _fill(engines[network], saved, kept)
-        if not own or STEP not in saved.numbers:
+        if not own or checkpoint.STEP not in saved.numbers:
             continue
         if left or not getattr(recipe.optimizer, network).is_adam:
             _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
@@ -83,8 +82,7 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, a
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
     """Return the shapes of a network's parameters and buffers, without layers before its own, such as augmentation."""
-    with torch.device("meta"):
-        state = build_network(recipe, network).state_dict()
+    state = network_on_meta(recipe, network).state_dict()
     return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
 
 
@@ -136,8 +134,7 @@ def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None
     Raises:
         UserError: The discriminator has no further layers.
     """
-    with torch.device("meta"):
-        numbers = [int(number) for number in build_network(recipe, "discriminator").layers]
+    numbers = [int(number) for number in network_on_meta(recipe, "discriminator").layers]
     if num_layers > max(numbers):
         problem = f"must be less than {max(numbers) + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num_layers, problem, f"give {max(numbers)} or less")

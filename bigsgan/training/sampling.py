@@ -16,7 +16,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 
 STANDING_BATCHES, STANDING_IMAGES = 16, 1600
@@ -51,8 +51,7 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
 
 def has_standing_statistics(recipe: Recipe) -> bool:
     """Whether the generator needs ``stand_statistics``: it has batch norm or power iterations."""
-    with torch.device("meta"):
-        whole = build_network(recipe, "generator")  # a rank may hold only a part of it
+    whole = network_on_meta(recipe, "generator")  # a rank may hold only a part of it
     return bool(whole.spectral_layers()) or any(isinstance(module, BatchStatistics) for module in whole.modules())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan.checkpoint import SavedValues, StateShard, saved_buffers
+from bigsgan.checkpoint import BUFFER, MASTER, STEP, SavedValues, StateShard, saved_buffers
 from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
 from bigsgan.training.ema import ShardedEMA
@@ -17,8 +17,6 @@ from bigsgan.training.power import BEGUN, power_kind, saved_widths
 
 Number = float | int
 
-MASTER, BUFFER = "master", "buffer"
-STEP = "optimizer.step"
 _BOUNDS = ("first", "end")
 
 

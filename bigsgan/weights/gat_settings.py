@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bigsgan.config import NETWORKS
 from bigsgan.weights.settings import SNAPSHOT, Options, Settings, half_life_nimg, images_seen, known
 
 _WIDTH, _DECAY = 768, 0.999
@@ -55,7 +56,7 @@ def checkpoint_settings(
         left += ["batch_size", "gradient_accumulation_steps"]
     precision = options.value("mixed_precision")
     if precision in _BF16:
-        keys |= {f"{network}.bf16": _BF16[precision] for network in ("generator", "discriminator")}
+        keys |= {f"{network}.bf16": _BF16[precision] for network in NETWORKS}
     elif precision is not None:
         left.append("mixed_precision")
     return Settings(SNAPSHOT, keys, (*left, *options.left())), nimg
@@ -68,7 +69,7 @@ def _optimizers(options: Options) -> dict[str, Any]:
         return {}
     section = {"kind": "adamw", "lr": lr, "reference_width": _WIDTH, "betas": [float(beta1), float(beta2)]}
     section |= known({"eps": eps, "weight_decay": decay, "clip_norm": norm})
-    return {f"optimizer.{network}": section for network in ("generator", "discriminator")}
+    return {f"optimizer.{network}": section for network in NETWORKS}
 
 
 def _penalties(options: Options, left: list[str]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bigsgan.errors import UserError
+from bigsgan.config import NETWORKS
+from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import read_text
 from bigsgan.weights.settings import NONE, OPTION, Options, Settings, not_of
 
@@ -32,7 +33,7 @@ def file_settings(path: Path) -> Settings:
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
-        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        problem = f"cannot be read: {reason(error, path)}"
         raise UserError(OPTION, str(path), problem, f"give another file, or {OPTION} {NONE}") from None
     content = {match[1]: _value(match[2].strip()) for line in lines if (match := _LINE.fullmatch(line))}
     if not {"model", "netG", "no_dropout"} <= content.keys():
@@ -57,7 +58,7 @@ def _training(options: Options, left: list[str]) -> dict[str, Any]:
     if batch is not None:
         keys["batch"] = batch
     if lr is not None and beta1 is not None:
-        for network in ("generator", "discriminator"):
+        for network in NETWORKS:
             keys[f"optimizer.{network}"] = {"kind": "adam", "lr": lr, "betas": [float(beta1), 0.999]}
     mode = options.value("gan_mode")
     if mode in ("vanilla", "lsgan") and l1 is not None:

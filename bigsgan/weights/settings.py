@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import read_text
 
 OPTION = "--settings"
@@ -92,7 +92,7 @@ def read_options(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path), parse_constant=refuse)
     except OSError as error:
-        raise UserError(OPTION, str(path), f"cannot be read: {error.strerror or error}", _REMEDY) from None
+        raise UserError(OPTION, str(path), f"cannot be read: {reason(error, path)}", _REMEDY) from None
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UserError(OPTION, str(path), "must be valid JSON", _REMEDY, problem) from None

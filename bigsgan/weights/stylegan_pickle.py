@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_stored
 from bigsgan.weights.tensor_file import Inert
 
@@ -74,7 +74,7 @@ def read_snapshot(path: Path) -> Snapshot:
         remedy = "convert it with legacy.py of stylegan2-ada-pytorch or stylegan3 first"
         raise UserError(str(path), None, "is a legacy pickle of TensorFlow, which is not supported", remedy) from None
     except OSError as error:
-        raise UserError(str(path), None, f"cannot be read: {error.strerror}", "give another file") from None
+        raise UserError(str(path), None, f"cannot be read: {reason(error, path)}", "give another file") from None
     except Exception as error:  # a pickle can make its reader raise anything
         problem = f"must be a pickle of StyleGAN or R3GAN that can be read safely: {error}"
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular, check_stored
 
 _PASSED_OVER = (
@@ -41,7 +41,7 @@ def check_file(option: str, path: Path) -> None:
         with open(path, "rb") as file:
             begins = file.read(64).lstrip(b"\t\n\r \xef\xbb\xbf").lower()
     except OSError as error:
-        raise UserError(option, str(path), f"cannot be read: {error.strerror}", "give another file") from None
+        raise UserError(option, str(path), f"cannot be read: {reason(error, path)}", "give another file") from None
     for beginning, (problem, remedy) in _IN_ITS_PLACE.items():
         if begins.startswith(beginning):
             raise UserError(option, str(path), problem, remedy)
@@ -68,7 +68,7 @@ def read_content(option: str, path: Path) -> Any:
             warnings.simplefilter("ignore")  # torch warns of a pickle's version
             return torch.load(path, "cpu", weights_only=True)
     except OSError as error:
-        raise UserError(option, str(path), f"cannot be read: {error.strerror or error}", "give another file") from None
+        raise UserError(option, str(path), f"cannot be read: {reason(error, path)}", "give another file") from None
     except Exception as error:  # damaged bytes can make the reader raise anything
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = "cannot be read: it is damaged, or of another format"

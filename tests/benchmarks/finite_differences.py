@@ -17,8 +17,9 @@ from bigsgan import shipped
 from bigsgan.config import load_recipe
 from bigsgan.data import build_training_dataset
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import full, moving_state
+from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.precision import full
 
 SHOWN = ("digits", "digits_r3gan", "digits_stylegan2")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)

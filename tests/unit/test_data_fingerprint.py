@@ -180,7 +180,7 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
     png(tmp_path, "1/d.png", 9)
     now = fingerprint(section)._asdict()
     monkeypatch.setattr(build.checkpoint, "restore", lambda *arguments, **options: None)
-    monkeypatch.setattr(build, "build_network", lambda recipe, network: None)
+    monkeypatch.setattr(build, "network_on_meta", lambda recipe, network: None)
     caplog.set_level(logging.INFO)
     for before, given, expected in [
         (first, first, []),

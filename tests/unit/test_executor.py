@@ -96,15 +96,15 @@ def test_an_update_of_whole_networks():
 
 def test_steps_that_are_held_back_come_before_the_networks_next_task():
     tasks = [Task(*task) for task in TASKS]
-    (held,) = hold_back_steps([tasks], PHASES, D)
+    (held,) = hold_back_steps([tasks], PHASES)
     step = tasks.pop(6)
     tasks.insert(tasks.index(Task(3, "forward", 0)), step)
     assert held == tasks
     apart = [[t for t in TASKS if t[0] == number] for number in range(5)]
-    held = hold_back_steps([[Task(*t) for t in each] for each in apart], PHASES, D)
+    held = hold_back_steps([[Task(*t) for t in each] for each in apart], PHASES)
     assert held[1][-1] == Task(1, "backward", 1)
     assert held[3][0] == step
-    assert hold_back_steps([[Task(1, "backward", 1), step]], PHASES, D) == [[Task(1, "backward", 1), step]]
+    assert hold_back_steps([[Task(1, "backward", 1), step]], PHASES) == [[Task(1, "backward", 1), step]]
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes come with Python 3.11")

@@ -17,7 +17,6 @@ from bigsgan.engines.base import Piece, Shard
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
-from bigsgan.training.state import MASTER
 from bigsgan.weights import gat
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -167,7 +166,7 @@ def test_heads_of_another_teacher_begin_anew(teacher, kept, tmp_path, capsys, ca
     for name, value in engines["discriminator"].network.named_parameters():
         expected = new[name].view(-1)
         if kept or ".teacher." not in name:
-            saved.read(MASTER, name, 0, expected := torch.empty(value.numel()))
+            saved.read(checkpoint.MASTER, name, 0, expected := torch.empty(value.numel()))
         heads += ".teacher." in name
         assert torch.equal(value.detach().view(-1), expected), name
     assert heads == 6

@@ -110,7 +110,7 @@ def test_one_rank_of_each_host_builds(rank, builds, monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(native_ops.comm, name, value)
     builder = SimpleNamespace(load=lambda verbose: loaded.append(rank))
-    native_ops._build(builder, native_ops._CPU_ADAM)
+    native_ops._build(native_ops._CPU_ADAM._replace(builder=lambda: builder), needed=True)
     assert bool(loaded) == builds
 
 
@@ -170,6 +170,6 @@ def test_all_ranks_hear_of_a_build_that_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(native_ops.comm, "patient_barrier", lambda: lambda: told.append("waited"))
     monkeypatch.setattr(native_ops.comm, "gather_objects", lambda own: told.append(own) or [own])
     with pytest.raises(UserError, match="needs DeepSpeed's cpu_adam, which cannot be built here: no compiler; install"):
-        native_ops._build(SimpleNamespace(load=load), native_ops._CPU_ADAM)
+        native_ops._build(native_ops._CPU_ADAM._replace(builder=lambda: SimpleNamespace(load=load)), needed=True)
     assert told[1] == "waited"
     assert isinstance(told[2], UserError)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.config.objective import Objective, Penalty
@@ -233,7 +234,8 @@ def test_finite_differences_perturb_all_copies_of_a_real_image_alike():
     section = Objective(r1=finite(1.0, 0.1), r2=finite(1.0, 0.3))
     objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 0, images_per_sample=2)
     real, fake = labelled("real", 3, 1), (torch.cat([images("coarse", 3), images("fine", 3)], dim=1), torch.ones(3))
-    assert [(name, len(x[0])) for name, x in objective.perturbs(real[0], fake[0])] == [("r1", 1), ("r2", 2)]
+    drawn = objective.noise(SampleDraws(Draws(0), torch.device("cpu")), (0,), range(3), real[0], fake[0])
+    assert {name: x.shape for name, x in drawn.items()} == {"r1": real[0].shape, "r2": fake[0].shape}
     noise = {"r1": images("noise1", 3), "r2": torch.cat([images("noise2", 3), images("noise3", 3)], dim=1)}
     together, _ = objective.batch(real, (fake[0], real[1]), noise)
     moved = real[0] + 0.1 * noise["r1"]

@@ -16,6 +16,7 @@ from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
     NormSection,
+    biggan_discriminator_resolutions,
     check_attention,
     check_resolution,
 )
@@ -67,9 +68,7 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
 
 def deep_discriminator_resolutions(resolution: int) -> list[int]:
     """Resolution of the feature map after each of D's steps."""
-    steps = len(BIGGAN_DISCRIMINATOR[resolution]) - 1
-    halvings = 2 if resolution <= 32 else steps
-    return [resolution >> min(i + 1, halvings) for i in range(steps)]
+    return biggan_discriminator_resolutions(resolution)[:-1]
 
 
 def _check_bottleneck(network: str, channels: int, narrowest: int) -> None:

@@ -25,11 +25,7 @@ class DeviceSkip:
     """Tells an engine's optimizer, on the device, to skip updates whose gradients are not finite."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
-        """Begin without a norm.
-
-        Args:
-            engine: An engine for which ``device_decides`` is true.
-        """
+        """Begin without a norm. ``device_decides`` is true for the engine."""
         self._engine = engine
         self._skips: Tensor | None = None
 
@@ -76,11 +72,6 @@ def device_decides(engine: DeepSpeedEngine, plan: RunPlan, network: str) -> bool
     The host decides on a CPU, where deciding on the device only adds work; if either network is in fp16, whose next
     scales depend on the outcome; for an optimizer on the host, or another than Adam; and if DeepSpeed reduces and
     checks gradients in ways of its own.
-
-    Args:
-        engine: The network's engine.
-        plan: The run's plan.
-        network: ``generator`` or ``discriminator``.
     """
     optimizer, file = engine.basic_optimizer, plan.engines[network].file
     return (

@@ -28,11 +28,9 @@ from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
 
 
 def reduce_by_group(optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -> None:
-    """Replace the optimizer's own reductions by groups of gradients.
+    """Replace the reductions of an optimizer with EnginePlan.reduces_by_group by groups of gradients.
 
-    Args:
-        optimizer: The optimizer of an engine with EnginePlan.reduces_by_group.
-        replayed: Whether gradients come from CUDA graphs.
+    ``replayed`` says whether gradients come from CUDA graphs.
     """
     _GroupedGradients(optimizer, replayed)  # the optimizer's methods and the parameters' hooks refer to it
 
@@ -93,8 +91,7 @@ class _GroupedGradients:
     def reduce(self, pipeline_parallel: bool = False) -> None:
         """Reduce what ZeRO 1 has not reduced yet, at the end of an update's last backward pass.
 
-        Args:
-            pipeline_parallel: Not used; DeepSpeed passes it.
+        DeepSpeed passes ``pipeline_parallel``, which is not used.
         """
         optimizer = self._optimizer
         if self._attribute == "grad_accum":
@@ -120,9 +117,6 @@ class _GroupedGradients:
         """Return the norm of all groups' gradients, times the loss scale; inf if it is not finite.
 
         By itself DeepSpeed makes one collective a group, and all stages of a pipeline would need equally many groups.
-
-        Args:
-            norm_type: Must be 2.
         """
         assert norm_type == 2
         optimizer = self._optimizer
@@ -170,9 +164,7 @@ class _GroupedGradients:
 def norm_over_ranks(optimizer: ZeROOptimizer, norms: Tensor) -> Tensor:
     """Return the norm over all ranks, and all stages of a pipeline, a float32 tensor (); inf if it is not finite.
 
-    Args:
-        optimizer: Knows the process groups of the ranks.
-        norms: (n,), the norms of the parts on this rank.
+    ``norms``, (n,), are those of the parts on this rank.
     """
     total = norms.double().square().sum()
     dist.all_reduce(total, group=optimizer.dp_process_group)

@@ -6,10 +6,10 @@ Files are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed add
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.placement import Placement
 from bigsgan.engines.base import Piece
+from bigsgan.runtime.atomic import fsync
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _PARTITIONS = (
@@ -256,11 +257,7 @@ def _mapped(file: _SwapFile) -> Tensor:
 
 def _flush(files: Iterable[_SwapFile]) -> None:
     for file in files:
-        descriptor = os.open(file.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(Path(file.path))
 
 
 def loss_scale(engine: DeepSpeedEngine) -> float:

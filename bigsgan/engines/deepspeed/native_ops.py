@@ -36,16 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Op(NamedTuple):
-    """The ops that DeepSpeed compiles for a field of its file.
+    """The ops that DeepSpeed compiles for a field of its file."""
 
-    Attributes:
-        builder: Makes the object that builds them.
-        names: Names of these ops, in the order of building.
-        field, value, remedy: Parts of the message if they cannot be built.
-    """
-
-    builder: Callable[[], OpBuilder]
-    names: tuple[str, ...]
+    builder: Callable[[], OpBuilder]  # makes the object that builds them
+    names: tuple[str, ...]  # names of these ops, in the order of building
+    # parts of the message if they cannot be built
     field: str
     value: object
     remedy: str
@@ -168,11 +163,11 @@ def is_left_behind(build_directory: Path) -> bool:
 
 def _build_once(op: _Op, needed: bool = True) -> None:
     if op.names[-1] not in _built:
-        _build(op.builder(), op, needed)
+        _build(op, needed)
         _built.add(op.names[-1])
 
 
-def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
+def _build(op: _Op, needed: bool) -> None:
     """Let the first rank of each host that needs the ops build them; all ranks wait. Every rank calls this."""
     wait_for_all = comm.patient_barrier()
     host, what = socket.gethostname() if needed else None, " and ".join(op.names)
@@ -181,7 +176,7 @@ def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
     def build() -> None:
         try:
             if needed and comm.rank() == hosts.index(host):  # LOCAL_RANK is 0 where a rank sees only its own device
-                _load(builder, op, what)
+                _load(op, what)
             else:
                 _log.info("waiting while the first rank of each host that needs DeepSpeed's %s builds it", what)
         finally:
@@ -190,12 +185,12 @@ def _build(builder: OpBuilder, op: _Op, needed: bool = True) -> None:
     by_each(comm, build)
 
 
-def _load(builder: OpBuilder, op: _Op, what: str) -> None:
+def _load(op: _Op, what: str) -> None:
     for name in op.names:
         refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
     _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
     try:
-        builder.load(verbose=False)
+        op.builder().load(verbose=False)
     except Exception as error:  # DeepSpeed has no type for it (op_builder/builder.py)
         problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
         raise UserError(op.field, op.value, problem, op.remedy) from None

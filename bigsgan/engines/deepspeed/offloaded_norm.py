@@ -18,12 +18,9 @@ from bigsgan.engines.deepspeed.grouped_gradients import leave_to_the_norm, norm_
 
 
 def ask_once(optimizer: DeepSpeedZeroOptimizer) -> None:
-    """Let the norm of all gradients show whether they are finite, and read it once.
+    """Let the norm of all gradients show whether they are finite, and read it once, where masters are on the host.
 
     Assumes that each parameter is in one stage, without the other forms of parallelism that DeepSpeed knows.
-
-    Args:
-        optimizer: An optimizer with masters on the host.
     """
     if not optimizer.ignore_unused_parameters:
         return  # DeepSpeed's own norm then looks for parameters without a gradient

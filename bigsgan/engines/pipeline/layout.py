@@ -17,7 +17,7 @@ from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
 from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.build import initial_seed, network_on_meta
 from bigsgan.models.network import LayerStack
 
 EQUAL = Cost(1.0, 2.0)
@@ -106,8 +106,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
 
 def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
     """Build all layers of a network on the meta device, in the types that its engine gives them."""
-    with torch.device("meta"):
-        whole = build_network(plan.recipe, network)
+    whole = network_on_meta(plan.recipe, network)
     for parameter in whole.parameters():
         parameter.data = parameter.data.to(DTYPES[plan.engines[network].file.precision])
     return whole

@@ -18,20 +18,13 @@ _REPETITIONS = 3
 
 
 class LayerCost(NamedTuple):
-    """The cost of one layer.
+    """The cost of one layer."""
 
-    Attributes:
-        name: Class of the layer.
-        numel: Number of parameters.
-        forward, backward: Seconds for one sample; 0 if not measured.
-        saved_bytes: Bytes kept for the backward pass of one sample; 0 if not measured.
-    """
-
-    name: str
-    numel: int
-    forward: float = 0.0
+    name: str  # class of the layer
+    numel: int  # number of parameters
+    forward: float = 0.0  # seconds for one sample, as in `backward`; 0 if not measured
     backward: float = 0.0
-    saved_bytes: int = 0
+    saved_bytes: int = 0  # bytes kept for the backward pass of one sample; 0 if not measured
 
 
 def count(network: LayerStack) -> list[LayerCost]:
