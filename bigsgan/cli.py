@@ -24,7 +24,7 @@ from bigsgan.training.stopping import StopRequests
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    It is 0, 2 for bad input, 130 after Ctrl-C, or 141 if nobody reads its output any more.
+    It is the command's own, 2 for bad input, 130 after Ctrl-C, or 141 if nobody reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may be invalid UTF-8
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise unwritten
         return status
     except UserError as error:
-        _print_once(error, already_ended=requests.signal == signal.SIGTERM.name)
+        _print_once(error, already_ended=requests.signal is not None)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:  # training saves instead
         return 128 + signal.SIGINT
@@ -83,7 +83,7 @@ def _print_once(error: UserError, already_ended: bool) -> None:
 
     Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
     whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
-    missing only on its host. ``already_ended``: the launcher's SIGTERM came while this rank checked its input.
+    missing only on its host. ``already_ended``: a signal to end came while this rank checked its input.
     """
     rank = rank_from_environment()
     if rank > 0:

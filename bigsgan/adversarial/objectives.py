@@ -115,7 +115,7 @@ class DiscriminatorObjective:
     def noise(
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
     ) -> dict[str, Tensor]:
-        """Draw what the penalties need of random numbers beside the images, for ``batch``."""
+        """Draw what the penalties need of random numbers beside the images, by penalty, as ``batch`` takes it."""
         found = {}
         for name in self.perturbed:
             found[name] = draws.normal(name, counters, samples, tuple((real, fake)[_SEGMENTS[name]].shape[1:]))

@@ -115,6 +115,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         _check_cuda_graphs(recipe, network, file)
         is_stock = recipe.engines.stock_deepspeed in (network, "both")
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
+        _check_decay(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
     return RunPlan(recipe, world_size, engines)
 
@@ -224,6 +225,18 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
         detail = "no stage has the features of all layers"
         remedy = f"remove it, or set {one_stage}"
         raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
+
+
+def _check_decay(engine: EnginePlan) -> None:
+    """Refuse two groups of parameters where DeepSpeed adds up norms over stages, group by group.
+
+    A stage may have matrices alone, and so fewer groups than another: the ranks would wait for each other.
+    """
+    adds_at_once = engine.reduces_by_group or (engine.file.stage == 0 and not engine.is_stock)
+    if engine.placement.num_stages > 1 and engine.optimizer.weight_decay_on == "matrices" and not adds_at_once:
+        field, problem = f"optimizer.{engine.network}.weight_decay_on", "must be all with these pipeline stages"
+        detail = f"{engine.file.path}: DeepSpeed reduces their gradients"
+        raise UserError(field, "matrices", problem, "set it to all, or use ds_configs/zero1.json", detail)
 
 
 def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

@@ -79,7 +79,8 @@ class Optimizer(Section):
     momentum: Fraction = 0.0
     weight_decay: NaturalFloat = 0.0
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay. ``matrices`` have two or more dimensions: biases and gains do not decay then."""
+    """Parameters that decay. ``matrices`` have two or more dimensions, as embeddings and learned constants have too;
+    biases, gains and scalars do not decay then."""
     clip_norm: PositiveFloat | None = None
     """Scale gradients down to this norm if their norm is larger. Off unless given."""
     warmup_nimg: NaturalInt = 0

@@ -199,10 +199,11 @@ class Reference:
 
     def _set_rates(self, optimizer, section, nimg):
         if section.decay == "cosine":
-            end, group = section.decay_nimg or self.recipe.total_nimg, optimizer.param_groups[0]
-            group["lr"] = moved(section.lr, section.final_lr, nimg, end)
-            if section.final_beta2 is not None:
-                group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
+            end = section.decay_nimg or self.recipe.total_nimg
+            for group in optimizer.param_groups:
+                group["lr"] = moved(section.lr, section.final_lr, nimg, end)
+                if section.final_beta2 is not None:
+                    group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
 
     def _read(self, update, d_step):
         if (update, d_step) not in self.phases:

@@ -62,17 +62,19 @@ class AbsentEngine:
         return []
 
     def _refuse(self, *inputs: Any, **options: Any) -> NoReturn:
-        raise AssertionError("the network is on other ranks")
+        """Raise: no task of the network comes to this rank."""
+        raise AssertionError(f"the network is on other ranks: {inputs[:1]}")
 
     expect = receive = forward = backward = step = infer_everywhere = sum_over_replicas = load_optimizer_state = _refuse
 
     def observe_seam(self, applied: Outcome) -> None:
         """Do nothing: the ranks that hold D adapt its scale."""
 
-    def _nothing(self) -> None:
-        pass
+    def settle(self) -> None:
+        """Do nothing."""
 
-    settle = publish = destroy = _nothing  # the executor joins the divided ranks again
+    publish = settle
+    destroy = settle  # the executor joins the divided ranks again
 
 
 class OutcomesOfBoth:

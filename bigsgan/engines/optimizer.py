@@ -28,7 +28,7 @@ def build_optimizer(
         section: The recipe's section about the optimizer.
         stack: The network, or its layers on this rank.
         file: The DeepSpeed file.
-        at_a_time: Largest number of elements in a group of parameters; None for any.
+        at_a_time: Largest number of elements in a group of parameters; None for no limit.
     """
     groups = decay_groups(section, stack.parameters())
     if at_a_time is not None:

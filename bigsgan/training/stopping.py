@@ -24,8 +24,8 @@ _SAVING_SECONDS = 45.0
 """Limit for a rank after its launcher has exited: it may be saving, building, or waiting for lost ranks."""
 
 _REPEATED_SECONDS = 2.0
-"""A SIGINT that comes this much later than the first signal is of a user who does not want to wait. An earlier one may
-be of a launcher that passes on what the terminal has sent to all processes."""
+"""A SIGINT this much later than the first signal is of a user who does not want to wait. An earlier one may be of a
+launcher that passes on what the terminal has sent to all processes."""
 
 LAUNCHER_ENDED = "the end of its launcher"
 """The only reason that counts as a failure: the launchers of the other hosts have to restart the run."""
@@ -48,7 +48,6 @@ class StopRequests:
         behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` ask the process to stop.
         """
         self.signal: str | None = None  # name of the first signal received
-        self._received = 0.0  # when
         # A shell has a job in the background ignore Ctrl-C.
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         self._signals = [number for number in signals if number != signal.SIGINT or not ignored]
@@ -97,7 +96,6 @@ class StopRequests:
     def joined(self) -> None:
         """Let the process end in its own time again: all ranks have come."""
         self._status = None
-        self._close_wakeup()
 
     def end_undisturbed(self) -> None:
         """Ignore signals until the process ends, as they would replace its exit status.
@@ -141,11 +139,16 @@ class StopRequests:
 
     def _watch(self, reader: int) -> None:
         since, lost = time.monotonic(), None  # when the watch began, and when the launcher ended
+        first = None  # when it saw the first signal
         while not self._over.wait(_POLL_SECONDS):
             with suppress(BlockingIOError):
                 for number in os.read(reader, 64):
                     if number in self._signals:
                         self._receive(number, None)
+                        first = first or time.monotonic()
+                        if number == signal.SIGINT and time.monotonic() - first > _REPEATED_SECONDS:
+                            text = f"stopped by SIGINT after {self.signal}, without saving; the same command resumes"
+                            _end(text, 128 + number)
             reason, status, now = self.reason, self._status, time.monotonic()
             lost = (lost or now) if self._launcher_ended else None
             if status is not None and reason is not None:
@@ -159,10 +162,7 @@ class StopRequests:
         os.close(reader)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal, self._received = signal.Signals(number).name, time.monotonic()
-        elif number == signal.SIGINT and time.monotonic() - self._received > _REPEATED_SECONDS:
-            _end("stopped by a second SIGINT, without saving; the same command resumes", 128 + number)
+        self.signal = self.signal or signal.Signals(number).name
 
 
 def _end(text: str, status: int) -> None:
@@ -188,7 +188,7 @@ def _ended_before(chain: Sequence[int]) -> bool:
     """Return whether an adopter is in the place of one of these launchers.
 
     An adopter may have started the launcher itself, in a process group of its own or in the adopter's. The second
-    process of `deepspeed` is in the group of the first.
+    process of `deepspeed` is in the group of the first. An end in the adopter's own group cannot be told from that.
     """
     if not chain or _is_adopter(chain[0]):
         return bool(chain)

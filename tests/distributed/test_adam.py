@@ -50,7 +50,7 @@ def test_weight_decay_that_is_decoupled(ranks, stage):
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, decay=lambda grad: 0.3)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)] + [3])
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)] + [3])
 def test_weight_decay_on_matrices(ranks, stage):
     settings = "kind: adamw, weight_decay: 0.3, weight_decay_on: matrices"
     overrides = [text.replace("kind: adam", settings) for text in ADAM]

@@ -105,8 +105,8 @@ OVERRIDES = {
     "diffaugment": ["augmentation={kind: diffaugment}", "objective.loss=relativistic"],
     "own_accumulation": ["engines.discriminator.accumulation=2"],
     "weight_decay_on_matrices": [
-        f"optimizer.{network}={{kind: sgd, lr: 0.002, weight_decay: 10, weight_decay_on: matrices}}"
-        for network in NETWORKS
+        f"optimizer.{network}={{kind: sgd, lr: 0.002, weight_decay: 10, weight_decay_on: matrices, {moves}}}"
+        for network, moves in [("generator", "decay: cosine, final_lr: 0.0005, decay_nimg: 32"), ("discriminator", "")]
     ],
 }
 

@@ -244,12 +244,13 @@ def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, siz
     assert slept == [errors.FORWARDING_SECONDS] * 2
 
 
-def test_a_rank_that_its_launcher_ends_while_it_checks_does_not_wait(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_ended_while_it_checks_does_not_wait(monkeypatch, capsys, number):
     """The signal comes once: a rank that waited for a second one would print the message of rank 0 again."""
     monkeypatch.setattr(cli, "wait_for_termination", lambda: pytest.fail("a rank waits"))
 
     def parse(words):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         raise UserError("batch", 0, "must be positive", "give 1")
 
     monkeypatch.setattr(choosing, "parse", parse)

@@ -1,12 +1,17 @@
-"""Adam that keeps no first moment, against torch's."""
+"""Adam that keeps no first moment, against torch's, and parameters that do not decay."""
 
 from __future__ import annotations
+
+import re
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from bigsgan.doctor.games import stages, tiny_plan, zero
 from bigsgan.engines.optimizer import AdamWithoutMomentum, fit_state
+from bigsgan.errors import UserError
 
 BETA2, EPS, DECAY = 0.9, 1e-6, 0.02
 
@@ -57,3 +62,23 @@ def test_state_fits_optimizers_with_and_without_a_first_moment():
     assert found == {"step": 3, "exp_avg_sq": squares}
     momentum = {"momentum_buffer": moments}
     assert fit_state(sgd, momentum) is momentum
+
+
+STAGED = {
+    "zero1": (zero(1), [], True),
+    "zero0": (zero(0), [], True),
+    "zero1, stock": (zero(1), ["engines.stock_deepspeed=both"], False),
+    "zero1, no reduce-scatter": (zero(1, zero={"reduce_scatter": False}), [], False),
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_decay_of_matrices_is_refused_where_stages_would_wait_for_each_other(tmp_path, name):
+    """DeepSpeed adds up the norm of each group over stages, and a stage may have no biases, so one group fewer."""
+    file, overrides, allowed = STAGED[name]
+    overrides = [*overrides, "optimizer.generator={lr: 0.1, weight_decay: 0.1, weight_decay_on: matrices}"]
+    both = {"generator": file, "discriminator": zero(0)}
+    tiny_plan(tmp_path, 2, overrides, both)
+    message = "optimizer.generator.weight_decay_on: must be all with these pipeline stages"
+    with nullcontext() if allowed else pytest.raises(UserError, match=re.escape(message)):
+        tiny_plan(tmp_path, 2, [*overrides, *stages(2, 2)], both)

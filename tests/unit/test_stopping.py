@@ -36,36 +36,20 @@ def test_a_signal_is_noted_and_has_its_usual_effect_after_a_failure(number):
     assert signal.getsignal(number) is before
 
 
-AGAIN = """
-import os, signal, sys, time
+BACKGROUND = """
+import os, signal
 from bigsgan.training.stopping import StopRequests
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 requests = StopRequests(launched=False)
 with requests.listening():
     os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)  # as a launcher does that passes it on
-    print(requests.reason, flush=True)
-    time.sleep(float(sys.argv[1]))
-    os.kill(os.getpid(), signal.SIGINT)
-    print("saved", flush=True)
+    print(requests.reason)
 """
 
 
-@pytest.mark.parametrize(
-    "seconds, status, output, error",
-    [
-        (0.5, 0, "SIGINT\nsaved\n", ""),
-        (2.5, 130, "SIGINT\n", "bigsgan: stopped by a second SIGINT, without saving; the same command resumes\n"),
-    ],
-)
-def test_a_second_ctrl_c_does_not_wait(seconds, status, output, error):
-    done = subprocess.run([sys.executable, "-c", AGAIN, str(seconds)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (status, output, error)
-
-
 def test_a_job_in_the_background_ignores_ctrl_c_as_its_shell_has_set():
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + AGAIN
-    done = subprocess.run([sys.executable, "-c", code, "2.5"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "None\nsaved\n", "")
+    done = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
 
 
 def test_a_process_that_has_finished_ends_with_its_own_status():
@@ -146,6 +130,24 @@ def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_so
         process.kill()
         _, error = process.communicate(timeout=20)  # the pipe ends with the rank
     assert error == "bigsgan: stopped 1 s after the end of its launcher\n"
+
+
+def test_a_second_ctrl_c_ends_a_process_that_is_stuck_and_one_that_a_launcher_passes_on_does_not():
+    command = [sys.executable, "-c", STUCK, "60", "launched"]
+    with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:
+        assert process.stdout.readline() == "listening\n"
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "at once\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.7)  # so that the two are not one
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert error == "bigsgan: stopped by SIGINT after SIGINT, without saving; the same command resumes\n"
 
 
 TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--stopped-status", "85"]

@@ -25,6 +25,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.locking import is_held
+from bigsgan.runtime.signals import kept_from_children
 from bigsgan.runtime.together import by_each
 
 GRACE_SECONDS = 15.0
@@ -190,7 +191,8 @@ def _load(op: _Op, what: str) -> None:
         refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
     _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)
     try:
-        op.builder().load(verbose=False)
+        with kept_from_children():  # a compiler that Ctrl-C ends would look like one that fails
+            op.builder().load(verbose=False)
     except Exception as error:  # DeepSpeed has no type for it (op_builder/builder.py)
         problem = f"needs DeepSpeed's {what}, which cannot be built here: {error}"
         raise UserError(op.field, op.value, problem, op.remedy) from None
