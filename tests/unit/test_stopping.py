@@ -119,14 +119,18 @@ def test_a_process_that_has_nothing_to_save_ends_at_once(what):
     assert error == f"bigsgan: {message}\n"
 
 
+def wait_until_stuck(process):
+    assert process.stdout.readline() == "listening\n"
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "at once\n"
+
+
 def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_something_to_save():
     parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
     command = [sys.executable, "-c", parent, STUCK, "60", "launched"]
     with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:
-        assert process.stdout.readline() == "listening\n"
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "at once\n"
+        wait_until_stuck(process)
         process.kill()
         _, error = process.communicate(timeout=20)  # the pipe ends with the rank
     assert error == "bigsgan: stopped 1 s after the end of its launcher\n"
@@ -135,10 +139,7 @@ def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_so
 def test_a_second_ctrl_c_ends_a_process_that_is_stuck_and_one_that_a_launcher_passes_on_does_not():
     command = [sys.executable, "-c", STUCK, "60", "launched"]
     with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:
-        assert process.stdout.readline() == "listening\n"
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "at once\n"
+        wait_until_stuck(process)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.7)  # so that the two are not one
