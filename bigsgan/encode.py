@@ -44,7 +44,7 @@ from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
-from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.kernels import kernels
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.runtime.together import by_rank_zero
@@ -69,16 +69,12 @@ class Options(NamedTuple):
 def main(options: Options) -> int:
     """Encode images, and return the exit status. Every rank calls this."""
 
-    def work() -> int:
-        with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
-            if os.environ.get("RANK"):
-                comm.initialize(comm.PATIENCE_HOURS * 3600)
-            with tf32(False), kernels(deterministic=True):
-                _encode(options)
-        comm.leave()
-        return 0
+    def work() -> None:
+        naming = memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch))
+        with naming, tf32(False), kernels(deterministic=True):
+            _encode(options)
 
-    return exit_status(work)
+    return on_launched_ranks(work)
 
 
 def _encode(options: Options) -> None:

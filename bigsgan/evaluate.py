@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from operator import attrgetter
@@ -30,7 +29,7 @@ from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reference import Reference
 from bigsgan.runtime import comm, memory
-from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.alike import open_alike, open_same_reference
 from bigsgan.training.measuring import keep_records, records, samples_of
@@ -65,15 +64,11 @@ class Options(NamedTuple):
 def main(options: Options) -> int:
     """Measure, print, keep the records in the run directory, and return the exit status. Every rank calls this."""
 
-    def work() -> int:
+    def work() -> None:
         with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
-            if os.environ.get("RANK"):
-                comm.initialize(comm.PATIENCE_HOURS * 3600)
             _evaluate(options)
-        comm.leave()
-        return 0
 
-    return exit_status(work)
+    return on_launched_ranks(work)
 
 
 def _evaluate(options: Options) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
-from bigsgan.commands.parsing import Commands, add_form, add_recipe, logs_aside, path_type
+from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, RunPlan, load_recipe
 from bigsgan.config.run_directory import refuse_directory, refuse_output
@@ -86,8 +85,7 @@ def bench_train(options: argparse.Namespace) -> int:
     if options.plot is not None:
         refuse_output(options.plot, "--plot")
     launched.check_launcher()
-    with logs_aside():
-        module = importlib.import_module("bigsgan.bench.train")
+    module = import_quietly("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
     return int(module.main(recipe, planned, settings, options.form, options.plot))
 
@@ -100,8 +98,7 @@ def bench_profile(options: argparse.Namespace) -> int:
     _check_stages(plan)
     launched.check_launcher()
     steps = whole_cycles(plan.recipe, options.steps)
-    with logs_aside():
-        module = importlib.import_module("bigsgan.bench.profile")
+    module = import_quietly("bigsgan.bench.profile")
     return int(module.main(plan, options.out, options.warmup, steps, options.form))
 
 
@@ -124,8 +121,7 @@ def bench_comm(options: argparse.Namespace) -> int:
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
         planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
     launched.check_launcher()
-    with logs_aside():
-        module = importlib.import_module("bigsgan.bench.comm")
+    module = import_quietly("bigsgan.bench.comm")
     return int(module.main(planned, options.form))
 
 
@@ -142,8 +138,7 @@ def bench_generate(options: argparse.Namespace) -> int:
     if run is None:
         config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
         recipe = load_recipe(config, options.overrides)
-    with logs_aside():
-        module = importlib.import_module("bigsgan.bench.generate")
+    module = import_quietly("bigsgan.bench.generate")
     cases = module.Cases(options.batches, options.precisions, options.modes, options.warmup, options.steps)
     return int(module.main(recipe, run, cases, options.form))
 

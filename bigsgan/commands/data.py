@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-from bigsgan.commands.parsing import Commands, add_number, logs_aside, path_type, picked
+from bigsgan.commands.parsing import Commands, add_number, import_quietly, path_type, picked
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
 
@@ -49,8 +49,7 @@ def encode(options: argparse.Namespace) -> int:
     """Make latents of a directory of images, on all ranks."""
     os.environ.update(launcher_variables(os.environ))
     launched.check_launcher()
-    with logs_aside():
-        module = importlib.import_module("bigsgan.encode")
+    module = import_quietly("bigsgan.encode")
     return int(module.main(picked(module.Options, options)))
 
 

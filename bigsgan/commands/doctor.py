@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_form, add_recipe, logs_aside, path_type
+from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import check_run_directory
@@ -54,8 +53,7 @@ def run(options: argparse.Namespace) -> int:
         plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
     launched.check_launcher()
     report = Report(options.form, sys.stdout, _command(options))
-    with logs_aside():
-        module = importlib.import_module("bigsgan.doctor.examine")
+    module = import_quietly("bigsgan.doctor.examine")
     return int(module.main(checks, plan, directory, report))
 
 

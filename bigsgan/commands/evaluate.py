@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 
 from bigsgan.commands.parsing import (
@@ -12,7 +11,7 @@ from bigsgan.commands.parsing import (
     add_run,
     add_sampling,
     add_truncation,
-    logs_aside,
+    import_quietly,
     path_type,
     picked,
 )
@@ -51,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
     launched.check_launcher()
     features = FeatureNetwork(network=options.features, weights=options.weights, resizer=options.resizer)
     metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]
-    with logs_aside():
-        module = importlib.import_module("bigsgan.evaluate")
+    module = import_quietly("bigsgan.evaluate")
     others = {"run": options.run_directory, "width": options.ema_width, "metrics": metrics, "features": features}
     return int(module.main(picked(module.Options, options, **others)))

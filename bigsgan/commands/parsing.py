@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -61,9 +62,10 @@ def picked(record: type, options: argparse.Namespace, **others: object) -> Any:
     return record(**own, **others)
 
 
-def logs_aside() -> contextlib.AbstractContextManager[object]:
-    """Redirect standard output while importing a command's module: DeepSpeed would log there, where results go."""
-    return contextlib.redirect_stdout(sys.stderr)
+def import_quietly(module: str) -> Any:
+    """Import a command's module. What DeepSpeed logs meanwhile goes to standard error, as results go to the output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return importlib.import_module(module)
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.DEFAULT_RECIPE) -> None:

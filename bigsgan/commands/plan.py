@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe, logs_aside
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_quietly
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
@@ -46,16 +45,14 @@ def run(options: argparse.Namespace) -> int:
     speed = _check_speed(options)
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
-        with logs_aside():
-            module = importlib.import_module("bigsgan.plan")
+        module = import_quietly("bigsgan.plan")
         module.survey(path, options.overrides, module.Resources(gpus, options.nodes or 1, *memory), options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
             raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
     planned = plan_on_ranks(recipe, gpus, path)
-    with logs_aside():
-        module = importlib.import_module("bigsgan.plan")
+    module = import_quietly("bigsgan.plan")
     module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))
     if options.gpus is not None and speed is None and not options.pipeline and not options.json:
         print("To see which layouts fit into these GPUs, add --gpu-memory GIB.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import logs_aside
+from bigsgan.commands.parsing import import_quietly
 from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.runtime import launched
@@ -29,8 +28,7 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
         launched.check_launcher()
     if any(recipe.engine(network).compile != "none" for network in NETWORKS):
         os.environ.update(own_device(os.environ))  # before torch looks for devices
-    with logs_aside():
-        module = importlib.import_module("bigsgan.planner.balance")
+    module = import_quietly("bigsgan.planner.balance")
     plan, text = module.plan_balanced(recipe, world_size, directory)
     if launched.rank() == 0:
         print(text, file=sys.stderr)

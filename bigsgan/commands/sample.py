@@ -6,10 +6,8 @@ import argparse
 import importlib
 import os
 import re
-from collections.abc import Callable
-from typing import Any
 
-from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, logs_aside, path_type, picked
+from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, import_quietly, path_type, picked
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -56,25 +54,11 @@ def run(options: argparse.Namespace) -> int:
     rank, num_ranks = launched.rank(), launched.world_size()
     arguments = (options.run_directory, options.out, options.nimg, options.live, asked, rank, num_ranks)
     if num_ranks > 1 and options.out.suffix == module.NPZ:
-        return _joined(lambda ranks: module.main(*arguments, ranks))
+        launched.check_launcher()
+        comm, ending = import_quietly("bigsgan.runtime.comm"), import_quietly("bigsgan.runtime.ending")
+        return int(ending.on_launched_ranks(lambda: module.main(*arguments, comm)))
     module.main(*arguments)
     return 0
-
-
-def _joined(work: Callable[[Any], None]) -> int:
-    """Call ``work`` with the collectives of all ranks, and return the exit status."""
-    launched.check_launcher()
-    with logs_aside():
-        comm = importlib.import_module("bigsgan.runtime.comm")
-        ending = importlib.import_module("bigsgan.runtime.ending")
-
-    def together() -> int:
-        comm.initialize(comm.PATIENCE_HOURS * 3600)
-        work(comm)
-        comm.leave()
-        return 0
-
-    return int(ending.exit_status(together))
 
 
 def _numbers(word: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 import time
@@ -62,6 +63,19 @@ def exit_status(work: Callable[[], int]) -> int:
     except Exception as error:
         _end_failed(error)
         raise
+
+
+def on_launched_ranks(work: Callable[[], object]) -> int:
+    """Do a command's work on every rank of a launcher, or on this process alone; return the exit status."""
+
+    def joined() -> int:
+        if os.environ.get("RANK"):
+            comm.initialize(comm.PATIENCE_HOURS * 3600)
+        work()
+        comm.leave()
+        return 0
+
+    return exit_status(joined)
 
 
 def lost_connection(gone: Sequence[int], reason: str) -> str:

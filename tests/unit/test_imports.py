@@ -23,6 +23,7 @@ LEVELS = [
     for line in reversed(LADDER[1].splitlines())
 ]
 LEVELS[-2].add(PACKAGE)  # whose __init__ offers ``load``
+PASSED_ON = "importlib.import_module(module)"  # within import_quietly, whose callers name the module
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.runtime.comm")
 
 
@@ -49,8 +50,10 @@ def imported(tree: ast.AST) -> Iterator[str]:
             for alias in node.names:  # ``from package import module`` names a module, ``from module import x`` does not
                 inner = f"{node.module}.{alias.name}"
                 yield inner if inner in TREES else node.module
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "import_module":
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_quietly"):
             (argument,) = node.args
+            if ast.unparse(node) == PASSED_ON:
+                continue
             known = argument.values[0] if isinstance(argument, ast.JoinedStr) else argument
             assert isinstance(known, ast.Constant), "give import_module a name, or a package, that can be read here"
             yield str(known.value).rstrip(".")
