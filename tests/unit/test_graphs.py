@@ -104,7 +104,7 @@ def test_onnx_makes_the_same_images(name, exported):
         assert (torch.from_numpy(images) - wanted[:num]).abs().max() < CLOSE * scale
     other = {key: value + 1 if key == "psi" else value.flip(0) for key, value in inputs.items()}
     (images,) = session.run(None, {key: value.contiguous().numpy() for key, value in other.items()})
-    assert (torch.from_numpy(images) - wanted).abs().max() > 10 * CLOSE  # an untrained GAT hardly looks at its latents
+    assert (torch.from_numpy(images) - wanted).abs().max() > 5 * CLOSE  # an untrained CAT hardly looks at its latents
 
 
 ALONE = """
