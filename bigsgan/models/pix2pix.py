@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator, pix2pix_levels
 from bigsgan.models import noise
 from bigsgan.models.batch_norm import AffineBatchNorm
+from bigsgan.models.dual import has_tangent
 from bigsgan.models.plain import Conv2d, ConvTranspose2d
 from bigsgan.models.precision import full
 
 _STD = 0.02
 _SLOPE = 0.2
+_EPSILON = 1e-5
 _DROPPED = 0.5
 _NUM_DROPOUTS = 3
 
@@ -206,7 +208,11 @@ class InstanceNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
-        return F.instance_norm(full(x)).to(x.dtype)  # float32: sums over H * W values
+        exact = full(x)  # sums over H * W values
+        if not has_tangent(x):
+            return F.instance_norm(exact, eps=_EPSILON).to(x.dtype)
+        var, mean = torch.var_mean(exact, dim=(2, 3), correction=0, keepdim=True)  # as in batch_norm.py
+        return ((exact - mean) * torch.rsqrt(var + _EPSILON)).to(x.dtype)
 
 
 def _norm(norm: str, channels: int) -> nn.Module:

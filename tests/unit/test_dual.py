@@ -17,6 +17,7 @@ from tests.tiny import FAMILIES, awake, tiny_recipe
 AUGMENTED = {
     "ada": [*FAMILIES["stylegan2"], "augmentation={pipeline: bgcfnc, p: 0.8}"],
     "diffaugment": ["augmentation={kind: diffaugment}"],
+    "pix2pix_instance": [*FAMILIES["pix2pix"], "discriminator.norm=instance"],
 }
 GAMES = {"biggan": [], **FAMILIES, **AUGMENTED}
 VARIANTS = (
