@@ -69,6 +69,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
 
     with keeping_notices() as notices:
         engines = by_each(comm, build) if plan.is_split else build()
+    comm.extend_patience()
     if plan.is_split:
         _show_on_rank_zero(plan, notices)
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}

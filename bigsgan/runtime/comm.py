@@ -27,6 +27,8 @@ _SPEAKER_KEY, _FAILURE_KEY = "bigsgan/speaker", "bigsgan/failure"
 _STORE_PATIENCE = timedelta(seconds=10)
 """How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
 
+_patience: timedelta | None = None  # of a collective, as ``initialize`` was given it
+
 _process_store = dist.HashStore()
 """Where a run of one process keeps what several keep in the store of rank 0 or of their launcher."""
 
@@ -66,7 +68,9 @@ def initialize(patience_seconds: float | None = None) -> None:
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
-    patience: dict[str, Any] = {} if patience_seconds is None else {"timeout": timedelta(seconds=patience_seconds)}
+    global _patience
+    _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
+    patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
     if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():
         # In this process alone: a store for others would listen on all interfaces.
         backend = get_accelerator().communication_backend_name()
@@ -74,6 +78,17 @@ def initialize(patience_seconds: float | None = None) -> None:
     store = _meeting_place()
     deepspeed.init_distributed(verbose=False, **patience)
     del store  # torch's own has shared it since
+
+
+def extend_patience() -> None:
+    """Let all groups of this rank wait as long as that of all ranks, for which ``initialize`` was given it.
+
+    Groups do not inherit it: torch would end the process after 10 minutes on NCCL and 30 on gloo.
+    """
+    if _patience is not None:
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # until torch 2.13
+        for group in list(dist.distributed_c10d._world.pg_map):
+            set_timeout(_patience, group)
 
 
 def rank() -> int:

@@ -3,11 +3,13 @@
 import logging
 import threading
 from collections import Counter
+from datetime import timedelta
 from itertools import product
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bigsgan.config.placement import Placement
 from bigsgan.engines import build
@@ -62,6 +64,24 @@ def test_matrix(ranks, name, accumulation, penalty):
     (g, d), overrides, ds = LAYOUTS[name]
     options = [f"accumulation={accumulation}", "batch=8", *PENALTIES[penalty], *overrides]
     check(ranks(g + d), split(g, *options), ds)
+
+
+def timeouts(overrides, ds):
+    """Those of the process groups of a run, in seconds."""
+    with mock.patch.object(comm, "_patience", timedelta(seconds=4321)):
+        run = scenarios.build(overrides, ds)
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
+    found = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    scenarios.destroy(run)
+    return found
+
+
+@pytest.mark.parametrize("options, ds", [(split(1), both(0)), (stages(2, 2), both(1)), ([], both(2))])
+def test_all_groups_are_as_patient_as_the_run(ranks, options, ds):
+    """While ranks of G measure, those of D wait in a group of both; torch would give it half an hour."""
+    for found in ranks(2).run(timeouts, options, ds):
+        assert found
+        assert set(found) == {4321}
 
 
 OFFLOAD = {
