@@ -57,6 +57,9 @@ class Saver:
         stall_seconds: How long the last save held this rank up.
         write_seconds: How long it took to write this rank's part of it, in the background or not.
         lost: Where the state had non-finite values, so that it was not saved; empty if none are known yet.
+        directory: Where the tags are.
+        bad: Checksums of tags from which the run went back to older ones. The next save before them removes them:
+            otherwise the run would resume from them.
     """
 
     def __init__(
@@ -75,7 +78,8 @@ class Saver:
         self._moved, self._what = moved, what
         self.stall_seconds = self.write_seconds = 0.0
         self.lost = ""
-        self._directory, self._ranks, self._section = directory, ranks, section
+        self.directory, self._ranks, self._section = directory, ranks, section
+        self.bad: set[str] = set()
         self._aside = Aside() if section.background else None
         self._job: _Job | None = None
         self._barrier: Callable[[], None] = ranks.barrier
@@ -88,7 +92,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.finish()
-        job = _Job(self._directory, nimg, self._ranks, self._section, self._moved, self._what)
+        job = _Job(self.directory, nimg, self._ranks, self._section, self._moved, self._what, frozenset(self.bad))
         first = self._ranks.rank() == 0
         parts = {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
         ready = self._together(job, lambda: job.begin(parts))
@@ -160,12 +164,19 @@ class _Job:
     """
 
     def __init__(
-        self, directory: Path, nimg: int, ranks: ObjectCollectives, section: Checkpoints, moved: Moved, what: str
+        self,
+        directory: Path,
+        nimg: int,
+        ranks: ObjectCollectives,
+        section: Checkpoints,
+        moved: Moved,
+        what: str,
+        bad: frozenset[str],
     ) -> None:
         self.nimg, self.write_seconds, self._what = nimg, 0.0, what
         self._directory, self._tag = directory, f"{nimg:012d}"
         self._partial = directory / f"{self._tag}{PARTIAL}"
-        self._ranks, self._section, self._moved = ranks, section, moved
+        self._ranks, self._section, self._moved, self._bad = ranks, section, moved, bad
         self.tasks: list[Future[None]] = []
         self._cancelled = threading.Event()
         self.num_bytes = 0
@@ -247,7 +258,7 @@ class _Job:
         fsync(self._directory)
         try:
             write_text(self._directory / "latest", self._tag + "\n")
-            prune(self._directory, self._section, self.nimg)
+            prune(self._directory, self._section, self.nimg, self._bad)
         except OSError as error:
             text = "%s at %d images was saved, but older ones were not removed: %s"
             _log.warning(text, self._what, self.nimg, error)

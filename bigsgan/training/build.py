@@ -59,7 +59,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     teacher = checked_teacher(recipe, start.found.layout if start.found else {})
-    checkpoints, sampling_batch = out / "checkpoints", slices["generator"]["generator"].num_samples
+    saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
+    sampling_batch = slices["generator"]["generator"].num_samples
     measuring = Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
@@ -100,8 +101,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         counters=counters,
         entries=entries,
         layout=layout,
-        saver=checkpoint.Saver(checkpoints, comm, recipe.checkpoints, rank_log.moved),
-        recovery=Recovery(step, reals, source, counters, entries, checkpoints, recipe.max_rollbacks, rank_log.moved),
+        saver=saver,
+        recovery=Recovery(step, reals, source, counters, entries, saver, recipe.max_rollbacks, rank_log.moved),
         statistics=statistics,
         reporter=reporter,
         rank_log=rank_log,
@@ -231,6 +232,8 @@ def _build_reals(
     recipe, part, place = plan.recipe, slices[network], plan.placement(network)
     stages = {0}
     if recipe.objective.teacher and network == "discriminator":  # D's last stage compares features with the teacher's
+        stages.add(place.num_stages - 1)
+    if recipe.objective.path_length and network == "generator":  # whose probe G's last stage draws from its inputs
         stages.add(place.num_stages - 1)
     start = counters.position, counters.skipped
     return RealImages(

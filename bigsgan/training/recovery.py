@@ -43,16 +43,16 @@ class Recovery:
         source: InputSource,
         counters: Counters,
         entries: Mapping[str, checkpoint.StateEntry],
-        directory: Path,
+        saver: checkpoint.Saver,
         most: int,
         moved: Callable[[int], None],
     ) -> None:
         """Take everything that a rollback restores or rewinds. After ``most`` rollbacks the run ends instead.
 
-        ``directory`` holds the checkpoints. ``moved`` is called with the number of bytes read from them.
+        ``saver`` saves the checkpoints, and removes bad ones. ``moved`` is called with the bytes read from them.
         """
         self._step, self._reals, self._source, self._counters = step, reals, source, counters
-        self._entries, self._directory, self._most = entries, directory, most
+        self._entries, self._saver, self._most = entries, saver, most
         self._moved = moved
         # If D's input gradients overflow in fp16, so do G's gradients.
         self._is_split = not (step.generator.is_held and step.discriminator.is_held)
@@ -61,7 +61,7 @@ class Recovery:
         self._known_skipped = self._num_skipped()
         self._pending: list[tuple[Attempt, comm.HostCopy]] = []  # attempts whose outcome the host does not know yet
         self._restored: tuple[str, int] | None = None  # checksum of the checkpoint last restored, and its next update
-        self._bad: set[str] = set()  # checksums of checkpoints from which training fails, on other data too
+        self._bad = saver.bad  # checksums of checkpoints from which training fails, on other data too
 
     def failed(self, attempt: Attempt, at_once: bool) -> Attempt | None:
         """Return the first non-finite update since the last call, the same on all ranks, or None.
@@ -141,7 +141,7 @@ class Recovery:
     def _newest_not_bad(self, passed_over: Collection[Path]) -> checkpoint.Checkpoint | None:
         """Return the newest checkpoint that is not bad, by its checksum: runs that rolled back reuse the paths."""
         passed = set(passed_over)
-        while found := checkpoint.newest_or_none(self._directory, passed):
+        while found := checkpoint.newest_or_none(self._saver.directory, passed):
             if found.manifest["sha256"] not in self._bad:
                 break
             passed.add(found.path)

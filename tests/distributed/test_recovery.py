@@ -16,6 +16,7 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
+from bigsgan.config.sections import Checkpoints
 from bigsgan.engines.outcomes import Outcomes
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
@@ -69,7 +70,7 @@ def run_that_saves(overrides, ds):
     run = scenarios.build([*ADAM, *SAVING, *overrides], ds)
     out = Path(comm.from_rank_zero(tempfile.mkdtemp()))
     run.saver = checkpoint.Saver(out, comm, run.recipe.checkpoints)
-    run.recovery._directory = out
+    run.recovery._saver, run.recovery._bad = run.saver, run.saver.bad
     return run, out
 
 
@@ -209,6 +210,10 @@ def test_what_is_learnt_late_is_undone_whole(ranks, stage, more, bad, stop_in, s
     assert [each[3] for each in found] == [made] * 2
 
 
+def recovering(step, directory):
+    return Recovery(step, None, None, None, {}, checkpoint.Saver(directory, comm, Checkpoints()), 1, lambda num: None)
+
+
 def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
     """The gradient that G gets from it overflows now and then, until its scale fits."""
 
@@ -219,7 +224,7 @@ def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
 
     for d_scales, g_scales, expected in ((True, False, None), (False, False, 7), (False, True, None)):
         step = SimpleNamespace(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
-        recovery = Recovery(step, None, None, None, {}, Path(), 1, lambda num: None)
+        recovery = recovering(step, Path())
         step.generator.outcomes.add(False)
         failed = recovery.failed(Attempt(7, (0, 8), None), at_once=False)
         assert (failed and failed.update) == expected
@@ -257,7 +262,7 @@ def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(r
 def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     """The run that went further back comes to the same number of images again."""
     step = SimpleNamespace(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True, is_held=True)))
-    recovery = Recovery(step, None, None, None, {}, tmp_path, 1, lambda num: None)
+    recovery = recovering(step, tmp_path)
     for nimg in (16, 32):
         assert save(tmp_path, nimg, {"generator": entry({"a": torch.full((3,), float(nimg))})})
     assert recovery._newest_not_bad([]).nimg == 32
