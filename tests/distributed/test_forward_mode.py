@@ -75,9 +75,10 @@ OF_STYLES = {  # path length regularisation, and what else
     "of shared images": [
         "objective={loss: non_saturating, reuse_fakes: true, path_length: {weight: 0.1, every: 1, decay: 0.5, %s}}",
         "objective.d_steps=2",
+        "objective.fake_labels=data",
     ],
 }
-PATHS = [("zero3", "of half, with r1", 1)]
+PATHS = [("zero3", "of half, with r1", 1), ("pipelines", "of shared images", 1)]
 OF_G = {
     **{name: layout for name, layout in LAYOUTS.items() if "four" not in name},
     "G in four stages": LAYOUTS["G in four stages"],  # this D has three layers
