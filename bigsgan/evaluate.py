@@ -18,6 +18,7 @@ from bigsgan.config.metrics import FeatureNetwork, Metric
 from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
+from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError, shown
@@ -28,6 +29,7 @@ from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_featur
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reference import Reference
+from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
@@ -75,6 +77,7 @@ def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
+    compute_in_float32(trained.network)
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
     features = open_features(options.features, recipe.data, directory())
@@ -171,12 +174,10 @@ def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, op
         labels = draws.integers("metrics/path/label", (0,), first, num, max(recipe.data.num_classes, 1))
         return generator_inputs(recipe, draws, "metrics/path", first, torch.from_numpy(labels), None, device)
 
-    for layer in trained.network.modules():
-        if hasattr(layer, "half_type"):
-            setattr(layer, "half_type", None)  # noqa: B010 - nn.Module does not declare it
     features.network.to(device)
-    with tf32(False), sampling_mode(trained.network, "running"):
-        value = path_length(trained.network, inputs, features, metric.num, options.batch, bar.set_description_str)
+    network, decode = trained.network, build_codec(recipe.data, device).decode
+    with tf32(False), sampling_mode(network, "running"):
+        value = path_length(network, decode, inputs, features, metric.num, options.batch, bar.set_description_str)
     return Measured(metric, {metric.name: value}, 0, metric.num, time.perf_counter() - start)
 
 

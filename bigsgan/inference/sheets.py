@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.data import build_dataset, readable_images
+from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
@@ -122,19 +123,20 @@ class Sampler:
         with torch.no_grad():
             latents, all_labels, seeds = self.inputs(0, labels, None)
             styles, _ = network.part(0, 1).fold(latents, all_labels, seeds)
-            synthesis = network.part(1, len(network.layers))
+            infer, codec = network.part(1, len(network.layers)), build_codec(self._recipe.data, self._trained.device)
+
+            def synthesis(*inputs: Tensor) -> Tensor:
+                pieces = zip(*(tensor.split(self._batch) for tensor in inputs), strict=True)
+                return torch.cat([codec.decode(infer(*piece)).cpu() for piece in pieces])
+
             coarse, fine = styles[:rows], styles[rows:]
-            fines = self._in_batches(synthesis, fine, seeds[rows:])
+            fines = synthesis(fine, seeds[rows:])
             sheet = [torch.cat([torch.full_like(fines[:1], -1), fines])]
             for i in range(rows):
                 mixed = torch.cat([coarse[i].expand_as(fine)[:, :crossover], fine[:, crossover:]], dim=1)
-                own = synthesis(coarse[i : i + 1], seeds[i : i + 1]).cpu()
-                sheet.append(torch.cat([own, self._in_batches(synthesis, mixed, seeds[i].expand(len(fine)))]))
+                own = synthesis(coarse[i : i + 1], seeds[i : i + 1])
+                sheet.append(torch.cat([own, synthesis(mixed, seeds[i].expand(len(fine)))]))
         return Sheet(torch.cat(sheet), len(columns) + 1)
-
-    def _in_batches(self, network: LayerStack, *inputs: Tensor) -> Tensor:
-        pieces = zip(*(tensor.split(self._batch) for tensor in inputs), strict=True)
-        return torch.cat([network(*piece).cpu() for piece in pieces])
 
     def _mappings(self) -> list[Mapping]:
         return [module for module in self._trained.network.modules() if isinstance(module, Mapping)]

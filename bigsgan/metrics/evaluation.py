@@ -105,17 +105,16 @@ class Evaluation:
     ) -> list[Measured]:
         """Make samples and compare their features with the real images'. A collective.
 
-        ``stopped`` is called after each batch on all ranks of the generator, with the same answer: whether to give up.
+        ``stopped`` is called with each batch on all ranks of the generator, with the same answer: whether to give up.
         The result is the same on all of them, and empty if it was stopped.
         """
         start = time.perf_counter()
         with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
-            reals = self._see_reals()
-            labels = reals.labels if self._against.labelled else torch.ones_like(reals.labels)
-            fakes = self._see_fakes(generate, replica, labels, stopped)
+            reals = self._see_reals(stopped)
+            fakes = None if reals is None else self._see_fakes(generate, replica, reals, stopped)
             self.features.network.cpu()  # the memory is for training
-            if fakes is None:
+            if reals is None or fakes is None:
                 return []
             comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
             found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
@@ -127,20 +126,21 @@ class Evaluation:
         images = self._against.images
         return min(metric.num, len(images)) if self._data.paired and images is not None else metric.num
 
-    def _see_reals(self) -> Impressions:
+    def _see_reals(self, stopped: Callable[[], bool]) -> Impressions | None:
         dataset = self._against.images
         if dataset is None:
             return Impressions(self.features, 0, num_labels(self._data), [0], 0)
         if self._reals is None:
             kept = [len(dataset) if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
-            limit = max(kept, default=0)
-            self._reals = see_reals(dataset, self._data, self.features, limit, self._batch, self._cache, self._tell)
+            size = max(kept, default=0), self._batch
+            self._reals = see_reals(dataset, self._data, self.features, *size, self._cache, self._tell, stopped)
         return self._reals
 
     def _see_fakes(
-        self, generate: Generate, replica: Replica, labels: Tensor, stopped: Callable[[], bool]
+        self, generate: Generate, replica: Replica, reals: Impressions, stopped: Callable[[], bool]
     ) -> Impressions | None:
         """Make samples; None if stopped. Replicas take equally many batches, in turn, as engines compute together."""
+        labels = reals.labels if self._against.labelled else torch.ones_like(reals.labels)
         nums = {self._num(metric) for metric in self._asked}
         kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
         found = Impressions(self.features, max(nums), num_labels(self._data), nums, kept)

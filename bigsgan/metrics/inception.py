@@ -46,10 +46,12 @@ def resized(images: Tensor, resizer: str) -> Tensor:
     Args:
         images: float32 (n, C, R, R).
         resizer: ``tensorflow`` interpolates between the two nearest pixels, by their upper left corners, whatever the
-            reduction; ``antialiased`` is bicubic and widens with the reduction, as in Pillow.
+            reduction; ``antialiased`` is bicubic, widens with the reduction, as in Pillow, and clamps to 0 to 255, as
+            in clean-fid (Parmar et al. 2022, arXiv 2104.11222).
     """
     if resizer == "antialiased":
-        return F.interpolate(images, (RESOLUTION, RESOLUTION), mode="bicubic", align_corners=False, antialias=True)
+        size = RESOLUTION, RESOLUTION
+        return F.interpolate(images, size, mode="bicubic", align_corners=False, antialias=True).clamp(0, 255)
     return _sampled(_sampled(images, 2), 3)
 
 

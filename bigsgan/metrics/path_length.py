@@ -30,6 +30,7 @@ LARGEST_RESOLUTION = 256
 
 def path_length(
     network: LayerStack,
+    decode: Callable[[Tensor], Tensor],
     inputs: Callable[[int, int], MicroBatch],
     features: Features,
     num: int,
@@ -44,6 +45,7 @@ def path_length(
     Args:
         network: A generator whose first layer makes styles, on the device, whole on every rank, in evaluation mode, and
             in float32: half precision does not see such small differences.
+        decode: Makes images (n, C, R, R) in [-1, 1] of what the generator makes.
         inputs: Returns latents, labels and seeds, given the first sample's number and the number of samples.
         features: The network to compare with, on the device.
         num: Number of paths, over all ranks.
@@ -60,7 +62,7 @@ def path_length(
         with torch.no_grad():
             styles, _ = mapping.fold(latents, labels, seeds)  # (2n, S, W)
             ends = torch.cat([styles[:n], torch.lerp(styles[:n], styles[n:], EPSILON)])
-            images = _comparable(synthesis(ends, seeds))
+            images = _comparable(decode(synthesis(ends, seeds)))
             pairs = zip(*(end.split(_PAIRS) for end in images.split(n)), strict=True)
             distances += [_distances(features, a, b) for a, b in pairs]
     gathered = comm.gather_objects(torch.cat(distances) if distances else torch.empty(0, dtype=torch.float64))

@@ -23,7 +23,7 @@ from bigsgan.metrics.impressions import Impressions, Rows, join_rows
 from bigsgan.runtime import comm
 from bigsgan.runtime.atomic import replacing
 
-FORMAT = 1
+FORMAT = 2
 PRINTED_IMAGES = 32
 """Number of images, spread over a data set, in its fingerprint."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,18 +31,20 @@ def see_reals(
     batch: int,
     cache: Path,
     tell: Callable[[str], None],
-) -> Impressions:
-    """Return features of all real images, with their number as the one limit. A collective.
+    stopped: Callable[[], bool],
+) -> Impressions | None:
+    """Return features of all real images, with their number as the one limit, or None if stopped. A collective.
 
-    Features of ``rows_limit`` images are kept as rows, some on each rank. The ranks share the directory ``cache``; if
-    they do not see each other's files, it is not used.
+    ``stopped`` is called before each batch on all ranks, with the same answer: whether to give up. Features
+    of ``rows_limit`` images are kept as rows, some on each rank. The ranks share the directory ``cache``; if they do
+    not see each other's files, it is not used.
     """
     rows_limit = min(rows_limit, len(dataset))
     tell("real images: cache")
     about = {
         "kind": data.kind,
         "root": data.root,
-        "num_images": len(dataset),
+        "fingerprint": dataset.fingerprint()._asdict(),
         "resolution": data.resolution,
         "num_classes": data.num_classes,
         "features": features.name,
@@ -58,11 +61,15 @@ def see_reals(
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
     corrupt = CorruptImages(data.max_corrupt, rank)
-    for part, read in zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True):
-        tell(f"real image {int(part[0])} of {num}")
-        corrupt.count(read)
-        images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
-        found.add(features(images.to(comm.device())), part, read.labels)
+    batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
+    for _ in positions[:: comm.world_size()]:
+        if stopped():
+            return None
+        for part, read in itertools.islice(batches, 1):  # ranks may have one fewer
+            tell(f"real image {int(part[0])} of {num}")
+            corrupt.count(read)
+            images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
+            found.add(features(images.to(comm.device())), part, read.labels)
     found.over_ranks()
     tell("real images: writing the cache")
     real_cache.save(found, place, about)

@@ -55,7 +55,7 @@ class ClassScores:
         marginal = self.probabilities[filled] / num[:, None]
         divergence = self.negative_entropy[filled] / num - (torch.special.xlogy(marginal, marginal)).sum(1)
         scores = divergence.exp()
-        return float(scores.mean()), float(scores.std()) if len(scores) > 1 else 0.0
+        return float(scores.mean()), float(scores.std(correction=0))
 
 
 def kullback_leibler(p: Tensor, q: Tensor) -> float:

@@ -16,8 +16,12 @@ def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:
 
     On other devices its layers keep the precision of their training.
     """
-    if torch.device(device).type != "cpu":
-        return
+    if torch.device(device).type == "cpu":
+        compute_in_float32(network)
+
+
+def compute_in_float32(network: nn.Module) -> None:
+    """Let all layers of a network that is not trained compute in float32."""
     for module in network.modules():
         for attribute, value in (("half_type", None), ("bf16", False)):
             if hasattr(module, attribute):

@@ -8,8 +8,8 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 from sklearn.neighbors import NearestNeighbors
+from torch_fidelity.metric_isc import isc_features_to_metric
 from torchmetrics.image.fid import FrechetInceptionDistance
-from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from bigsgan.config.metrics import Metrics, parse_metric
@@ -77,18 +77,13 @@ def test_kernel_distance_is_torchmetrics(clouds):
     assert ours == pytest.approx(float(theirs.compute()[0]), rel=1e-5)
 
 
-def test_inception_score_is_torchmetrics():
+def test_inception_score_is_torch_fidelitys():
     logits = 3 * torch.randn(400, 7, generator=torch.Generator().manual_seed(1))
-    theirs = InceptionScore(feature=torch.nn.Identity(), splits=SPLITS)
-    theirs.update(logits)
-    torch.manual_seed(5)
-    mean, deviation = theirs.compute()
-    torch.manual_seed(5)
-    order = torch.randperm(len(logits))  # their splits are of images in this order
+    theirs = isc_features_to_metric(logits, splits=SPLITS, shuffle=False)
     ours = ClassScores(7)
     for positions in torch.arange(len(logits)).split(90):
-        ours.add(logits[order][positions], positions * SPLITS // len(logits))
-    assert ours.inception_score() == pytest.approx((float(mean), float(deviation)), rel=1e-5)
+        ours.add(logits[positions], positions * SPLITS // len(logits))
+    assert ours.inception_score() == pytest.approx(tuple(theirs.values()), rel=1e-5)
 
 
 def radii(features, k):

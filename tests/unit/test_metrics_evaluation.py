@@ -1,10 +1,12 @@
 """An evaluation as a whole, on one rank: real images as samples, the cache, labels, records."""
 
 import logging
+import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import parse_metric
@@ -127,6 +129,19 @@ def test_other_data_has_another_entry(tmp_path, change):
     assert any(text.startswith("real image ") for text in told)
 
 
+def test_a_data_set_that_was_mended_has_another_entry(tmp_path):
+    """It has as many images as before, and those whose pixels are hashed are the same."""
+    for i in range(200):
+        (tmp_path / f"data/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), i).save(tmp_path / f"data/{i % 2}/{i:03d}.png")
+    data = Data(kind="folder", root=str(tmp_path / "data"), resolution=8, image_channels=1, num_classes=2)
+    evaluation(["fid500"], tmp_path, data).measure(real_images, Replica(0, 1))
+    os.rename(tmp_path / "data/0/002.png", tmp_path / "data/0/mended.png")
+    told = []
+    evaluation(["fid500"], tmp_path, data, tell=told.append).measure(real_images, Replica(0, 1))
+    assert any(text.startswith("real image ") for text in told)
+
+
 def test_damaged_and_unwritable_caches_cost_time_alone(tmp_path, caplog):
     first = values_of(evaluation(["kid500"], tmp_path).measure(real_images, Replica(0, 1)))
     for file in tmp_path.rglob("*.safetensors"):
@@ -163,9 +178,13 @@ def test_images_become_bytes_as_in_a_file():
     assert encode(torch.tensor([-1.2, -1.0, 0.0, 0.5, 1.0, 3.0])).tolist() == [0, 0, 128, 191, 255, 255]
 
 
-def test_a_stopped_evaluation_gives_nothing(tmp_path):
+@pytest.mark.parametrize("seen", [False, True], ids=["real images", "samples"])
+def test_a_stopped_evaluation_gives_nothing(tmp_path, seen):
     asked, answers = evaluation(["fid1000"], tmp_path, batch=100), iter([False, False, True])
+    if seen:
+        asked._see_reals(lambda: False)
     assert asked.measure(real_images, Replica(0, 1), lambda: next(answers)) == []
+    assert bool(list(tmp_path.iterdir())) == seen  # sums of some real images are not cached
     assert next(answers, "asked three times") == "asked three times"
 
 
@@ -180,7 +199,7 @@ def test_replicas_share_the_samples(tmp_path):
             looked_at.append(images)
             return see(images)
 
-        asked._see_reals()
+        asked._see_reals(lambda: False)
         asked.features.look = look
         asked.measure(real_images, replica)
     seen = torch.cat(looked_at)[:, 0].flatten(1)

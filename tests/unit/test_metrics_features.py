@@ -64,8 +64,11 @@ def test_resizer_is_tensorflows(resolution):
 def test_antialiased_resizer_is_pillows():
     pixels = images(num=1, channels=1, resolution=500).float()
     picture = torchvision.transforms.functional.to_pil_image(pixels[0], mode="F")
-    theirs = torch.from_numpy(np.array(picture.resize((299, 299), Image.Resampling.BICUBIC)))[None, None]
+    theirs = torch.from_numpy(np.array(picture.resize((299, 299), Image.Resampling.BICUBIC)))[None, None].clamp(0, 255)
     torch.testing.assert_close(inception.resized(pixels, "antialiased"), theirs, rtol=0, atol=1e-2)
+    edge = torch.zeros(1, 1, 100, 100)
+    edge[..., 50:] = 255  # bicubic overshoots at an edge
+    assert torch.equal(torch.stack(inception.resized(edge, "antialiased").aminmax()), torch.tensor([0.0, 255.0]))
 
 
 @pytest.mark.slow
