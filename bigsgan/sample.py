@@ -90,8 +90,8 @@ def main(
 ) -> None:
     """Write a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file, as ``options`` and ``out`` say.
 
-    Ranks share the work for single files, and for an .npz file with the collectives ``together``. Anything else is
-    rank 0's work.
+    Ranks share the work for single files and an .npz file, with the collectives ``together``. Anything else is rank
+    0's work.
 
     Raises:
         UserError: The run cannot be opened, an option is out of range, or memory runs out.
@@ -213,13 +213,17 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
     names = translations.file_names()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    first, last = (len(names) * share // num_ranks for share in (rank, rank + 1))
-    for start in range(first, last, options.batch):
-        numbers = range(start, min(start + options.batch, last))
+    shares = _shares(len(names), options.batch, rank, num_ranks)
+    for numbers in shares:
         _, images = translations.images(numbers, options.batch)
         for number, image in zip(numbers, images, strict=True):
             save_png(encode(image), out / names[number])
-    return f"{last - first} files"
+    return f"{sum(map(len, shares))} files"
+
+
+def _shares(num: int, batch: int, rank: int, num_ranks: int) -> list[range]:
+    """Return the batches of a rank. Ranks take them in turn, so that they are the same for any number of ranks."""
+    return [range(start, min(start + batch, num)) for start in range(rank * batch, num, batch * num_ranks)]
 
 
 def _check_pixels(option: str, number: int, times: int, resolution: int, remedy: str = "give a smaller number") -> None:
@@ -248,14 +252,13 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
     sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    first, last = (num * share // num_ranks for share in (rank, rank + 1))
-    for start in range(first, last, options.batch):
-        numbers = range(start, min(start + options.batch, last))
+    shares = _shares(num, options.batch, rank, num_ranks)
+    for numbers in shares:
         labels = torch.tensor([columns[number % len(columns)] for number in numbers])
-        images = sampler.images(sampler.inputs(start, labels, options.truncation))
+        images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
             save_png(encode(image), out / f"class{label:03d}_sample{number:06d}.png")
-    return f"{last - first} files"
+    return f"{sum(map(len, shares))} files"
 
 
 def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: checkpoint.ObjectCollectives) -> str:

@@ -45,7 +45,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write samples of a run's generator."""
-    if options.out.suffix == ".npz":  # ranks work on it together, also under Slurm
+    shared = options.files or options.out.suffix == ".npz"  # ranks share the work, also under Slurm
+    if shared:
         os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     asked = picked(module.Options, options, cutoff=options.truncation_cutoff, width=options.ema_width)
     rank, num_ranks = launched.rank(), launched.world_size()
     arguments = (options.run_directory, options.out, options.nimg, options.live, asked, rank, num_ranks)
-    if num_ranks > 1 and options.out.suffix == module.NPZ:
+    if num_ranks > 1 and shared:
         launched.check_launcher()
         comm, ending = import_quietly("bigsgan.runtime.comm"), import_quietly("bigsgan.runtime.ending")
         return int(ending.on_launched_ranks(lambda: module.main(*arguments, comm)))

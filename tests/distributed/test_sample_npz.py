@@ -1,4 +1,4 @@
-"""An archive of samples has the same bytes from any number of ranks."""
+"""Archives and single files of samples have the same bytes from any number of ranks."""
 
 import os
 import subprocess
@@ -33,7 +33,8 @@ def behind(directory, complete=tags.complete):
 
 
 def sampled(run, out):
-    options = sample.Options(num=NUM, truncations=[], seed=3, classes=None, batch=7)
+    files = not out.endswith(sample.NPZ)
+    options = sample.Options(num=NUM, truncations=[], seed=3, classes=None, batch=7, files=files)
     with mock.patch.object(tags, "complete", tags.complete if comm.rank() == 0 else behind):
         sample.main(Path(run), Path(out), None, False, options, comm.rank(), comm.world_size(), comm)
 
@@ -58,6 +59,16 @@ def test_any_number_of_ranks_writes_the_same_bytes(ranks, run, tmp_path):
         assert found["arr_0"].shape == (NUM, 16, 16, 1)
         assert np.bincount(found["arr_1"]).tolist() == [5] * 5 + [4] * 5
         assert len({image.tobytes() for image in found["arr_0"]}) == NUM
+
+
+def test_any_number_of_ranks_writes_the_same_files(ranks, run, tmp_path):
+    written = []
+    for num in (1, 2):
+        out = tmp_path / str(num)
+        ranks(num).run(sampled, str(run), str(out))
+        written.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert len(written[0]) == NUM
+    assert written[0] == written[1]
 
 
 @pytest.mark.slow
