@@ -30,7 +30,7 @@ from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import memory
-from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.atomic import leaving_nothing, replacing
 from bigsgan.runtime.extras import require
 from bigsgan.training.sampling import (
     GRID_ROWS,
@@ -39,8 +39,6 @@ from bigsgan.training.sampling import (
     check_truncation,
     column_classes,
     smaller_batch,
-    stand_statistics,
-    standing_batches,
 )
 
 UNIVERSAL = "universal"
@@ -107,8 +105,7 @@ def main(run: Path, out: Path, options: Options) -> None:
         }
         set_guidance(trained.network, options.guidance)
         if standing:
-            batches = standing_batches(trained.recipe, options.truncation, options.batch, device)
-            stand_statistics(trained.network, trained.infer, batches)
+            Sampler(trained, 0, options.batch).prepare(options.truncation)
         state = _finite_state(trained, network, run)
         text = f"statistics {header['statistics']}, {options.dtype}"
         if form in SUFFIXES:
@@ -154,7 +151,8 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
         metadata = {"nimg": found.nimg, "recipe": recipe.model_dump()}
         try:
-            num_bytes = write_universal(found, options.network, network, out, metadata)
+            with leaving_nothing(out):
+                num_bytes = write_universal(found, options.network, network, out, metadata)
         except OSError as error:
             raise _unwritten(out, error) from None
     about = f"live {options.network} at {found.nimg} images seen"

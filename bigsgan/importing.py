@@ -6,10 +6,8 @@ import json
 import math
 import os
 import re
-import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from bigsgan.config.yaml_file import apply_override, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
+from bigsgan.runtime.atomic import leaving_nothing
 from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
@@ -89,7 +88,7 @@ def main(
     engines = checked(found.settings, lambda: plan_run(recipe, 1).engines)
     entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
     description = checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})
-    with _leaving_nothing(out):
+    with leaving_nothing(out / "checkpoints", out):  # training would start anew in a run without a checkpoint
         saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
         if not saver.save(nimg, entries, description):
             raise UserError("--out", str(out), "was not written, see the warnings above", "fix that and try again")
@@ -117,18 +116,6 @@ def _refuse_not_finite(found: Found, weights: Path, discriminator: Path | None) 
             option, path = ("--discriminator", discriminator) if of_discriminator else ("--weights", weights)
             problem = f"contains Inf or NaN ({bad} of the {name})"
             raise UserError(option, str(path), problem, "give other weights, such as an earlier snapshot")
-
-
-@contextmanager
-def _leaving_nothing(out: Path) -> Iterator[None]:
-    """Remove what the block created if it fails, as training would start anew in a run without a checkpoint."""
-    new = [path for path in (out / "checkpoints", out) if not os.path.lexists(path)]
-    try:
-        yield
-    except BaseException:
-        for path in new:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
 
 
 def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,18 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         with suppress(OSError):
             unfinished.unlink()
+        raise
+
+
+@contextmanager
+def leaving_nothing(*paths: Path) -> Iterator[None]:
+    """Remove those of the directories that the block made, if it fails; inner ones are given first."""
+    new = [path for path in paths if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 

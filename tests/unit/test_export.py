@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 
 import bigsgan
 from bigsgan import cli
-from bigsgan.checkpoint import saved_buffers
+from bigsgan.checkpoint import saved_buffers, universal
 from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -432,6 +434,23 @@ def test_the_extras_bring_what_is_asked_for():
     for extra, packages in PACKAGES.items():
         listed = re.search(rf"^{extra} = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert re.findall(r'"([\w-]+)', listed[1]) == list(packages)
+
+
+def test_a_checkpoint_for_deepspeed_is_whole_or_absent(run, capsys, monkeypatch):
+    saved = []
+
+    def full(value, path):
+        saved.append(path)
+        if len(saved) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(universal, "_save", full)
+    arguments = ["export", "--run", str(run[0]), "--out", "cut_off", "--format", "universal"]
+    assert cli.main(arguments) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert saved[0].parts[0] == "cut_off"
+    assert not os.path.exists("cut_off")
 
 
 def test_a_checkpoint_for_deepspeed(run, capsys):
