@@ -17,7 +17,7 @@ from bigsgan.data.datasets import ImageDataset, data_directory, image_files
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image, upright
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
@@ -39,7 +39,7 @@ class FilePairs:
         if source != target:
             images = open_image(source), open_image(target)
         else:
-            whole = open_image(source)
+            whole = upright(open_image(source))
             width, height = whole.size
             if width < 2:
                 raise CorruptImage(source, f"must be at least 2 pixels wide, got {width}")

@@ -62,10 +62,7 @@ def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) 
         CorruptImage: The image has a mode that cannot be converted; ``name`` is its name in the report.
     """
     try:
-        orientation = _orientation(image)
-        image = _eight_bits(image, channels)
-        if orientation in _UPRIGHT:
-            image = image.transpose(_UPRIGHT[orientation])
+        image = _eight_bits(upright(image), channels)
         width, height = image.size
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
@@ -97,9 +94,14 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     return image.convert("L" if channels == 1 else "RGB")
 
 
-def _orientation(image: Image.Image) -> int | None:
-    """Return the camera's orientation; none if the EXIF block is damaged, as the pixels are still good."""
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF data says, and drop these; damaged ones count as none, as the pixels are still good."""
     try:
-        return image.getexif().get(_EXIF_ORIENTATION)
+        orientation = image.getexif().get(_EXIF_ORIENTATION)
     except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
-        return None
+        return image
+    if orientation not in _UPRIGHT:
+        return image
+    turned = image.transpose(_UPRIGHT[orientation])
+    turned.info = {key: value for key, value in turned.info.items() if key == "transparency"}
+    return turned

@@ -120,6 +120,21 @@ def test_exif_orientation_is_undone_once(tmp_path, orientation, suffix):
     assert pixels[0].tolist() == UPRIGHT[orientation]
 
 
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_pairs_in_one_file_are_cut_after_they_are_turned(tmp_path, orientation):
+    """Upright, the input is black and the target white."""
+    (tmp_path / "pairs").mkdir()
+    upright, back = np.zeros((8, 16), np.uint8), {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
+    upright[:, 8:] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(upright).transpose(back[orientation]).save(tmp_path / "pairs/a.png", exif=exif)
+    data = Data(kind="side_by_side", root=str(tmp_path / "pairs"), resolution=8, num_classes=0, image_channels=1,
+                input_channels=1)  # fmt: skip
+    both, _ = build_dataset(data)[0]
+    assert both.flatten(1).tolist() == [[0] * 64, [255] * 64]
+
+
 def test_exif_orientation_survives_the_conversion_of_alpha_and_16_bits(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
