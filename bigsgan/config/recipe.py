@@ -149,6 +149,7 @@ def _check_recipe(recipe: Recipe) -> None:
         problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
+    _check_sampling(recipe)
     _check_metrics(recipe)
     _check_init(recipe)
     _check_images_per_sample(recipe)
@@ -162,6 +163,13 @@ def _check_recipe(recipe: Recipe) -> None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
+
+
+def _check_sampling(recipe: Recipe) -> None:
+    if recipe.sample_statistics == "batch" and recipe.generator.has_styles:
+        problem = f"must be running with generator.family={recipe.generator.family}"
+        detail = "it has no batch norm, and as in training would mix styles and not truncate them"
+        raise UserError("sample_statistics", recipe.sample_statistics, problem, "remove it", detail)
 
 
 def _check_metrics(recipe: Recipe) -> None:

@@ -209,7 +209,7 @@ def compare_recipes(
         old, new = saved.get(key), given.get(key)
         if old == new:
             continue
-        fixed = key.startswith(_FIXED)
+        fixed = key.startswith(_FIXED) or _adds_state(key, saved, given)
         if fixed or not (key in FREE_KEYS or key in allowed):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""
@@ -218,6 +218,15 @@ def compare_recipes(
             raise UserError(key, new, problem, remedy)
         found.append(f"{key}: {old!r} -> {new!r}")
     return found
+
+
+def _adds_state(key: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether a key is of a section that keeps state, and the run that saved had no such section."""
+    if key == "augmentation.target":
+        return saved.get(key) is None
+    if key.startswith("augmentation."):
+        return given.get("augmentation.kind") == "ada" and (key not in saved or key == "augmentation.kind")
+    return key not in saved and key.startswith(("objective.lecam.", "objective.path_length."))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,12 @@ PAIRS = [override for override in FAMILIES["pix2pix"] if not override.startswith
 STYLES = FAMILIES["stylegan2"]
 
 CASES = {
+    "samples in training mode": (
+        [*STYLES, "sample_statistics=batch"],
+        "sample_statistics",
+        "must be running with generator.family=stylegan2, got 'batch' (it has no batch norm",
+        "remove it",
+    ),
     "no family": (
         ["generator.family=null"],
         "generator.family",

@@ -93,6 +93,35 @@ def test_a_recipe_of_another_family_is_told_by_its_family(tmp_path):
         compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, *FAMILIES["dcgan"]))
 
 
+@pytest.mark.parametrize(
+    "changes, key",
+    [
+        (["objective.lecam={weight: 0.3}"], "objective.lecam"),
+        (["augmentation={kind: ada, p: 0.3}"], "augmentation"),
+        (["augmentation={kind: diffaugment}"], None),
+    ],
+)
+def test_sections_with_state_of_their_own_are_not_added(tmp_path, changes, key):
+    """A checkpoint without the state could not be resumed from, whatever is allowed."""
+    saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, *changes)
+    allowed = [name for name in flat(given.model_dump()) if name.startswith(("objective.lecam", "augmentation"))]
+    if key is None:
+        assert compare(saved, given, allowed)
+        return
+    with pytest.raises(UserError, match=rf"^{key}\.\w+: must be unset, as in the run .* \(with init_from to keep"):
+        compare(saved, given, allowed)
+    assert compare(given, saved, allowed)
+
+
+def test_a_target_is_not_added_to_ada(tmp_path):
+    fixed, adapted, other = (
+        tiny_recipe(tmp_path, f"augmentation={{kind: ada, {how}}}") for how in ("p: 0.3", "target: 0.5", "target: 0.6")
+    )
+    with pytest.raises(UserError, match=r"^augmentation\.target: must be unset"):
+        compare(fixed, adapted, ["augmentation.target", "augmentation.p"])
+    assert compare(adapted, other, ["augmentation.target"]) == ["augmentation.target: 0.5 -> 0.6"]
+
+
 def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
     saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, "seed=99", "batch=64")
     assert compare(saved, given, ["batch", "seed"]) == ["batch: 8 -> 64", "seed: 1 -> 99"]
