@@ -256,7 +256,10 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
 
 def _finish_snapshots(run: Run, must: bool) -> None:
     """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
-    if run.snapshots and not run.snapshots.finish() and must:
+    if not run.snapshots:
+        return
+    run.rank_log.phase = "EMA snapshot"
+    if not run.snapshots.finish() and must:
         raise _not_saved(run.out / SNAPSHOTS, "EMA snapshot")
 
 

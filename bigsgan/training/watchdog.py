@@ -23,7 +23,7 @@ from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm, ending, roster
 from bigsgan.runtime.roster import MOST_NAMED, holds, named
 
-MOVING = frozenset({"checkpoint", "rollback"})
+MOVING = frozenset({"checkpoint", "EMA snapshot", "rollback"})
 """Phases that move large files. They count as progress as long as any rank's files move."""
 
 FIRST = 4
