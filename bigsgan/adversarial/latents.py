@@ -72,19 +72,15 @@ class InputSource(Protocol):
             slices: The samples that each network computes.
             reals: Returns the phase's micro-batches of the data, on ranks that read D's inputs.
         """
-        ...
 
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Return D's inputs for a micro-batch of the data: images, labels, and input images if there are any."""
-        ...
 
     def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
         """Resume at another position of the data, and pass over the stretches ``skipped``."""
-        ...
 
     def close(self) -> None:
         """Release the source's readers."""
-        ...
 
 
 class LatentSource:

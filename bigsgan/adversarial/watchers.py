@@ -25,11 +25,9 @@ class LogitWatcher(Protocol):
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
         """Observe D's logits at this rank's real and fake images of a micro-batch."""
-        ...
 
     def finish_update(self, update: int, applied: Outcome) -> None:
         """End update number ``update``, applied or skipped. All ranks call this, even those that saw no logits."""
-        ...
 
 
 class LogitAnchors(SharedState):

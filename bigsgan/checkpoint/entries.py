@@ -37,11 +37,9 @@ class SavedEntry(Protocol):
 
     def parts(self) -> list[StateShard]:
         """Return this rank's shards. Over all ranks, every element of every value is in exactly one shard."""
-        ...
 
     def numbers(self) -> dict[str, float]:
         """Return numbers, the same on all ranks."""
-        ...
 
 
 class ObjectCollectives(Ranks, Protocol):

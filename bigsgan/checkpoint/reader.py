@@ -196,7 +196,6 @@ class StateEntry(SavedEntry, Protocol):
 
     def load(self, saved: SavedValues) -> None:
         """Restore the values of ``parts`` and ``numbers``, in this rank's own layout."""
-        ...
 
 
 class SharedState(ABC):

@@ -50,7 +50,6 @@ class ImageDataset(Protocol):
 
     def __len__(self) -> int:
         """Return N, at least 1."""
-        ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return image ``index``, uint8 (C, R, R), and its class, which is 0 if ``data.num_classes`` is 0.
@@ -60,7 +59,6 @@ class ImageDataset(Protocol):
         Raises:
             CorruptImage: The image cannot be read.
         """
-        ...
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the listing, computed without opening images and independent of the root's path."""

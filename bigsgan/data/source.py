@@ -16,15 +16,7 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.data.conversion import unreadable
 from bigsgan.data.datasets import LABELS_FILE, class_folders, data_directory, image_files, is_image, some_names
-from bigsgan.data.packed import (
-    PackedFiles,
-    build_zip,
-    zip_content,
-    zip_files,
-    zip_folders,
-    zip_images,
-    zip_members,
-)
+from bigsgan.data.packed import PackedFiles, build_zip, zip_content, zip_files, zip_folders, zip_images, zip_members
 from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage

@@ -31,17 +31,14 @@ class LossFunction(Protocol):
         Unless the phase carries tangents, the engine must then track the first input through the forward pass and keep
         the parameters gathered for a double backward.
         """
-        ...
 
     @property
     def num_segments(self) -> int:
         """Number of equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
-        ...
 
     @property
     def reads_features(self) -> bool:
         """Whether the loss reads the outputs of the layers before the last; never if the network is in stages."""
-        ...
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
@@ -51,7 +48,6 @@ class LossFunction(Protocol):
         ``tangents`` are those of the outputs, if the phase carries any; ``inputs`` are empty for a D in stages.
         If the phase has ``targets``, ``features`` are D's predictions of them, followed by the targets.
         """
-        ...
 
 
 class Rates(NamedTuple):
@@ -66,15 +62,12 @@ class Regularizer(Protocol):
 
     def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return the outputs and the inner tensor that the loss reads."""
-        ...
 
     def loss(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
         """Return the mean loss over this rank's samples of the micro-batch; it can be differentiated twice."""
-        ...
 
     def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
         """Return a scalar with the gradient of the loss, given the outputs' tangents, if the phase carries any."""
-        ...
 
 
 class Piece(NamedTuple):
@@ -159,71 +152,55 @@ class Engine(Protocol):
 
     def expect(self, phase: Phase, task: Task) -> None:
         """Post the receives for what a task needs from other ranks of the network, ahead of the task."""
-        ...
 
     def receive(self, phase: Phase, task: Task) -> None:
         """Wait until what ``expect`` announced for a task has arrived."""
-        ...
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward with a micro-batch, with the images and the tangents that its phase reads.
 
         The tangents belong to the first entry of the carry after the first ``work.ahead`` layers.
         """
-        ...
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward: from the loss or, where G pulls back, from d(mean loss over the micro-batch)/d(its images).
 
         Where D judges, parameters, gradients and all state stay untouched.
         """
-        ...
 
     def step(self, work: Work) -> None:
         """Update on the mean over the phase's micro-batches; set ``outcomes``, ``grad_norm`` and the shards."""
-        ...
 
     def settle(self) -> None:
         """Wait until all that was sent to other ranks of the network has arrived."""
-        ...
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Return the outputs of one micro-batch, for sampling. All ranks of this rank's replica call this together."""
-        ...
 
     def observe_seam(self, applied: Outcome) -> None:
         """Note whether the gradients at images were finite: fp16 adjusts the scale of D's judging accordingly."""
-        ...
 
     @property
     def loss_scale(self) -> float:
         """The factor on losses before the backward pass; 1 unless fp16."""
-        ...
 
     def shards(self) -> list[Shard]:
         """Return this rank's part of the parameters and of the optimizer's state; tensors are live, not copies."""
-        ...
 
     def sum_over_replicas(self, tensor: Tensor) -> Tensor:
         """Sum a tensor, in place, over the ranks that compute the same layers."""
-        ...
 
     def publish(self) -> None:
         """Bring the network's parameters up to date with the shards' masters."""
-        ...
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers to save beside the shards: counters and loss scales."""
-        ...
 
     def load_scalars(self, values: dict[str, float]) -> None:
         """Restore the numbers that ``scalars`` returned."""
-        ...
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors laid out as its master, and the number ``step``."""
-        ...
 
     def destroy(self) -> None:
         """Release everything the engine holds in this process; it cannot be used afterwards."""
-        ...

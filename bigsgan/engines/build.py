@@ -87,10 +87,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
 
 
 def _build_held(
-    plan: RunPlan,
-    configs: Mapping[str, dict[str, Any]],
-    divisions: Mapping[str, list[int]],
-    pipelines: PipelineBuilder,
+    plan: RunPlan, configs: Mapping[str, dict[str, Any]], divisions: Mapping[str, list[int]], pipelines: PipelineBuilder
 ) -> dict[str, Engine]:
     """Build the engines of the networks that this rank holds."""
     engines: dict[str, Engine] = {}

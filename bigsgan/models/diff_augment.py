@@ -142,10 +142,4 @@ def _of_samples(x: Tensor) -> Tensor:
     return x.view(-1, 1, 1, 1)
 
 
-_GROUPS = {
-    "color": _color,
-    "latent_color": _latent_color,
-    "translation": _translate,
-    "cutout": _cut_out,
-    "flip": _flip,
-}
+_GROUPS = {"color": _color, "latent_color": _latent_color, "translation": _translate, "cutout": _cut_out, "flip": _flip}

@@ -72,6 +72,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics, counters = Statistics(device), _imported_counters(start, recipe)
+    sample_draws = SampleDraws(draws, device)
     sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
     extras = extras._replace(kept=build_kept(plan, rank, slices["discriminator"]["discriminator"], device))
@@ -81,13 +82,11 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
         _restore(start.found, entries, layout, recipe)
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
-    sample_draws = SampleDraws(draws, device)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
     step = AdversarialStep(executor, partial(update_phases, plan), plan.objective, sources, statistics, extras)
     rank_log.detail, rank_log.awaited = (lambda: executor.doing), executor.awaited
-    reporter = Reporter(out, rank, recipe.total_nimg, counters.nimg, recipe.monitor, recipe.model_dump())
-    _report_start(reporter, start, counters.nimg, recipe.objective.schedule)
+    reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(
         recipe=recipe,
         out=out,
@@ -191,13 +190,16 @@ def _restore(
         _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
 
 
-def _report_start(reporter: Reporter, start: Start, nimg: int, schedule: str) -> None:
-    if schedule == "overlapped":
+def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int) -> Reporter:
+    """Open the run's reports, and say how it begins."""
+    reporter = Reporter(out, comm.rank(), recipe.total_nimg, nimg, recipe.monitor, recipe.model_dump())
+    if recipe.objective.schedule == "overlapped":
         reporter.message("objective.schedule=overlapped: each network learns from the other as it was an update ago")
     if start.found is not None:
         reporter.message(f"Resuming from {start.found.path} ({nimg} images)")
     if start.initial is not None:
         reporter.message(f"beginning with the weights of {start.initial.checkpoint.path}")
+    return reporter
 
 
 def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:

@@ -143,10 +143,7 @@ def _discriminator_size(state: State) -> tuple[int, int, int]:
 
 
 def _size(
-    state: State,
-    first: int,
-    table: Mapping[int, Sequence[int]],
-    widths: Callable[[Sequence[int], int], list[int]],
+    state: State, first: int, table: Mapping[int, Sequence[int]], widths: Callable[[Sequence[int], int], list[int]]
 ) -> tuple[int, int, int]:
     """Find (resolution, channels, depth) in a table of multipliers by resolution.
 

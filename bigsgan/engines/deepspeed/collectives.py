@@ -26,7 +26,7 @@ from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.divided_update import divide_update
-from bigsgan.engines.deepspeed.grouped_gradients import norm_over_ranks, reduce_by_group
+from bigsgan.engines.deepspeed.grouped_gradients import GroupedGradients, norm_over_ranks
 from bigsgan.engines.deepspeed.offloaded_norm import ask_once
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, AtATime
 
@@ -77,7 +77,7 @@ def install_reducers(engine: DeepSpeedEngine, plan: EnginePlan, at_a_time: AtATi
         divide_update(engine.optimizer, at_a_time.updated)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
         if plan.reduces_by_group:
-            reduce_by_group(engine.optimizer, replayed)
+            GroupedGradients(engine.optimizer, replayed)
         else:
             _scatter_gradients(engine.optimizer, file)
         if engine.optimizer.cpu_offload:

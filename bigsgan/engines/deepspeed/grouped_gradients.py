@@ -27,14 +27,6 @@ from torch import Tensor
 from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
 
 
-def reduce_by_group(optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -> None:
-    """Replace the reductions of an optimizer with EnginePlan.reduces_by_group by groups of gradients.
-
-    ``replayed`` says whether gradients come from CUDA graphs.
-    """
-    _GroupedGradients(optimizer, replayed)  # the optimizer's methods and the parameters' hooks refer to it
-
-
 class _Sent(NamedTuple):
     """A reduction under way; ``sent`` must be kept until it ends."""
 
@@ -44,10 +36,11 @@ class _Sent(NamedTuple):
     sent: Tensor
 
 
-class _GroupedGradients:
-    """Replaces an optimizer's own reductions."""
+class GroupedGradients:
+    """Replaces the reductions of an optimizer with EnginePlan.reduces_by_group; its methods then refer to this."""
 
-    def __init__(self, optimizer: DeepSpeedZeroOptimizer, replayed: bool) -> None:
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer, replayed: bool = False) -> None:
+        """Take over. ``replayed`` says whether gradients come from CUDA graphs."""
         self._optimizer = optimizer
         self._attribute = "grad_accum" if optimizer.use_grad_accum_attribute else "grad"
         self._groups = []
