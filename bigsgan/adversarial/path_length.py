@@ -58,7 +58,7 @@ class PathLengthPenalty(SharedState):
             statistics: Collects the penalty.
             device: This rank's device.
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
-            sum_over_replicas: The same over the ranks that hold G, for ``loss``; defaults to all ranks.
+            sum_over_replicas: The same over the ranks that hold G's first layers; defaults to all ranks.
         """
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
         self._sum_over_replicas = sum_over_replicas or sum_over_ranks
@@ -96,13 +96,13 @@ class PathLengthPenalty(SharedState):
         probed = probe(images, inputs, self._section.batch_shrink).sum()
         (grads,) = torch.autograd.grad(probed * Probed.scale, styles, create_graph=True)
         lengths = _lengths(full(grads) / Probed.scale)
-        return self._section.every * self._penalty(lengths, self._count(lengths, self._sum_over_replicas))
+        return self._section.every * self._penalty(lengths, self._count(lengths))
 
     def taking_part(self, inputs: MicroBatch) -> MicroBatch:
         """Return the samples of a micro-batch that take part."""
         return tuple(entry[:: self._section.batch_shrink] for entry in inputs)
 
-    def direction(self, grads: Tensor, sum_over_replicas: Sum) -> Tensor:
+    def direction(self, grads: Tensor) -> Tensor:
         """Return the style vectors' tangents, and record the penalty. Ranks with G's first layers call this together.
 
         The penalty phi(|g|) = (|g| - a)^2 of g = J^T y has the gradient of <g, v> with fixed v = phi'(|g|) d|g|/dg, up
@@ -110,13 +110,12 @@ class PathLengthPenalty(SharedState):
 
         Args:
             grads: J^T y, (n / shrink, L, W) float32.
-            sum_over_replicas: Sums over these ranks.
 
         Returns:
             (n, L, W); zero for samples that do not take part.
         """
         shrink, lengths = self._section.batch_shrink, _lengths(grads)
-        average = self._count(lengths, sum_over_replicas)
+        average = self._count(lengths)
         self._penalty(lengths, average)
         slope = 2 * (lengths - average) / (lengths.clamp(min=1e-12) * grads.shape[1])  # |g|^2 is a mean over L
         found = grads.new_zeros(len(grads) * shrink, *grads.shape[1:])
@@ -138,11 +137,11 @@ class PathLengthPenalty(SharedState):
         self._own.zero_()
         self._seen.zero_()
 
-    def _count(self, lengths: Tensor, total: Sum) -> Tensor:
+    def _count(self, lengths: Tensor) -> Tensor:
         """Count lengths; return the average, moved by these and the other ranks' lengths."""
         seen = torch.stack([lengths.detach().sum(), lengths.new_full((), float(len(lengths)))])
         self._own += seen
-        self._seen += total(seen.clone())
+        self._seen += self._sum_over_replicas(seen.clone())
         return self._moved()
 
     def _penalty(self, lengths: Tensor, average: Tensor) -> Tensor:

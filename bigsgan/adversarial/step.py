@@ -168,7 +168,7 @@ class AdversarialStep:
 
     def _differentiate_styles(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty) -> Work:
         def gradient(j: int, styles: Tensor, grads: Tensor) -> Tensor:
-            return regularizer.direction(grads / Probed.scale, self.generator.sum_over_replicas)
+            return regularizer.direction(grads / Probed.scale)
 
         part = functools.cache(lambda j: regularizer.taking_part(inputs.generator(j)))
         return Work(phase, lambda j, images: part(j), Probed(), gradient=gradient, ahead=regularizer.ahead)

@@ -131,7 +131,7 @@ def g_pass(network, regularizer, inputs, method):
     styles = styles.clone().requires_grad_(True)
     (grads,) = torch.autograd.grad(Probed()(rest(styles, *others), (*others,)), styles)
     network.requires_grad_(True)
-    begun = dual.begin(ahead.fold(*inputs), regularizer.direction(grads, torch.clone))
+    begun = dual.begin(ahead.fold(*inputs), regularizer.direction(grads))
     images, along = dual.end(rest.fold_dual(begun))
     (images.sum() + regularizer.along(along, inputs)).backward()
 
