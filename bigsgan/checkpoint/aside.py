@@ -73,8 +73,8 @@ class Aside:
 
 
 def _allocated(values: Tensor) -> int:
-    """Return the bytes that a copy takes: torch rounds pinned memory up to powers of 2 (2.15, CachingHostAllocator)."""
-    return 1 << (values.nbytes - 1).bit_length() if values.is_cuda and values.nbytes else values.nbytes
+    """Return the bytes that a copy takes."""
+    return memory.pinned_bytes(values.nbytes) if values.is_cuda else values.nbytes
 
 
 def _problem(needs: Sequence[_Need]) -> str | None:

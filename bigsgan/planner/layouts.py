@@ -55,7 +55,7 @@ class Resources(NamedTuple):
 
     def on_node(self, prediction: Prediction) -> int:
         """Bytes of host memory that the ranks of a node hold."""
-        return sum(prediction.host.values()) * self.gpus // self.nodes
+        return prediction.on_host * self.gpus // self.nodes
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Surveyor:
                     refused[kind.name] = str(error)
                     continue
                 costs = (kind.tier, recomputes, *self._distance(layout.accumulation))
-                ranked.append(((*costs, sum(layout.prediction.host.values()), len(ranked)), layout))
+                ranked.append(((*costs, layout.prediction.on_host, len(ranked)), layout))
         # The recipe as it stands may be of no kind, for example with DeepSpeed files of its own.
         best = own if own is not None and own.fits else None
         if fitting := [item for item in ranked if item[1].fits]:

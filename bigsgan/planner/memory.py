@@ -29,6 +29,7 @@ class Prediction:
     average: int  # of the moving average, and of the power function averages
     buffers: int  # of both networks' buffers, with their copies, and of a teacher's program
     host: dict[str, int]  # what stays in the host's memory, by what it is; the rest is on the device
+    spare: int  # bytes of pinned blocks in the host's memory beyond these; without a GPU nothing is pinned
     update: dict[str, Peak]  # fullest moments of an update, beside what stays
     # the same of an update with the penalties that are not in every one; empty if there are none
     penalised: dict[str, Peak]
@@ -39,6 +40,11 @@ class Prediction:
         """What the device holds all the time."""
         own = sum(sum(states.device.values()) for states in self.states.values())
         return own + self.buffers + (0 if "average" in self.host else self.average)
+
+    @property
+    def on_host(self) -> int:
+        """What a rank with a GPU holds in the host's memory all the time."""
+        return sum(self.host.values()) + self.spare
 
     @property
     def fullest(self) -> Peak:
@@ -107,10 +113,15 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
         phases = build_phases(plan, traces, parts, game)
         updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
     host = Counter({"average": average} if is_offloaded else {})
+    spare, built = 0, Counter[int]()
     for own in states.values():
         host.update(own.host)
+        spare += own.spare
+        built |= own.built  # blocks of the first network hold parameters of the second while it is built
+    spare += sum(size * num for size, num in built.items())
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
-    return Prediction(states, average, buffers, dict(host), updates[0], updates[1] if updates[1:] else {}, samples)
+    penalised = updates[1] if updates[1:] else {}
+    return Prediction(states, average, buffers, dict(host), spare, updates[0], penalised, samples)
 
 
 def _game(plan: RunPlan, number: int) -> Game:

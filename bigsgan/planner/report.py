@@ -107,6 +107,7 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
             "fits": layout.fits,
             "device": parts(prediction),
             "host": prediction.host,
+            "host_spare": prediction.spare,
             "host_of_a_node": resources.on_node(prediction),
             "moments": {name: prediction.stays + peak.total for name, peak in prediction.update.items()},
         }

@@ -6,8 +6,9 @@ what runs of every stage hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.planner.gathering import Limits
+from bigsgan.runtime.memory import pinned_bytes
 
 FLOAT = 4
 _NORM = 8
@@ -63,6 +65,9 @@ class States:
     itemsize: int  # bytes of a parameter in the passes
     num_masters: int  # elements that the rank updates, and averages
     limits: Limits | None = None  # of gathering, at stage 3; None elsewhere
+    spare: int = 0  # bytes of pinned blocks beyond the host's tensors in them; without a GPU nothing is pinned
+    # number of pinned blocks that held parameters while these were built, by size; torch keeps them for other tensors
+    built: Counter[int] = field(default_factory=Counter)
 
 
 class _Network:
@@ -73,11 +78,12 @@ class _Network:
         weight: Bytes of an element in the passes.
         adds_up: Bytes of an element where gradients are added up.
         several: Whether an update has several micro-batches.
-        whole: Of the parameters of this rank's layers.
+        sizes: Of each parameter of this rank's layers.
+        whole: Of all of them.
         largest: Of one parameter.
         num: Replicas.
         shared: That this rank updates, of those that share them.
-        touched: Of the parameters that are in part among those; the largest number of any rank.
+        touched: Of each parameter that is in part among those; of the rank with the largest sum.
         copied: At a time, at stage 0.
         settings: DeepSpeed's of ZeRO.
     """
@@ -89,7 +95,7 @@ class _Network:
         in_float32 = file.content.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32")
         self.adds_up = FLOAT if in_float32 else self.weight
         self.several = plan.recipe.accumulation_of(network) > 1
-        self.whole, self.largest = sum(sizes), max(sizes)
+        self.sizes, self.whole, self.largest = sizes, sum(sizes), max(sizes)
         self.shared, self.touched = (_cut_each if file.stage == 3 else _cut_line)(sizes, self.num)
         self.copied = stage_0_at_a_time(plan, network, self.whole)
         self.settings = zero_settings(plan, network, self.whole)
@@ -121,7 +127,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
     return _stage12(own) if file.offload_optimizer == "none" else _stage12_offloaded(own)
 
 
-def _cut_line(sizes: Sequence[int], num_replicas: int) -> tuple[int, int]:
+def _cut_line(sizes: Sequence[int], num_replicas: int) -> tuple[int, Sequence[int]]:
     """``shared`` and ``touched`` of parameters in one line that is cut into equal parts (zero/stage_1_and_2.py)."""
     shared = -(-sum(sizes) // (PART_MULTIPLE * num_replicas)) * PART_MULTIPLE
     ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
@@ -129,14 +135,23 @@ def _cut_line(sizes: Sequence[int], num_replicas: int) -> tuple[int, int]:
     cuts = np.arange(num_replicas, dtype=np.int64) * shared
     first = np.searchsorted(ends, cuts, side="right")
     last = np.minimum(np.searchsorted(starts, cuts + shared, side="left"), len(sizes)) - 1
-    inside = first <= last
-    return shared, int((ends[last[inside]] - starts[first[inside]]).max())
+    first, last = first[first <= last], last[first <= last]
+    fullest = int((ends[last] - starts[first]).argmax())
+    return shared, sizes[first[fullest] : last[fullest] + 1]
 
 
-def _cut_each(sizes: Sequence[int], num_replicas: int) -> tuple[int, int]:
+def _cut_each(sizes: Sequence[int], num_replicas: int) -> tuple[int, Sequence[int]]:
     """The same of parameters that are each cut into equal parts (zero/partition_parameters.py)."""
-    shared = sum(-(-size // num_replicas) for size in sizes)
-    return shared, shared
+    return sum(_parts(sizes, num_replicas)), sizes
+
+
+def _parts(sizes: Iterable[int], num_replicas: int) -> Iterator[int]:
+    return (-(-size // num_replicas) for size in sizes)
+
+
+def _spare(tensors: Iterable[int]) -> int:
+    """Bytes of the blocks that torch pins for tensors of so many bytes, beyond the tensors."""
+    return sum(pinned_bytes(size) - size for size in tensors)
 
 
 def _stage0(own: _Network) -> States:
@@ -206,11 +221,12 @@ def _stage12_offloaded(own: _Network) -> States:
     """Masters, optimizer and the reduced gradients on the host."""
     bucket, whole, shared, weight = own.settings.reduce_bucket_size, own.whole, own.shared, own.weight
     device = {"weights": shared * own.num * weight, "buffers": own.largest * weight}
-    host = {
-        **own.updated(shared),
-        "gradients": shared * FLOAT + (own.touched * weight if own.several else 0),
-        "buffers": (shared + own.largest) * weight,
-    }
+    gradients_of = [shared * FLOAT, *(size * weight for size in own.touched if own.several)]
+    buffers = [shared * weight, own.largest * weight]
+    host = {**own.updated(shared), "gradients": sum(gradients_of), "buffers": sum(buffers)}
+    # Each of these is a tensor, and so are the masters; the optimizer's tensors are not pinned.
+    offload = own.settings.offload_optimizer
+    spare = _spare([shared * FLOAT, *gradients_of, *buffers]) if offload and offload.pin_memory else 0
     sent = min(bucket, whole) * weight
     converted = min(own.largest, shared) * FLOAT if weight < FLOAT else 0
     copied = max(sent, converted)
@@ -219,7 +235,7 @@ def _stage12_offloaded(own: _Network) -> States:
     else:
         flushing = copied if bucket < whole else 0
         gradients = Gradients(buffer=bucket * weight + flushing, ending=bucket * weight + copied)
-    return States(device, host, gradients, weight, shared)
+    return States(device, host, gradients, weight, shared, spare=spare)
 
 
 def _flat_gradients(own: _Network) -> States:
@@ -269,4 +285,31 @@ def _stage3(own: _Network) -> States:
         settings.max_live_parameters,
         settings.param_persistence_threshold,
     )
-    return States(device, host, gradients, weight, shared, limits if own.num > 1 else None)
+    return States(device, host, gradients, weight, shared, limits if own.num > 1 else None, *_pinned_at_stage3(own))
+
+
+def _pinned_at_stage3(own: _Network) -> tuple[int, Counter[int]]:
+    """``spare`` and ``built`` (zero/stage3.py, zero/partition_parameters.py); buffers for a drive are not torch's."""
+    file, settings, weight = own.engine.file, own.settings, own.weight
+    tensors, built = list[int](), Counter[int]()
+    if file.offload_parameters != "none":
+        tensors.append(own.shared * weight)  # pinned whatever the file says
+        if settings.offload_param and settings.offload_param.pin_memory:
+            built.update(pinned_bytes(part * weight) for part in _parts(own.sizes, own.num))
+    if file.offload_optimizer != "none" and settings.offload_optimizer and settings.offload_optimizer.pin_memory:
+        tensors.append(own.shared * own.adds_up)
+        if not file.uses_nvme:
+            tensors += [group * FLOAT for group in _sub_groups(own)]
+    return _spare(tensors), built
+
+
+def _sub_groups(own: _Network) -> Iterator[int]:
+    """Elements of the groups in which parameters are updated, each complete with the one that fills it."""
+    group = 0
+    for part in _parts(own.sizes, own.num):
+        group += part
+        if group >= own.settings.sub_group_size:
+            yield group
+            group = 0
+    if group:
+        yield group

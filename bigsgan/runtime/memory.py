@@ -58,6 +58,11 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def pinned_bytes(num_bytes: int) -> int:
+    """Return the bytes that torch pins for a tensor: it rounds up to powers of 2 (2.15, CachingHostAllocator.h)."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
+
 def resident_bytes(process: Path = Path("/proc/self"), peak: bool = False) -> int:
     """Return the bytes that a process holds in memory, or the most that it has held; 0 if the system does not say."""
     with suppress(OSError, ValueError):

@@ -54,7 +54,7 @@ def visits(*peaks):
 def test_memory_is_within_a_tenth_of_the_plan(held, status):
     """Of the rank that holds most, 100 bytes being planned: another's samples do not count, as none are made here."""
     peak = {total: Peak(total, 0, 0) for total in (10, 40, 60, 900)}
-    planned = Prediction({}, 0, 40, {}, {"a": peak[40]}, {"b": peak[60]}, peak[10])
+    planned = Prediction({}, 0, 40, {}, 0, {"a": peak[40]}, {"b": peak[60]}, peak[10])
     samples = replace(planned, penalised={}, samples=peak[900])
     with mock.patch.object(updates, "predict_each", return_value=[planned, samples]):
         found = updates._with_memory(None, visits(held - 50, held), "text", {})

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from unittest import mock
+
 import pytest
+from deepspeed.accelerator import get_accelerator
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from bigsgan.config import NETWORKS
+from bigsgan.models.build import network_on_meta
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
-from tests.distributed import allocations
+from bigsgan.planner.states import build_states
+from bigsgan.runtime.memory import pinned_bytes
+from tests.distributed import allocations, scenarios
 from tests.teachers import write_teacher
 from tests.tiny import tiny_plan, zero
 
@@ -195,3 +203,51 @@ def check(ranks, tmp_path, name, overrides, content):
     print(f"| {name} | {update / 1e6:.1f} | {measured / 1e6:.1f} | {update / measured:.3f} | {scratch / 1e6:.1f} |")
     assert update == pytest.approx(measured, rel=0.1)
     return max(each.stays + each.samples.total + host for each, host in zip(predictions, hosts, strict=True)), by_rank
+
+
+def pins(overrides, ds):
+    """Bytes of each tensor that DeepSpeed pins on this rank: of those that stay, and of those that are soon gone."""
+    tensors = []
+
+    def pin(tensor):
+        pinned = tensor.clone()
+        tensors.append((pinned.nbytes, StorageWeakRef(pinned.untyped_storage())))
+        return pinned
+
+    with mock.patch.object(get_accelerator(), "pin_memory", pin):
+        run = scenarios.build(overrides, ds)
+        scenarios.update(run, 1)
+    stays, gone = ([size for size, place in tensors if place.expired() == expired] for expired in (False, True))
+    scenarios.destroy(run)
+    return stays, gone
+
+
+ON_HOST = {
+    "ZeRO 1": (1, HOST, {}),
+    "ZeRO 2 of G, accumulating in bf16": (2, HOST, BF16),
+    "ZeRO 3 in bf16": (3, {**HOST, "offload_param": {"device": "cpu"}, "sub_group_size": 5000}, BF16),
+    "ZeRO 3, parameters": (3, {"offload_param": {"device": "cpu", "pin_memory": False}}, {}),
+    "ZeRO 2, not pinned": (2, {"offload_optimizer": {"device": "cpu", "pin_memory": False}}, BF16),
+}
+PINNED_IN_CI = {"ZeRO 2 of G, accumulating in bf16", "ZeRO 3 in bf16"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in PINNED_IN_CI else pytest.mark.nightly) for name in ON_HOST],
+)
+def test_what_deepspeed_pins_is_predicted(ranks, tmp_path, name):
+    """By the rank whose blocks are largest; on a CPU DeepSpeed asks for pinned memory too, and gets none."""
+    stage, section, content = ON_HOST[name]
+    ds = dict.fromkeys(NETWORKS, zero(stage, zero=section, **content))
+    if "of G" in name:  # the ranks with the largest blocks of gradients of G and of D are not the same
+        ds["discriminator"] = zero(stage, **content)
+    overrides = ["accumulation=2"] if "accumulating" in name else []
+    plan = tiny_plan(tmp_path, 2, overrides, ds)
+    sizes = {n: [p.numel() for p in network_on_meta(plan.recipe, n).parameters()] for n in NETWORKS}
+    states = [build_states(plan, n, sizes[n]) for n in NETWORKS]
+    by_rank = ranks(2).run(pins, overrides, ds)
+    found = max(sum(pinned_bytes(size) - size for size in stays) for stays, _ in by_rank)
+    assert found == sum(own.spare for own in states)
+    for _, gone in by_rank:
+        assert Counter(pinned_bytes(size) for size in gone) == states[0].built + states[1].built

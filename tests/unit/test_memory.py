@@ -99,3 +99,8 @@ def test_free_memory_of_this_machine():
     found = memory.free_host_bytes()
     assert found is not None
     assert 0 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_pinned_blocks_are_powers_of_two():
+    sizes = [0, 1, 2, 3, 4096, 4097, 2**33, 2**33 + 1]
+    assert [memory.pinned_bytes(size) for size in sizes] == [0, 1, 2, 4, 4096, 8192, 2**33, 2**34]

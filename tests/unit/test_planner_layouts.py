@@ -164,13 +164,29 @@ def test_offloading_asks_for_memory_of_the_nodes():
     others = [layout for layout in roomy.layouts if "host" not in layout.name]
     assert offloaded.prediction.peak < min(layout.prediction.peak for layout in others)
     memory = offloaded.prediction.peak / USABLE + 1
-    node = sum(offloaded.prediction.host.values()) * 4 / 2
+    node = offloaded.prediction.on_host * 4 / 2
     found, resources = survey(4, memory, bf16, host=node / USABLE + 1, nodes=2)
     assert found.best.name == offloaded.name
     found, resources = survey(4, memory, bf16, host=0.9 * node, nodes=2)
     with pytest.raises(UserError, match=r"--host-memory: must be at least .* GiB on each node for ") as caught:
         report.check(found, resources)
     assert caught.value.field == "--host-memory"
+
+
+def test_pinned_blocks_count_as_host_memory():
+    """Those in which G's parameters were built hold D's afterwards, as far as D has as many of their size."""
+    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in NETWORKS]
+    found, _ = survey(4, GIB, bf16)
+    layouts = by_name(found)
+    prediction = layouts["ZeRO 3, all on the host", True].prediction
+    generator, discriminator = (prediction.states[network] for network in NETWORKS)
+    sizes = generator.built.keys() | discriminator.built.keys()
+    built = sum(size * max(generator.built[size], discriminator.built[size]) for size in sizes)
+    # A layer of 500 x 500 weights has 62,500 of them on each of 4 ranks, 125,000 bytes: G has three and D three.
+    assert (generator.built[131_072], discriminator.built[131_072]) == (3, 3)
+    assert prediction.spare == generator.spare + discriminator.spare + built
+    assert prediction.on_host == sum(prediction.host.values()) + prediction.spare
+    assert layouts["ZeRO 3", True].prediction.on_host == 0
 
 
 def test_one_optimizer_on_the_host_comes_before_both():

@@ -72,6 +72,39 @@ def test_offloading_moves_masters_and_optimizer_to_the_host(tmp_path):
     assert found.host["weights"] == 2 * NUM // 2
 
 
+def test_pinned_memory_comes_in_powers_of_two(tmp_path):
+    """On 2 ranks with 20,000 elements each."""
+    spare = {40_000: 65_536 - 40_000, 80_000: 131_072 - 80_000}
+    cpu = {"device": "cpu", "pin_memory": True}
+    found = states(tmp_path, 2, 2, **BF16, zero={"offload_optimizer": cpu})
+    # Masters and gradients in float32; 16-bit weights, and the largest gradient.
+    assert found.spare == 2 * spare[80_000] + 2 * spare[40_000]
+    ds = zero(2, **BF16, zero={"offload_optimizer": cpu})
+    plan = tiny_plan(tmp_path, 2, [*ADAM, "accumulation=2"], {"generator": ds, "discriminator": ds})
+    # The first rank's half is one parameter, whose gradient is added up on the host.
+    assert build_states(plan, "generator", SIZES).spare == found.spare + spare[40_000]
+    # Parts of 10,000, 6,000 and 4,000 in two sub-groups: 16-bit weights, 16-bit gradients, and float32's by sub-group.
+    both = {"offload_optimizer": cpu, "offload_param": cpu, "sub_group_size": 9_000}
+    found = states(tmp_path, 3, 2, **BF16, zero=both)
+    assert found.spare == 2 * spare[40_000] + 2 * spare[40_000]
+    assert found.built == {32_768: 1, 16_384: 1, 8_192: 1}
+    drive = {**both, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path), "pin_memory": True}}
+    assert states(tmp_path, 3, 2, **BF16, zero=drive).spare == 2 * spare[40_000]
+
+
+def test_files_say_what_is_pinned(tmp_path):
+    """DeepSpeed pins unless a file says otherwise, and ZeRO 3's weights in any case."""
+    section = {"offload_optimizer": {"device": "cpu"}}
+    assert states(tmp_path, 2, 2, **BF16, zero=section).spare > 0
+    section["offload_optimizer"]["pin_memory"] = False
+    found = states(tmp_path, 2, 2, **BF16, zero=section)
+    assert (found.spare, found.built) == (0, {})
+    section["offload_param"] = {"device": "cpu", "pin_memory": False}
+    found = states(tmp_path, 3, 2, **BF16, zero=section)
+    assert (found.spare, found.built) == (65_536 - 40_000, {})
+    assert states(tmp_path, 3, 2, **BF16).spare == 0
+
+
 def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
     """As many elements as a bucket has make a group."""
     bucket = {"zero": {"reduce_bucket_size": 10_000, "overlap_comm": False}}
