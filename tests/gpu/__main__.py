@@ -87,7 +87,7 @@ CHECKS = [
     Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 120, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
     Check(
         "memory",
-        "BigGAN-128 takes the memory that the planner foretells, within a tenth",
+        "BigGAN-128 takes the memory that the planner foretells",
         50,
         [sys.executable, "-m", "bigsgan", "doctor", "--only", "recipe.updates", *_BIGGAN],
     ),
