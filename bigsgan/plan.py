@@ -18,7 +18,7 @@ from bigsgan.engines.pipeline.layout import (
 )
 from bigsgan.errors import UserError
 from bigsgan.planner import apart, report
-from bigsgan.planner.counting import METHODS, count_work, method_of
+from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.planner.teaching import left_out
 from bigsgan.runtime import comm, memory
@@ -56,7 +56,7 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
 class Speed(NamedTuple):
     """How fast a GPU computes."""
 
-    utilization: float  # share of its peak that it reaches on the operations of `count_work` (MFU)
+    utilization: float  # share of the peak that it reaches on the operations of `mean_flop` (MFU)
     peak: float  # operations a second
 
 
@@ -65,11 +65,9 @@ def estimate_time(plan: RunPlan, counted: Mapping[str, Any], speed: Speed) -> di
 
     ``counted`` is what ``count_work`` has found.
     """
-    recipe, names = plan.recipe, ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop")
-    flop = sum(counted[name] or 0 for name in names)
-    images = plan.world_size * speed.utilization * speed.peak / flop
-    days = recipe.total_nimg / images / 86_400
-    return {"update_seconds": recipe.batch / images, "images_per_second": images, "days": days}
+    images = plan.world_size * speed.utilization * speed.peak / mean_flop(counted)
+    days = plan.recipe.total_nimg / images / 86_400
+    return {"update_seconds": plan.recipe.batch / images, "images_per_second": images, "days": days}
 
 
 def _describe_time(plan: RunPlan, speed: Speed, estimate: Mapping[str, float]) -> str:

@@ -9,7 +9,7 @@ import torch
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.planner.counting import count_work
+from bigsgan.planner.counting import count_work, mean_flop
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 
@@ -18,21 +18,21 @@ _FIELDS = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_se
 
 
 class Arithmetic(NamedTuple):
-    """The work of an update, and the speed of a matrix product, with which it is compared."""
+    """The work of the mean update, and the speed of a matrix product, with which it is compared."""
 
-    flops: int  # operations of a rank in an update, without penalties
+    flops: int  # operations of a rank in the mean update
     precision: str  # of the matrix product
     peak: float  # operations a second of the matrix product
 
 
 def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
-    """Count the operations of an update, and measure a matrix product in D's precision unless ``peaks`` has it already.
+    """Count the mean update's operations, and measure a matrix product in D's precision unless ``peaks`` has it.
 
     None if a network has stages, because its ranks have unequal work.
     """
     if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
         return None
-    flops = count_work(plan)["update_flop"] * plan.recipe.batch // plan.world_size
+    flops = mean_flop(count_work(plan)) * plan.recipe.batch // plan.world_size
     engine_precision = plan.engines["discriminator"].file.precision
     precision = matrix_precision(engine_precision, comm.device())
     if precision not in peaks:

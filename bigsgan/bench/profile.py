@@ -118,7 +118,7 @@ def _show(plan: RunPlan, found: dict[str, Any], steps: int, form: str | None) ->
     ]
     reached, peak = found["flops_per_second"] / 1e12, found["matrix_flops_per_second"] / 1e12
     notes = [
-        f"{found['flops'] / 1e9:,.1f} GFLOP an update and rank, without penalties: {reached:.3f} TFLOP/s, "
+        f"{found['flops'] / 1e9:,.1f} GFLOP in the mean update of a rank: {reached:.3f} TFLOP/s, "
         f"{percent(found['achieved_share'])} of the {peak:.3f} of a matrix product in {found['matrix_precision']}",
         f"timeline: {found['trace']}, for chrome://tracing or Perfetto",
         *untimed,

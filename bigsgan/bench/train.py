@@ -58,7 +58,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 _MEANING = (
     "the first updates of a round warm up, the others are timed",
     "time per image: over the first variant's, median of the rounds; control: the first variant a second time",
-    "TFLOP/s: operations of an update and rank, without penalties, over its time; of peak: of a matrix product's speed",
+    "TFLOP/s: operations of the mean update and a rank over its time; of peak: of a matrix product's speed (--mfu)",
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
     "idle: of one update, that ranks wait for each other, in pipelines and on ranks of their own",
     "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
@@ -75,7 +75,7 @@ class Result(NamedTuple):
     recipe: Recipe | None  # None if it could not run
     rounds: list[list[Visit]]  # visits of its ranks, by round; empty if it could not run
     reason: str = ""  # why it could not run
-    arithmetic: Arithmetic | None = None  # work of an update, if it is counted
+    arithmetic: Arithmetic | None = None  # work of the mean update, if it is counted
 
     @property
     def image_seconds(self) -> list[float]:

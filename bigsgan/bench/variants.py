@@ -56,13 +56,19 @@ def _accumulated(recipe: Recipe) -> list[str]:
     return [f"batch={ACCUMULATION * recipe.batch}", f"accumulation={ACCUMULATION * recipe.accumulation}"]
 
 
+def _methods(recipe: Recipe, method: str) -> list[str]:
+    """Overrides with the method of all exact penalties."""
+    names = [name for network in NETWORKS for name in recipe.objective.methods(network)]
+    return [f"objective.{name}.method={method}" for name in names]
+
+
 def _penalised(method: str) -> Callable[[Recipe], list[str]]:
     def overrides(recipe: Recipe) -> list[str]:
-        names = [name for network in NETWORKS for name in recipe.objective.methods(network)]
-        if not names:
+        found = _methods(recipe, method)
+        if not found:
             remedy = "add objective.r1, or leave the variant out"
             raise UserError("objective", None, "has no exact penalty", remedy)
-        return [f"objective.{name}.method={method}" for name in names]
+        return found
 
     return overrides
 
@@ -75,7 +81,10 @@ def _apart(recipe: Recipe) -> list[str]:
 
 
 def _plain(name: str, title: str, single: bool = True, tf32: bool | None = None) -> Variant:
-    return Variant(name, f"plain PyTorch, {title}", lambda recipe: [], is_plain=True, single=single, tf32=tf32)
+    def overrides(recipe: Recipe) -> list[str]:
+        return _methods(recipe, "double_backward")  # for counting operations: the loop knows no other
+
+    return Variant(name, f"plain PyTorch, {title}", overrides, is_plain=True, single=single, tf32=tf32)
 
 
 def _layout(name: str, title: str, file: str) -> Variant:

@@ -27,7 +27,8 @@ def add(commands: Commands) -> None:
     add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
     text = "share of the GPUs' peak that is computed with (MFU), with --peak-tflops: show how long the run takes"
     add_number(command, "--mfu", float, None, text)
-    add_number(command, "--peak-tflops", float, None, "of each GPU in the type that is computed in")
+    text = "of each GPU in the type that is computed in: of its data sheet, or what bench train measured with the share"
+    add_number(command, "--peak-tflops", float, None, text)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
@@ -74,7 +75,7 @@ def _check_speed(options: argparse.Namespace) -> tuple[float, float] | None:
     if not 0 < options.mfu <= 1:
         raise UserError("--mfu", options.mfu, "must be greater than 0 and at most 1", "give a share such as 0.4")
     if not 0 < options.peak_tflops < math.inf:
-        remedy = "give what the GPU's data sheet says, such as 989"
+        remedy = "give the speed that --mfu is a share of, such as a data sheet's 989"
         raise UserError("--peak-tflops", options.peak_tflops, "must be a positive number", remedy)
     return options.mfu, options.peak_tflops * 1e12
 

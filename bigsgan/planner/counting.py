@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,6 +50,14 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     by_method = {"penalties_flop": penalties, "path_length_flop": lengths}
     taught = {"heads_flop": heads, "teacher_flop": d_steps * program.flop if program else None}
     return {**networks, "update_flop": update, **taken, **taught, "by_method": by_method}
+
+
+def mean_flop(counted: Mapping[str, Any]) -> int:
+    """Operations of the mean update for an image of its batch, with penalties, path length and a teacher's program.
+
+    ``counted`` is what ``count_work`` has found. Shares of a peak (MFU) are measured and given by this number.
+    """
+    return sum(counted[name] or 0 for name in ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop"))
 
 
 def method_of(plan: RunPlan, network: str) -> str:

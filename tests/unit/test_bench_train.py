@@ -20,7 +20,10 @@ from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.plain import Linear
+from bigsgan.plan import Speed, estimate_time
+from bigsgan.planner.counting import count_network, count_work
 from bigsgan.runtime import comm
+from tests.teachers import write_teacher
 from tests.tiny import FAMILIES, both, tiny_plan, tiny_recipe
 
 MIB = 2**20
@@ -230,6 +233,37 @@ def test_the_speed_of_arithmetic(tmp_path, monkeypatch):
         "pipeline": None,
     }
     assert asked == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("method, passes", [("auto", 3), ("forward_mode", 5)])
+def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, monkeypatch, method, passes):
+    """R1 in every 4th of D's steps, two an update: for each image 3 passes of reals and fakes more, in forward mode 5.
+
+    The plain loop and ZeRO 0 go backward twice unless they are told otherwise, which the plain loop cannot be.
+    """
+    monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: 4e6)
+    lazy = ["objective.d_steps=2", f"objective.r1={{weight: 1, every: 4, method: {method}}}"]
+    recipe = tiny_recipe(tmp_path, *FAMILIES["mlp"], *lazy)
+    variants = chosen_variants("baseline,zero0", recipe)
+    planned = {each.variant.name: each.plan for each in plan_variants(recipe, variants, 1)}
+    (_, g), (_, d) = (count_network(planned["zero0"], network) for network in NETWORKS)
+    found = {name: arithmetic_of(plan, {}) for name, plan in planned.items()}
+    without = (3 + 2) * g + (2 * 6 + 2) * d
+    for name, more in (("baseline", 3), ("zero0", passes)):
+        assert found[name].flops == 8 * (without + 2 * (more * 2) * d // 4)
+    share = arithmetic.speed(found["zero0"], 0.5)["achieved_share"]
+    counted = count_work(planned["zero0"])
+    assert estimate_time(planned["zero0"], counted, Speed(share, 4e6))["update_seconds"] == pytest.approx(0.5)
+
+
+def test_a_teacher_counts_among_the_operations_of_an_update(tmp_path, monkeypatch):
+    monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: 4e6)
+    taught = [*write_teacher(tmp_path / "t.pt"), "objective.r1={weight: 1}"]
+    plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], *taught], both(0))
+    counted = count_work(plan)
+    assert counted["teacher_flop"] > 0 < counted["penalties_flop"]
+    expected = counted["update_flop"] + counted["penalties_flop"] + counted["teacher_flop"]
+    assert arithmetic_of(plan, {}).flops == plan.recipe.batch * expected
 
 
 def test_a_record_tells_the_speed_of_arithmetic(tmp_path):
