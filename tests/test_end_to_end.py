@@ -134,13 +134,14 @@ def test_metrics_hold_what_tensorboard_shows(run):
     assert [row["nimg"] for row in rows] == [8, 16, 24, 32]
     names = {"loss/generator", "loss/discriminator", "logits/real", "logits/fake", "accuracy/real", "accuracy/fake"}
     names |= {f"{what}/{net}" for what in ("grad_norm", "lr", "loss_scale") for net in ("generator", "discriminator")}
-    names |= {"images_per_second", "data_wait", "memory/max_gib", "memory/rank0_gib", "ema_decay"}
+    names |= {"images_per_second", "data_wait", "memory/max_gib", "memory/rank0_gib", "ema_decay", "ranks"}
     events = EventAccumulator(str(directory / "run" / "tensorboard"), size_guidance={"images": 0}).Reload()
     assert names <= set(events.Tags()["scalars"])
     for name in names:
         assert [e.value for e in events.Scalars(name)] == pytest.approx([row[name] for row in rows], rel=1e-6), name
     assert set(events.Tags()["images"]) == {"samples/live", "samples/ema", "samples/real"}
     assert rows[0]["lr/generator"] == 0.002
+    assert rows[0]["ranks"] == 1
 
 
 def test_grids_have_a_column_for_each_class(run):

@@ -26,5 +26,10 @@ def reports(run: Path) -> list[dict[str, Any]]:
 
 
 def num_ranks(row: dict[str, Any]) -> int:
-    """Ranks of the job that made a report; 0 if the report does not tell, as with more than 16 ranks."""
+    """Ranks of the job that made a report; 0 if it does not tell.
+
+    Reports once had no such number, but each rank's memory where there were at most 16.
+    """
+    if isinstance(ranks := row.get("ranks"), int):
+        return ranks
     return sum(bool(_OF_A_RANK.fullmatch(name)) for name in row)

@@ -34,6 +34,7 @@ from bigsgan.training.state import Counters
 from bigsgan.training.stopping import StopRequests
 
 MOST_RANKS_SHOWN = 16
+"""With more ranks, a report has no memory of each."""
 
 _log = logging.getLogger(__name__)
 
@@ -201,12 +202,13 @@ def _add_spectral_norms(run: Run) -> None:
 
 
 def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
-    """Return means over the ranks, and the peak memory of each rank in GiB, by one collective."""
+    """Return means over the ranks, their number, and the peak memory of each rank in GiB, by one collective."""
     names = [f"memory/rank{rank}_gib" for rank in range(comm.world_size())]
     for rank, name in enumerate(names):  # times the number of ranks, as `reduce` returns the mean over them
         statistics.add_host(name, own_peak * len(names) if rank == comm.rank() else 0.0)
     metrics = statistics.reduce(comm.sum_over_ranks)
     peaks = {name: metrics.pop(name) for name in names}
+    metrics["ranks"] = len(names)
     metrics["memory/mean_gib"] = sum(peaks.values()) / len(peaks)
     metrics["memory/max_gib"] = max(peaks.values())
     if len(peaks) <= MOST_RANKS_SHOWN:

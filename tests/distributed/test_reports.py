@@ -29,6 +29,7 @@ def report(most_ranks_shown):
     (nimg, metrics), _ = reported.call_args
     assert nimg == 8
     assert {"loss/generator", "lr/generator", "images_per_second"} <= metrics.keys()
+    assert metrics["ranks"] == comm.world_size()
     return {name: value for name, value in metrics.items() if name.startswith("memory/")}, all_reduce.call_count
 
 

@@ -196,6 +196,18 @@ def test_a_run_that_goes_on_on_fewer_ranks(run):
     assert look("speed", run).status == "not applicable"
 
 
+@pytest.mark.parametrize("rate, status", [(100.0, "pass"), (50.0, "fail")])
+def test_a_run_that_goes_on_on_32_ranks(run, rate, status):
+    """After 64, which were twice as fast. Reports of so many ranks have no memory of each."""
+    rates = [200.0] * 20 + [100.0] * 15 + [rate] * 5
+    for i, each in enumerate(rates):
+        row = {"nimg": 80 * (i + 1), **HEALTHY, "images_per_second": each, "ranks": 64 if i < 20 else 32}
+        with (run / "metrics.jsonl").open("a" if i else "w") as rows:
+            rows.write(json.dumps(row) + "\n")
+    found = look("speed", run)
+    assert (found.status, found.numbers["before"]) == (status, 100.0)
+
+
 def test_a_run_that_reports_no_more(run):
     long_ago = time.time() - 7200
     os.utime(run / "metrics.jsonl", (long_ago, long_ago))

@@ -17,6 +17,7 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.doctor import recipes, saving, speed, storage
+from bigsgan.doctor.checks import Subject
 from bigsgan.models.build import build_network
 from bigsgan.runtime.memory import size
 from tests import REPOSITORY
@@ -275,6 +276,16 @@ def test_reading_images(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = alone(speed.data, plan=plan, out=tmp_path)
     assert (found.status, found.numbers["needed_images_per_second"]) == ("fail", 2e12)
+
+
+def test_reading_images_for_many_ranks(tmp_path, monkeypatch):
+    """32 ranks compare with reports of as many, which have no memory of each."""
+    monkeypatch.setattr(speed, "_READING_SECONDS", 0.2)
+    rows = [{"nimg": 8, "images_per_second": 1e14, "ranks": 64}, {"nimg": 16, "images_per_second": 2e12, "ranks": 32}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ranks = SimpleNamespace(rank=0, size=32, gather=lambda value: [value] * 32)
+    found = speed.data(Subject(ranks, plan=plan_of(tmp_path), out=tmp_path))
+    assert found.numbers["needed_images_per_second"] == 2e12
 
 
 def test_numbers_of_the_host(monkeypatch):
