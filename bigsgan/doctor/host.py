@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -15,6 +16,8 @@ LEAST_SHARED_BYTES = 256 << 20
 """Bytes of /dev/shm for each rank without a recipe: torch's loading processes and NCCL pass data through it."""
 
 INFINIBAND = Path("/sys/class/infiniband")
+VERBS = "libibverbs.so.1"
+"""Library by which NCCL uses InfiniBand and RoCE; without it NCCL goes over TCP."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 NODES = Path("/sys/devices/system/node")
 
@@ -37,12 +40,17 @@ def open_files(subject: Subject) -> Finding:
 
 
 def locked_memory(subject: Subject) -> Finding:
-    """Check the limit of locked memory, in which InfiniBand's buffers are."""
+    """Check that NCCL finds InfiniBand's library, and the limit of locked memory, in which its buffers are."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     devices = sorted(path.name for path in INFINIBAND.glob("*"))
     numbers = {"soft": soft, "infiniband": devices}
     if not devices:
         return not_applicable("no InfiniBand here", numbers)
+    try:
+        ctypes.CDLL(VERBS)
+    except OSError as error:
+        remedy = "install libibverbs1 and ibverbs-providers, or rdma-core"
+        return failed(f"NCCL cannot use {devices[0]}, and goes over TCP: {error}", remedy, numbers)
     if soft != resource.RLIM_INFINITY:
         remedy = "run `ulimit -l unlimited` before the launcher; for Slurm set LimitMEMLOCK=infinity of slurmd"
         text = f"{soft // 1024} KiB may be locked, and {devices[0]} needs it unlimited"

@@ -10,7 +10,7 @@ from bigsgan.errors import UserError
 
 CHECKS = (
     Check("environment.files", "enough files can be open at once", 0.1, "host:open_files"),
-    Check("environment.locked", "InfiniBand may lock memory", 0.1, "host:locked_memory", ("hosts",)),
+    Check("environment.locked", "NCCL can use InfiniBand, and may lock memory", 0.1, "host:locked_memory", ("hosts",)),
     Check("environment.shared", "/dev/shm holds what processes pass through it", 0.1, "host:shared_memory"),
     Check("environment.cores", "ranks have cores, and do not get in each other's way", 0.1, "host:cores"),
     Check("environment.paths", "all ranks see the data, and what rank 0 writes", 0.2, "storage:paths"),

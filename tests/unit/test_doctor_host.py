@@ -49,11 +49,22 @@ def test_locked_memory_matters_to_infiniband(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "INFINIBAND", tmp_path)
     assert alone(host.locked_memory).status == "not applicable"
     (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(host, "VERBS", "libc.so.6")
     monkeypatch.setattr(host.resource, "getrlimit", lambda which: (65536, 65536))
     found = alone(host.locked_memory)
     assert (found.status, found.said) == ("fail", "64 KiB may be locked, and mlx5_0 needs it unlimited")
     monkeypatch.setattr(host.resource, "getrlimit", lambda which: (host.resource.RLIM_INFINITY,) * 2)
     assert alone(host.locked_memory).status == "pass"
+
+
+def test_infiniband_without_its_library(monkeypatch, tmp_path):
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(host, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(host, "VERBS", "libnone.so.1")
+    found = alone(host.locked_memory)
+    assert found.status == "fail"
+    assert found.said.startswith("NCCL cannot use mlx5_0, and goes over TCP: libnone.so.1: cannot open shared object")
+    assert found.remedy == "install libibverbs1 and ibverbs-providers, or rdma-core"
 
 
 def test_shared_memory_of_a_container(monkeypatch, tmp_path):
