@@ -7,6 +7,7 @@ stopped does not count as finished.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     module = ["--module", "bigsgan", "train", f"--stopped-status={EXIT_STOPPED}", *arguments[at + 1 :]]
     vars(api)["LocalElasticAgent"] = Agent  # `run` builds this class; there is no option for another
     try:
-        run.run(run.parse_args([*_DEFAULTS, *arguments[:at], *module]))
+        options = run.parse_args([*_DEFAULTS, *arguments[:at], *module])
+        options.rdzv_conf = _tell_host(options.rdzv_endpoint, options.rdzv_conf)
+        run.run(options)
     except ValueError as error:
         words = " ".join(arguments[:at])
         raise UserError("arguments", words, f"are not valid: {error}", "see `torchrun --help`") from None
@@ -75,6 +78,18 @@ def main(arguments: Sequence[str]) -> int:
         _print(f"the hosts cannot connect to each other: {type(error).__name__}: {error}")
         return EXIT_FAILED
     return 0
+
+
+def _tell_host(endpoint: str, conf: str) -> str:
+    """Add ``is_host`` to the meeting's settings if the endpoint is this host's name with a domain.
+
+    torch looks the name up to learn that. Kubernetes gives a pod its name after the pod has started, and a first pod
+    that does not find its own would wait for another one's store.
+    """
+    name, _, domain = endpoint.partition(".")
+    if not domain or name != socket.gethostname() or "is_host" in conf:
+        return conf
+    return ",".join(filter(None, [conf, "is_host=true"]))
 
 
 def _is_bad_input(failures: Any) -> bool:

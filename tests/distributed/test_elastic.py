@@ -32,6 +32,26 @@ def test_options_that_torchrun_does_not_take():
         elastic.main(["--nnodes=0:x", "--", "--config=R.yaml"])
 
 
+@pytest.mark.parametrize(
+    "endpoint, conf, expected",
+    [
+        ("pod-0.pods:29400", "join_timeout=9", "join_timeout=9,is_host=true"),
+        ("pod-0.pods:29400", "", "is_host=true"),
+        ("pod-0.pods:29400", "is_host=false", "is_host=false"),
+        ("pod-1.pods:29400", "join_timeout=9", "join_timeout=9"),
+        ("pod-0:29400", "", ""),  # torch compares whole names itself
+        ("", "", ""),
+    ],
+)
+def test_the_host_that_the_endpoint_names_has_the_store(monkeypatch, endpoint, conf, expected):
+    """Whether or not its name can be looked up yet."""
+    started = []
+    monkeypatch.setattr(elastic.socket, "gethostname", lambda: "pod-0")
+    monkeypatch.setattr(elastic.run, "run", started.append)
+    assert elastic.main([f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}", "--", "--config=R.yaml"]) == 0
+    assert [options.rdzv_conf for options in started] == [expected]
+
+
 def test_its_help(capsys):
     with pytest.raises(SystemExit) as ended:
         elastic.main(["--help"])

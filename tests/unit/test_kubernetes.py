@@ -87,6 +87,19 @@ def test_agents_of_all_pods_meet_at_the_first(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_pods_wait_for_each_other_and_have_time_to_save(name):
+    """An agent waits for the first pod's store as long as ``read_timeout``, a minute by default."""
+    pod = job(name)[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (settings,) = [word for word in container["command"] if word.startswith("--rdzv-conf=")]
+    waits = dict(pair.split("=") for pair in settings.removeprefix("--rdzv-conf=").split(","))
+    assert {name: int(seconds) for name, seconds in waits.items()} == {"join_timeout": 3600, "read_timeout": 1800}
+    (variable,) = container["env"]
+    assert variable["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    assert 30 < int(variable["value"]) < pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_failure_counts_where_another_try_may_help(name):
     found, _ = job(name)
     spec = found["spec"]
