@@ -135,6 +135,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     if "crop_from" in tree["data"]:
         tree["data"]["crop_from"] = tree["data"]["crop_from"] * found.data["resolution"] // tree["data"]["resolution"]
     tree["data"].update(found.data)
+    if "fake_labels" in tree["objective"] and not tree["data"].get("num_classes"):
+        del tree["objective"]["fake_labels"], tree["objective"]["reuse_fakes"]  # which only serves fake_labels
     shared = {key: generator[key] for key in ("levels",) if key in generator}  # a discriminator's shapes do not tell
     partner = {key: generator[key] for key in ("family", *_SIZES) if key in generator}  # attention is left to the user
     for network in NETWORKS:

@@ -176,6 +176,8 @@ def _pipeline(arguments: Mapping[str, Any]) -> str | None:
 def _r3gan(options: Options) -> dict[str, Any]:
     """R3GAN's settings: each number goes from a base value to a final one along a cosine of its own duration."""
     keys: dict[str, Any] = {}
+    if options.value("training_set_kwargs.use_labels"):  # the loss gives fakes the classes of the reals beside them
+        keys |= {"objective.reuse_fakes": True, "objective.fake_labels": "data"}
     multipliers = options.section("augment_kwargs")
     lr, beta2, gamma, ema, p = (_cosine(options, name) for name in ("lr", "beta2", "gamma", "ema", "aug"))
     if lr and beta2 and lr[2] == beta2[2]:

@@ -40,9 +40,9 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def imported(classes, directory, **changes):
+def imported(classes, directory, record="unconditional", **changes):
     path = directory / "network-snapshot-000003200.pkl"
-    path.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORDS / "r3gan_unconditional.safetensors"), [], [])))
+    path.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORDS / f"r3gan_{record}.safetensors"), [], [])))
     content = {key: value for key, value in {**OPTIONS, **changes}.items() if value is not ...}
     (directory / "training_options.json").write_text(json.dumps(content))
     assert main(["import", "--from", "r3gan", "--weights", str(path), "--out", str(directory / "run")]) == 0
@@ -86,6 +86,16 @@ def test_what_no_recipe_has_is_named_and_the_shipped_ones_stays(classes, tmp_pat
         assert (recipe.optimizer.generator.lr, recipe.optimizer.generator.final_beta2) == (2e-4, 0.99)
     if "gamma_scheduler" in names:
         assert recipe.objective.r1.weight == 0.05
+
+
+@pytest.mark.parametrize("record, expected", [("conditional", ("data", True)), ("unconditional", ("uniform", False))])
+def test_fakes_have_the_classes_of_the_reals_if_there_are_any(classes, tmp_path, capsys, record, expected):
+    has_classes = record == "conditional"
+    data = {**OPTIONS["training_set_kwargs"], "use_labels": has_classes}
+    objective = imported(classes, tmp_path, record, training_set_kwargs=data).objective
+    assert (objective.fake_labels, objective.reuse_fakes) == expected
+    told = words(capsys.readouterr().out, f"from {tmp_path / 'training_options.json'}")
+    assert ('objective.fake_labels="data"' in told) == has_classes
 
 
 def test_without_augmentations_there_are_none(classes, tmp_path):

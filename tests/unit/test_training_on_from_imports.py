@@ -42,6 +42,7 @@ CPU = torch.device("cpu")
         ("stylegan2", 256, 0, "stylegan2_256", 1.0),
         ("stylegan2", 1024, 0, "stylegan2_1024", 2.0),
         ("r3gan", 32, 10, "r3gan_cifar10", 0.05),
+        ("r3gan", 32, 0, "r3gan_cifar10", 0.05),
         ("r3gan", 32, 1000, "r3gan_imagenet32", None),
         ("r3gan", 64, 0, "r3gan_ffhq64", 2.0),
         ("r3gan", 64, 1000, "r3gan_imagenet64", None),
@@ -59,6 +60,9 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
     assert text.startswith(f"settings:      from launch/recipes/{name}.yaml, the nearest to {resolution}x{resolution} ")
     if r1 is not None:
         assert recipe.objective.r1.weight == r1
+    if family == "r3gan":
+        has_classes = num_classes > 0
+        assert (recipe.objective.reuse_fakes, recipe.objective.fake_labels == "data") == (has_classes, has_classes)
     if name == "stylegan2_cifar":
         assert recipe.objective.path_length is None
         assert recipe.generator.style_mixing == 0
