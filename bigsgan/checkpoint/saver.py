@@ -58,8 +58,8 @@ class Saver:
         write_seconds: How long it took to write this rank's part of it, in the background or not.
         lost: Where the state had non-finite values, so that it was not saved; empty if none are known yet.
         directory: Where the tags are.
-        bad: Checksums of tags from which the run went back to older ones. The next save before them removes them:
-            otherwise the run would resume from them.
+        bad: Checksums of tags from which the run went back to older ones. The next save removes them: otherwise the run
+            might resume from them.
     """
 
     def __init__(

@@ -221,15 +221,15 @@ def damage_of(checkpoint: Checkpoint, name: str, moved: Moved) -> str | None:
 def prune(directory: Path, section: Checkpoints, newest_nimg: int, bad: Collection[str] = ()) -> None:
     """Remove the checkpoints that the recipe does not ask to keep; one rank calls this.
 
-    Of the checkpoints after ``newest_nimg``, the one just saved, those with a checksum in ``bad`` go. Others stay: they
-    are damaged, or belong to an earlier attempt.
+    Those with a checksum in ``bad`` go. Others after ``newest_nimg``, the one just saved, stay: they are damaged, or
+    belong to an earlier attempt.
     """
     found = []
     for each in complete(directory):
-        if each.nimg <= newest_nimg:
-            found.append(each)
-        elif each.manifest["sha256"] in bad:
+        if each.manifest["sha256"] in bad:
             _remove(each.path)
+        elif each.nimg <= newest_nimg:
+            found.append(each)
     kept = {c.path for c in found[: section.keep]}
     if section.keep_every_nimg:
         kept |= set(_milestones(found, section.keep_every_nimg))

@@ -31,7 +31,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
     text = "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
     add_number(command, "--mix", int, 0, text)
-    command.add_argument("--files", action="store_true", help="single PNG files; with torchrun, shared among the ranks")
+    command.add_argument(
+        "--files", action="store_true", help="single PNG files; under a launcher, shared among the ranks"
+    )
     text = "directory of images to translate (pix2pix); the run's data is not needed"
     command.add_argument("--input", type=path_type("--input"), help=text)
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"

@@ -83,9 +83,10 @@ def initialize(patience_seconds: float | None = None) -> None:
 def extend_patience() -> None:
     """Let all groups of this rank wait as long as that of all ranks, for which ``initialize`` was given it.
 
-    Groups do not inherit it: torch would end the process after 10 minutes on NCCL and 30 on gloo.
+    Groups do not inherit it: torch would end the process after 10 minutes on NCCL and 30 on gloo. No group's own
+    patience becomes less.
     """
-    if _patience is not None:
+    if _patience is not None and _patience > dist.default_pg_timeout:
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # until torch 2.13
         for group in list(dist.distributed_c10d._world.pg_map):
             set_timeout(_patience, group)

@@ -230,12 +230,13 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
 def _build_reals(
     plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
 ) -> RealImages:
-    """Start to read this rank's part of the data, on the ranks of the network's first stage."""
+    """Start to read this rank's part of the data, on the ranks of the network's first stage, and who else has to."""
     recipe, part, place = plan.recipe, slices[network], plan.placement(network)
     stages = {0}
     if recipe.objective.teacher and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
-    if recipe.objective.path_length and network == "generator":  # whose probe G's last stage draws from its inputs
+    # G's last stage takes the seeds of path length's probe from G's inputs, which it cannot have without the data.
+    if recipe.objective.path_length and network == "generator":
         stages.add(place.num_stages - 1)
     start = counters.position, counters.skipped
     return RealImages(

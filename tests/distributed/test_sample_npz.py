@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bigsgan import sample
 from bigsgan.checkpoint import tags
@@ -85,7 +86,17 @@ def test_under_a_launcher(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("20 images of") == 1
     with np.load(out) as found:
-        assert found["arr_1"].tolist() == [*range(10)] * 2
+        images, labels = found["arr_0"], found["arr_1"]
+    assert labels.tolist() == [*range(10)] * 2
+    files = tmp_path / "files"
+    done = subprocess.run(
+        [*command, "--run", run, "--files", "--out", files], cwd=tmp_path, env=env, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{files}: ") == 2
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        assert np.array_equal(np.asarray(Image.open(files / f"class{label:03d}_sample{i:06d}.png")), image[:, :, 0])
     command += ["--run", run, "--classes", "77", "--out", out]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode != 0

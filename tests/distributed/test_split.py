@@ -66,9 +66,9 @@ def test_matrix(ranks, name, accumulation, penalty):
     check(ranks(g + d), split(g, *options), ds)
 
 
-def timeouts(overrides, ds):
+def timeouts(overrides, ds, patience):
     """Those of the process groups of a run, in seconds."""
-    with mock.patch.object(comm, "_patience", timedelta(seconds=4321)):
+    with mock.patch.object(comm, "_patience", timedelta(seconds=patience)):
         run = scenarios.build(overrides, ds)
     groups = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
     found = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
@@ -79,9 +79,11 @@ def timeouts(overrides, ds):
 @pytest.mark.parametrize("options, ds", [(split(1), both(0)), (stages(2, 2), both(1)), ([], both(2))])
 def test_all_groups_are_as_patient_as_the_run(ranks, options, ds):
     """While ranks of G measure, those of D wait in a group of both; torch would give it half an hour."""
-    for found in ranks(2).run(timeouts, options, ds):
+    for found in ranks(2).run(timeouts, options, ds, 4321):
         assert found
         assert set(found) == {4321}
+    for found in ranks(2).run(timeouts, options, ds, 60):
+        assert min(found) >= 600
 
 
 OFFLOAD = {

@@ -72,16 +72,17 @@ def test_what_is_newer_than_a_save_does_not_count(tmp_path):
     assert nimgs(tmp_path) == [96, 128]
 
 
-def test_a_save_removes_newer_tags_that_the_run_found_bad(tmp_path):
+@pytest.mark.parametrize("nimg", [96, 192])
+def test_a_save_removes_tags_that_the_run_found_bad(tmp_path, nimg):
     """Training failed from 128 and went back to 64: without 128, a run that is stopped at 96 resumes from there."""
     writer = checkpoint.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints())
-    for nimg in (64, 128):
-        assert writer.save(nimg, entries(float(nimg)), checkpoint.Description({}, {}, {}))
+    for tag in (64, 128):
+        assert writer.save(tag, entries(float(tag)), checkpoint.Description({}, {}, {}))
     assert writer.finish()
     writer.bad.add(checkpoint.newest(tmp_path).manifest["sha256"])
-    assert writer.save(96, entries(96.0), checkpoint.Description({}, {}, {}))
+    assert writer.save(nimg, entries(float(nimg)), checkpoint.Description({}, {}, {}))
     assert writer.finish()
-    assert nimgs(tmp_path) == [64, 96]
+    assert nimgs(tmp_path) == [64, nimg]
 
 
 def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
