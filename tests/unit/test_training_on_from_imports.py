@@ -67,6 +67,8 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
         assert recipe.objective.path_length is None
         assert recipe.generator.style_mixing == 0
         assert recipe.ema.half_life_nimg == 500_000
+    elif family == "stylegan2":
+        assert recipe.objective.path_length.batch_shrink == 2  # the default of the published loss
     assert (recipe.ema.start_nimg, recipe.ema.ramp, recipe.ema.warmup_nimg) == (0, None, 0)
 
 
