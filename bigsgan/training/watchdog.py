@@ -40,6 +40,7 @@ _POLLS = 8
 
 _LONGEST_POLL_SECONDS = 10.0
 _SILENT_RANKS_WAIT_SECONDS = 3.0
+_LONGEST_WRITE_SECONDS = 20.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
 _OVER = "over"
@@ -164,10 +165,17 @@ class Watchdog:
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
 
     def _follow(self, status: int) -> None:
-        """End after another rank has reported the end of the run, unless this rank's main thread ends by itself."""
+        """End after another rank has reported the end of the run, unless this rank's main thread ends by itself.
+
+        A checkpoint that is being written is waited for, as it is by the rank that ends the run.
+        """
         _log.info("another rank has ended the run, with status %d", status)
-        if not self._stopped.wait(_SILENT_RANKS_WAIT_SECONDS):
-            self._end(status)
+        moved, latest = self._rank_log.num_moved, time.monotonic() + _LONGEST_WRITE_SECONDS
+        while not self._stopped.wait(_SILENT_RANKS_WAIT_SECONDS):
+            if self._rank_log.num_moved == moved or time.monotonic() > latest:
+                self._end(status)
+                return
+            moved = self._rank_log.num_moved
 
     def _end_run(self, board: _BoundedWaitStore, text: str) -> None:
         speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer

@@ -136,6 +136,17 @@ def test_where_one_rank_ends_the_run_the_others_do_not_wait_for_it(tmp_path, mon
     assert capfd.readouterr().err == ""
 
 
+def test_a_rank_that_follows_lets_its_file_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.3)
+    board, log, ended = Board(), RankLog(tmp_path / "rank1.log", 1, print), threading.Event()
+    board.set(watchdog._OVER, "2")
+    with Watchdog(1, 2, 4.0, log, lambda: board, end=lambda status: ended.set()).watching():
+        for _ in range(30):
+            log.moved(1)
+            assert not ended.wait(0.05)
+        assert ended.wait(10)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_sides")
 def test_ranks_of_d_may_wait_as_long_as_those_of_g_measure(tmp_path):
