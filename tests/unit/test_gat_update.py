@@ -27,7 +27,7 @@ POLICY = ["translation", "cutout", "flip"]
 SLOPE = {"form": "finite_difference", "sigma": 0.01, "check_every": 0}
 CHANNELS, LEVELS = 3, 4
 
-GRADIENTS = {torch.float64: {"D": 1e-6, "G": 1e-6}, torch.float32: {"D": 2e-4, "G": 1e-5}}
+GRADIENTS = {torch.float64: {"D": 1e-6, "G": 1e-6}, torch.float32: {"D": 3e-4, "G": 1e-5}}
 """How near losses are, and gradients relative to the norm of each. A finite difference divides rounding by its step."""
 CHANGES = 1e-5
 """How near what an update adds to each parameter is, relative to its norm."""
