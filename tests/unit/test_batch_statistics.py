@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_mode
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -221,3 +222,22 @@ def test_compiled_statistics_that_move_have_the_gradient_of_those_that_did_not()
             (torch.compile(layer, dynamic=False) if compiles else layer)(images).backward(grads)
         found.append(images.grad)
     assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_tangents_over_ranks_are_those_of_the_whole_batch():
+    """And so are their gradients: against finite differences, and a double backward of the equation."""
+    num, step = 2, 1e-6
+    lockstep, layers = ranks(num)
+    layers = [layer.double() for layer in layers]
+    x, direction, weight = torch.randn(3, 2 * num, 3, 5, 5, dtype=torch.float64)
+    x = (x + torch.arange(2.0 * num).view(-1, 1, 1, 1)).requires_grad_()
+    with forward_mode.dual_level():
+        whole = lockstep.forward(layers, list(forward_mode.make_dual(x, direction).chunk(num)))
+        tangent = forward_mode.unpack_dual(whole).tangent
+        (grad,) = torch.autograd.grad((tangent * weight).sum(), x)
+    ends = [normalize_by_hand(x.detach() + sign * step * direction) for sign in (1, -1)]
+    assert_close(tangent.detach(), (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+    _, expected = torch.autograd.functional.jvp(normalize_by_hand, x, direction, create_graph=True)
+    assert_close(tangent, expected, rtol=1e-10, atol=1e-12)
+    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), x)
+    assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)

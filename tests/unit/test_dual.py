@@ -17,9 +17,12 @@ from tests.tiny import FAMILIES, awake, tiny_recipe
 AUGMENTED = {
     "ada": [*FAMILIES["stylegan2"], "augmentation={pipeline: bgcfnc, p: 0.8}"],
     "diffaugment": ["augmentation={kind: diffaugment}"],
-    "pix2pix_instance": [*FAMILIES["pix2pix"], "discriminator.norm=instance"],
 }
-GAMES = {"biggan": [], **FAMILIES, **AUGMENTED}
+SETTINGS = {
+    "pix2pix_instance": [*FAMILIES["pix2pix"], "discriminator.norm=instance"],
+    "stylegan2_whole_segments": [*FAMILIES["stylegan2"], "discriminator.mbstd_group=null"],
+}
+GAMES = {"biggan": [], **FAMILIES, **AUGMENTED, **SETTINGS}
 VARIANTS = (
     "biggan_unshared", "biggan_deep", "stylegan2_architectures", "pix2pix_features", "pix2pix_resnet", "dcgan_light",
 )  # fmt: skip
@@ -104,12 +107,14 @@ def test_every_family_is_one_graph(tmp_path, game):
     torch.testing.assert_close(found, expected)
 
 
-def test_gradient_penalty(tmp_path):
-    network, inputs = discriminator(tmp_path, [])
+@pytest.mark.parametrize("game", GAMES)
+def test_gradient_penalty(tmp_path, game):
+    network, inputs = discriminator(tmp_path, GAMES[game])
     expected, grads = by_double_backward(network, inputs, lambda squares, _: (squares.sqrt() - 1).square().mean())
     norms = grads.square().sum(dim=(1, 2, 3), keepdim=True).sqrt()
     direction = 2 * (norms - 1) / norms * grads
-    check(network, by_tangents(network, inputs, direction, lambda tangents, _: tangents.mean()), expected)
+    num = len(grads)
+    check(network, by_tangents(network, inputs, direction, lambda tangents, _: tangents.sum() / num), expected)
 
 
 @pytest.mark.parametrize("game", GAMES)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from bigsgan.config import load_recipe
+from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.config.objective import Penalty
 from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
@@ -129,6 +129,20 @@ def test_rates_follow_the_width():
     rates = scheduled(recipe, 10**6)
     assert rates.generator.lr == pytest.approx(2e-4 * 768 / 1152, rel=1e-12)
     assert rates.discriminator.lr == pytest.approx(1e-4 * 512 / 1024, rel=1e-12)
+
+
+@pytest.mark.parametrize("size, width", [("s", 384), ("b", 768), ("l", 1024), ("xl", 1152)])
+def test_recipes_of_gat_have_the_published_numbers(size, width):
+    recipe = load_recipe(REPOSITORY / f"launch/recipes/gat_{size}_imagenet256.yaml", [])
+    for network in NETWORKS:
+        section = getattr(recipe.optimizer, network)
+        assert (section.kind, section.betas, section.clip_norm) == ("adamw", [0, 0.99], 1)
+    rates = scheduled(recipe, 10**6)
+    assert rates.generator.lr == rates.discriminator.lr == pytest.approx(2e-4 * 768 / width, rel=1e-12)
+    assert average_decay(recipe.ema, recipe.batch, 10**7) == pytest.approx(0.999, abs=1e-6)
+    assert (recipe.objective.loss, recipe.objective.reuse_fakes, recipe.objective.fake_labels) == (
+        "relativistic", True, "data"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
