@@ -1,7 +1,8 @@
 """Everything that one GPU can show, the riskiest first: `python -m tests.gpu`, some 25 minutes.
 
 Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
-takes too long does not end the others. `python -m tests.gpu --list` says what there is.
+takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 6`` six checks
+that measure no time share the GPU, on a machine with some 16 cores; those that do come after them, one by one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +45,11 @@ class Check(NamedTuple):
     seconds: int
     command: list[str]
     on_one_gpu: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs the GPU for itself, as all but tests do: they measure time or memory."""
+        return "pytest" not in self.command
 
 
 def _tests(*words: str) -> list[str]:
@@ -126,24 +133,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the checks and stop")
     parser.add_argument("--only", help="names of checks, with commas")
     parser.add_argument("--out", type=Path, default=Path("gpu_checks"), help="directory of what they print")
+    parser.add_argument("--jobs", type=int, default=1, help="tests that run at a time (default 1)")
     options = parser.parse_args(arguments)
     chosen = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
     if options.list or not chosen:
         print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or CHECKS], 2)))
         return 0 if chosen else 2
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for check in chosen:
-        print(f"== {check.name}: {check.proves}", flush=True)
-        start = time.monotonic()
-        result = run(check, options.out / f"{check.name.replace(' ', '_')}.log")
-        rows.append((check.name, result, f"{time.monotonic() - start:.0f} s"))
+    with ThreadPoolExecutor(options.jobs) as threads:
+        shared = [] if options.jobs == 1 else [check for check in chosen if not check.alone]
+        rows = list(threads.map(lambda check: run(check, options.out), shared))
+    rows += [run(check, options.out) for check in chosen if check not in shared]
     print("\n".join(aligned(rows, 2)))
     return int(any(result != "passed" for _, result, _ in rows))
 
 
-def run(check: Check, log: Path) -> str:
-    """Run one check, showing what it prints and keeping it in a file; return how it went."""
+def run(check: Check, out: Path) -> tuple[str, str, str]:
+    """Run one check, showing what it prints and keeping it in a file; return its name, how it went, and its time."""
+    print(f"== {check.name}: {check.proves}", flush=True)
+    start, log = time.monotonic(), out / f"{check.name.replace(' ', '_')}.log"
     environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {})}
     bounded = ["timeout", "--kill-after=10", str(2 * check.seconds), *check.command]
     with log.open("w") as file:
@@ -157,7 +165,8 @@ def run(check: Check, log: Path) -> str:
             print(line, end="", flush=True)
             file.write(line)
         status = command.wait()
-    return {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")
+    result = {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")
+    return check.name, result, f"{time.monotonic() - start:.0f} s"
 
 
 if __name__ == "__main__":

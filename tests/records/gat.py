@@ -47,14 +47,16 @@ SEEDS = {
 }  # fmt: skip
 
 
-def public_code(clone: Path) -> SimpleNamespace:
-    """Its classes and loss, whose rotary positions are not compiled."""
-    os.environ |= {"TORCHDYNAMO_DISABLE": "1", "XFORMERS_DISABLED": "1"}
+def public_code(clone: Path, compiled: bool = False) -> SimpleNamespace:
+    """Its classes and loss; its rotary positions are compiled only if asked for."""
+    os.environ |= {"XFORMERS_DISABLED": "1"} | ({} if compiled else {"TORCHDYNAMO_DISABLE": "1"})
     sys.path.insert(0, str(clone))
     modules = {name: importlib.import_module(name) for name in ("models.generator", "models.discriminator", "losses")}
     return SimpleNamespace(
         generator=modules["models.generator"].GAT,
         discriminator=modules["models.discriminator"].GATD,
+        generators=modules["models.generator"].GAT_models,
+        discriminators=modules["models.discriminator"].GATD_models,
         loss=modules["losses"].RpGANLoss,
         teacher_loss=modules["losses"].RpGANPTLoss,
         teacher_module=importlib.import_module("losses.Rp_PT_loss"),

@@ -1,0 +1,191 @@
+"""An update of GAT by the public trainer and by this one, in turns in one process.
+
+    python -m tests.benchmarks.public_gat CLONE [--size B] [--batch 128] [--rounds 3] [--warmup 4] [--steps 8]
+
+CLONE is a directory with the code of github.com/hse1032/GAT, which needs timm and einops. Its networks, its loss and its
+compiled rotary positions are used as they are; the lines around them do what its train.py has one process do: autocast to
+bfloat16, AdamW, gradients clipped at 1, EMA, without a teacher. Its latents lie on the device, ours come from files. Both
+have R1 and R2 by finite differences in every update, and neither recomputes activations. The last variant has the exact
+penalties instead, which the public code does not compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import statistics
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bigsgan.bench.measure import Settings, take_turns
+from bigsgan.bench.product import build_engine_loop
+from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.runtime import comm
+from bigsgan.runtime.kernels import choose_kernels
+from bigsgan.runtime.tf32 import tf32
+from tests import REPOSITORY
+from tests.records.gat import Wrapped, public_code
+
+LATENT = (4, 32, 32)
+NUM_CLASSES, NUM_LATENTS = 1_000, 512
+EXACT = ["objective.r1.form=exact", "objective.r2.form=exact"]
+VARIANTS = {
+    "bigsgan": [],
+    "bigsgan, compiled": [f"engines.{network}.compile=whole" for network in NETWORKS],
+    "bigsgan, exact R1 and R2": EXACT,
+}
+
+
+class InBfloat16(Wrapped):
+    """A network as `accelerate --mixed_precision bf16` prepares it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with torch.autocast(comm.device().type, torch.bfloat16):
+            return super().__call__(*arguments, **options).float()
+
+
+class PublicLoop:
+    """Callable that makes one update as the public trainer does, to be measured as `bigsgan bench train` measures."""
+
+    waited_seconds = 0.0
+
+    def __init__(self, public: SimpleNamespace, networks: dict[str, nn.Module], batch: int) -> None:
+        self._modules = {letter: network.to(comm.device()).train() for letter, network in networks.items()}
+        self._wrapped = {letter: InBfloat16(module) for letter, module in self._modules.items()}
+        self._average = copy.deepcopy(self._modules["G"]).requires_grad_(False)
+        self._optimizers = {
+            letter: torch.optim.AdamW(module.parameters(), lr=2e-4, betas=(0.0, 0.99), weight_decay=0.0, eps=1e-8)
+            for letter, module in self._modules.items()
+        }
+        self._loss = public.loss(approximate=True, r1_every=1, r2_every=1, r1_gamma=0.1, r2_gamma=0.1)
+        self._latents = torch.randn(batch, *LATENT, device=comm.device())
+        self._labels = torch.randint(NUM_CLASSES, (batch,), device=comm.device())
+        self._updates, self._lost = 0, {letter: [] for letter in "GD"}
+
+    def __call__(self) -> None:
+        """D's step, then G's, on new latents and images of the same classes."""
+        given = {"y": self._labels}  # the loss adds z, which G's step has from D's
+        self._modules["D"].requires_grad_(True)
+        self._step("D", self._loss.step_disc, given)
+        self._modules["D"].requires_grad_(False)
+        self._modules["G"].requires_grad_(True)
+        self._step("G", self._loss.step_gen, given)
+        with torch.no_grad():
+            for average, weight in zip(self._average.parameters(), self._modules["G"].parameters(), strict=True):
+                average.mul_(0.999).add_(weight, alpha=1 - 0.999)
+        self._modules["G"].requires_grad_(False)
+        self._updates += 1
+
+    def _step(self, letter: str, step: Any, given: dict[str, Tensor]) -> None:
+        g, d = self._wrapped["G"], self._wrapped["D"]
+        lost, _, _ = step(g, d, None, self._latents, None, self._updates, given)
+        lost = lost.mean()
+        lost.backward()
+        parameters = [p for p in self._modules[letter].parameters() if p.grad is not None]
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        self._optimizers[letter].step()
+        self._optimizers[letter].zero_grad(set_to_none=True)
+        self._lost[letter].append(lost.detach())
+
+    def means(self) -> dict[str, float]:
+        """Mean losses since the last call, D's with its penalties."""
+        lost = {name: self._lost[name[0].upper()] for name in NETWORKS}
+        found = {f"loss/{name}": torch.stack(values).mean().item() for name, values in lost.items() if values}
+        self._lost = {letter: [] for letter in "GD"}
+        return found
+
+    def idle(self) -> None:
+        """Networks take turns."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def build_public_loop(public: SimpleNamespace, size: str, batch: int) -> PublicLoop:
+    torch.manual_seed(0)
+    options = {"input_size": LATENT[1], "num_classes": NUM_CLASSES, "z_dims": [0], "fused_attn": True, "qk_norm": True}
+    networks = {"G": public.generators[f"GAT-{size}/2"], "D": public.discriminators[f"GAT-{size}/2"]}
+    return PublicLoop(public, {letter: build(**options) for letter, build in networks.items()}, batch)
+
+
+def write_latents(root: Path) -> None:
+    """As REPA's preprocessing writes them."""
+    rng, labels = np.random.default_rng(0), []
+    for i in range(NUM_LATENTS):
+        np.save(root / f"{i:04d}.npy", rng.standard_normal(LATENT, np.float32))
+        labels.append([f"{i:04d}.npy", i * NUM_CLASSES // NUM_LATENTS])
+    labels[-1][1] = NUM_CLASSES - 1
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+
+
+def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> Any:
+    recipe = load_recipe(
+        REPOSITORY / "launch" / "recipes" / f"gat_{options.size.lower()}_imagenet256.yaml",
+        [
+            f"data.root={root}", f"data.codec.path={root}", "data.num_workers=4", f"batch={options.batch}", "accumulation=1",
+            *(f"engines.{network}.{key}" for network in NETWORKS for key in ("activation_checkpointing=false", "ds_config=ds_configs/zero1.json")),
+            "metrics=null", "hang_timeout_seconds=86400", *overrides,
+        ],
+    )  # fmt: skip
+    return plan_run(recipe, comm.world_size(), REPOSITORY / "launch" / "recipes")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("clone", type=Path, help="directory with the public code")
+    parser.add_argument("--size", default="B", choices=["S", "B", "L", "XL"])
+    for name, number in (("batch", 128), ("rounds", 3), ("warmup", 4), ("steps", 8)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    options = parser.parse_args()
+    comm.initialize()
+    choose_kernels(deterministic=False)
+    public = public_code(options.clone, compiled=True)
+    with tempfile.TemporaryDirectory() as root:
+        write_latents(Path(root))
+        build_public = partial(build_public_loop, public, options.size, options.batch)
+        builders = {"public code": build_public}
+        for name, overrides in VARIANTS.items():
+            builders[name] = partial(build_engine_loop, plan_of(options, Path(root), overrides))
+        builders["public code again"] = build_public
+
+        def announce(turn: int, i: int) -> None:
+            print(f"round {turn + 1} of {options.rounds}: {list(builders)[i]}", file=sys.stderr, flush=True)
+
+        settings = Settings(options.rounds, options.warmup, options.steps)
+        found, failed = take_turns([(build, partial(tf32, True)) for build in builders.values()], settings, announce)
+    on = torch.cuda.get_device_name() if comm.device().type == "cuda" else "a CPU"
+    print(f"GAT-{options.size}, batch {options.batch}, torch {torch.__version__}, {on}\n")
+    print("| trainer | images/s | time per image | each round | device MiB | busy | D loss, G loss at first |")
+    print("| --- | ---: | ---: | --- | ---: | ---: | --- |")
+    for i, name in enumerate(builders):
+        if i in failed:
+            print(f"| {name} | {failed[i]} |")
+            continue
+        visits = [visit for (visit,) in found[i]]
+        ratios = [visit.seconds / first.seconds for visit, (first,) in zip(visits, found[0], strict=True)]
+        speed = options.batch / statistics.median(visit.seconds for visit in visits)
+        peak = "-" if visits[-1].device_peak is None else f"{visits[-1].device_peak / 2**20:,.0f}"
+        losses = ", ".join(f"{visits[0].first_losses[f'loss/{name}']:.3f}" for name in ("discriminator", "generator"))
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(
+            f"| {name} | {speed:.1f} | {statistics.median(ratios):.3f} | {each} | {peak} "
+            f"| {statistics.median(visit.busy for visit in visits):.2f} | {losses} |",
+            flush=True,
+        )
+    comm.leave()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
