@@ -54,6 +54,13 @@ class InBfloat16(Wrapped):
             return super().__call__(*arguments, **options).float()
 
 
+class Enlarged(nn.Module):
+    """Shows three channels of latents as images."""
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return latents[:, :3].repeat_interleave(8, 2).repeat_interleave(8, 3)
+
+
 class PublicLoop:
     """Callable that makes one update as the public trainer does, to be measured as `bigsgan bench train` measures."""
 
@@ -119,7 +126,8 @@ def build_public_loop(public: SimpleNamespace, size: str, batch: int) -> PublicL
 
 
 def write_latents(root: Path) -> None:
-    """As REPA's preprocessing writes them."""
+    """As REPA's preprocessing writes them, beside a decoder for the grids of samples."""
+    torch.jit.script(Enlarged()).save(str(root / "decoder.pt"))
     rng, labels = np.random.default_rng(0), []
     for i in range(NUM_LATENTS):
         np.save(root / f"{i:04d}.npy", rng.standard_normal(LATENT, np.float32))
@@ -132,7 +140,7 @@ def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> An
     recipe = load_recipe(
         REPOSITORY / "launch" / "recipes" / f"gat_{options.size.lower()}_imagenet256.yaml",
         [
-            f"data.root={root}", f"data.codec.path={root}", "data.num_workers=4", f"batch={options.batch}", "accumulation=1",
+            f"data.root={root}", f"data.codec={{kind: torchscript, path: {root / 'decoder.pt'}}}", "data.num_workers=4", f"batch={options.batch}", "accumulation=1",
             *(f"engines.{network}.{key}" for network in NETWORKS for key in ("activation_checkpointing=false", "ds_config=ds_configs/zero1.json")),
             "metrics=null", "hang_timeout_seconds=86400", *overrides,
         ],

@@ -105,9 +105,11 @@ def _share_gpu(accelerator: Any) -> None:
     """
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
     accelerator.communication_backend_name = lambda: "gloo"
-    importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False).__enter__()
     importlib.import_module("bigsgan.runtime.kernels").choose_kernels(deterministic=True)
-    importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
+    torch = importlib.import_module("torch")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        backend.allow_tf32 = False
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[str, str] | None = None) -> None:

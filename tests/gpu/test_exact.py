@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bigsgan.doctor import arithmetic
-from bigsgan.doctor.arithmetic import CLOSE, DIFFERENTIATED, GAMES, NO_WORSE
+from bigsgan.doctor.arithmetic import CLOSE, DIFFERENTIATED, GAMES, NO_WORSE, ROUNDED
+from bigsgan.doctor.smooth import smooth
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,6 +28,7 @@ def test_gradients_are_those_of_float64(family, what):
 @pytest.mark.parametrize("what", DIFFERENTIATED)
 def test_what_tensor_cores_are_given_is_no_worse_than_torchs_own(family, what):
     """Attention without weights, channels filled up, biases elsewhere, other orders: in bf16, which rounds it all."""
-    plain, given = arithmetic.errors_of_bf16(family, *DIFFERENTIATED[what])
+    with smooth():  # else a rectifier's kink, on whose other side a rounding falls, would decide
+        plain, given = arithmetic.errors_of_bf16(family, *DIFFERENTIATED[what])
     print(f"{family} {what}: {plain:.1e} and {given:.1e}")
-    assert given <= NO_WORSE * plain
+    assert given <= NO_WORSE * max(plain, ROUNDED)
