@@ -21,7 +21,7 @@ from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
-from bigsgan.planner.counting import count_network
+from bigsgan.planner.counting import count_parameters
 from bigsgan.planner.traffic import turns
 from bigsgan.runtime import comm
 
@@ -121,7 +121,7 @@ def count(planned: Planned) -> dict[str, Any]:
     ]
     networks = {}
     for network in NETWORKS:
-        numel, _ = count_network(plan, network)
+        numel = count_parameters(plan, network)
         sent = sum(each["wire_bytes"] for each in collectives if network_of(each["phase"]) == network)
         least = least_bytes(plan, network, numel)
         networks[network] = {

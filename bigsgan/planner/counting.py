@@ -19,6 +19,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.planner.teaching import trace_program
 
 _META = torch.device("meta")
+_COUNTED: dict[tuple[str, int, str], list[int]] = {}
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
 
 
@@ -99,8 +100,12 @@ def _count_path_length(plan: RunPlan, method: str) -> int:
 
 def count_network(plan: RunPlan, network: str) -> tuple[int, int]:
     """Parameters, and floating-point operations of a forward pass for one image."""
-    stack = network_on_meta(plan.recipe, network)
-    return sum(parameter.numel() for parameter in stack.parameters()), sum(count_layers(plan, network))
+    return count_parameters(plan, network), sum(count_layers(plan, network))
+
+
+def count_parameters(plan: RunPlan, network: str) -> int:
+    """Parameters of a network."""
+    return sum(parameter.numel() for parameter in network_on_meta(plan.recipe, network).parameters())
 
 
 def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
@@ -129,10 +134,13 @@ def count_heads(plan: RunPlan) -> int:
 def count_layers(plan: RunPlan, network: str) -> list[int]:
     """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features."""
     num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
-    stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
-    carry, found = meta_inputs(plan, network, num_samples), []
-    for number in range(len(stack.layers)):
-        with FlopCounterMode(display=False) as counter:
-            carry = stack.part(number, number + 1).fold(*carry)
-        found.append(counter.get_total_flops() // num_samples)
-    return found
+    key = network, num_samples, plan.recipe.model_dump_json(exclude={"engines", "batch", "accumulation"})
+    if key not in _COUNTED:  # a survey asks for dozens of layouts of the same network
+        stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
+        carry, found = meta_inputs(plan, network, num_samples), []
+        for number in range(len(stack.layers)):
+            with FlopCounterMode(display=False) as counter:
+                carry = stack.part(number, number + 1).fold(*carry)
+            found.append(counter.get_total_flops() // num_samples)
+        _COUNTED[key] = found
+    return [*_COUNTED[key]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
-from bigsgan.planner.counting import count_network
+from bigsgan.planner.counting import count_parameters
 from bigsgan.planner.sides import Speed, Work
 from bigsgan.planner.states import image_bytes
 
@@ -71,7 +71,7 @@ class Model:
     def __init__(self, together: Work, apart: Work, machine: Machine) -> None:
         """Count parameters, given the work on ranks that hold both networks, and on ranks of one network."""
         self.apart, self.machine, self._together = apart, machine, together
-        self._numel = {network: count_network(apart.plan, network)[0] for network in NETWORKS}
+        self._numel = {network: count_parameters(apart.plan, network) for network in NETWORKS}
 
     def together(self, world_size: int) -> float:
         """Seconds of an update if networks take turns on all ranks; pipelines count without a bubble."""

@@ -1,12 +1,12 @@
 """An update of GAT by the public trainer and by this one, in turns in one process.
 
-    python -m tests.benchmarks.public_gat CLONE [--size B] [--batch 128] [--rounds 3] [--warmup 4] [--steps 8]
+    python -m tests.benchmarks.public_gat CLONE [--size B] [--batch 128] [--variants eager,compiled,exact] [--rounds 3]
 
-CLONE is a directory with the code of github.com/hse1032/GAT, which needs timm and einops. Its networks, its loss and its
-compiled rotary positions are used as they are; the lines around them do what its train.py has one process do: autocast to
-bfloat16, AdamW, gradients clipped at 1, EMA, without a teacher. Its latents lie on the device, ours come from files. Both
-have R1 and R2 by finite differences in every update, and neither recomputes activations. The last variant has the exact
-penalties instead, which the public code does not compute.
+CLONE is a directory with the code of github.com/hse1032/GAT, which needs timm and einops. Its networks, its loss and
+its compiled rotary positions are used as they are; the lines around them do what its train.py has one process do:
+autocast to bfloat16, AdamW, gradients clipped at 1, EMA, without a teacher. Its latents lie on the device, ours come
+from files. Both have R1 and R2 by finite differences in every update, and neither recomputes activations. The variant
+``exact`` has the exact penalties instead, which the public code does not compute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from bigsgan.bench.measure import Settings, take_turns
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.tf32 import tf32
@@ -38,11 +38,10 @@ from tests.records.gat import Wrapped, public_code
 
 LATENT = (4, 32, 32)
 NUM_CLASSES, NUM_LATENTS = 1_000, 512
-EXACT = ["objective.r1.form=exact", "objective.r2.form=exact"]
 VARIANTS = {
-    "bigsgan": [],
-    "bigsgan, compiled": [f"engines.{network}.compile=whole" for network in NETWORKS],
-    "bigsgan, exact R1 and R2": EXACT,
+    "eager": [],
+    "compiled": [f"engines.{network}.compile=whole" for network in NETWORKS],
+    "exact": ["objective.r1.form=exact", "objective.r2.form=exact"],
 }
 
 
@@ -136,16 +135,23 @@ def write_latents(root: Path) -> None:
     (root / "dataset.json").write_text(json.dumps({"labels": labels}))
 
 
-def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> Any:
+def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> RunPlan:
+    codec = f"{{kind: torchscript, path: {root / 'decoder.pt'}}}"
+    ours = ("activation_checkpointing=false", "ds_config=ds_configs/zero1.json")
+    engines = [f"engines.{network}.{key}" for network in NETWORKS for key in ours]
+    given = [
+        f"data.root={root}",
+        f"data.codec={codec}",
+        "data.num_workers=4",
+        f"batch={options.batch}",
+        "accumulation=1",
+    ]
+    recipes = REPOSITORY / "launch" / "recipes"
     recipe = load_recipe(
-        REPOSITORY / "launch" / "recipes" / f"gat_{options.size.lower()}_imagenet256.yaml",
-        [
-            f"data.root={root}", f"data.codec={{kind: torchscript, path: {root / 'decoder.pt'}}}", "data.num_workers=4", f"batch={options.batch}", "accumulation=1",
-            *(f"engines.{network}.{key}" for network in NETWORKS for key in ("activation_checkpointing=false", "ds_config=ds_configs/zero1.json")),
-            "metrics=null", "hang_timeout_seconds=86400", *overrides,
-        ],
-    )  # fmt: skip
-    return plan_run(recipe, comm.world_size(), REPOSITORY / "launch" / "recipes")
+        recipes / f"gat_{options.size.lower()}_imagenet256.yaml",
+        [*given, *engines, "metrics=null", "hang_timeout_seconds=86400", *overrides],
+    )
+    return plan_run(recipe, comm.world_size(), recipes)
 
 
 def main() -> None:
@@ -153,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("clone", type=Path, help="directory with the public code")
     parser.add_argument("--size", default="B", choices=["S", "B", "L", "XL"])
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of bigsgan")
     for name, number in (("batch", 128), ("rounds", 3), ("warmup", 4), ("steps", 8)):
         parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
@@ -163,8 +170,8 @@ def main() -> None:
         write_latents(Path(root))
         build_public = partial(build_public_loop, public, options.size, options.batch)
         builders = {"public code": build_public}
-        for name, overrides in VARIANTS.items():
-            builders[name] = partial(build_engine_loop, plan_of(options, Path(root), overrides))
+        for name in options.variants.split(","):
+            builders[f"bigsgan, {name}"] = partial(build_engine_loop, plan_of(options, Path(root), VARIANTS[name]))
         builders["public code again"] = build_public
 
         def announce(turn: int, i: int) -> None:

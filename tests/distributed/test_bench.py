@@ -248,7 +248,7 @@ def test_a_profile_names_the_phases(ranks, stage):
     assert found["flops_per_second"] == pytest.approx(found["flops"] / found["update_seconds"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_two_devices
 def test_a_launcher_gets_json_alone(tmp_path):
     """As documented: torchrun starts the command itself, and standard output holds the results and nothing else."""

@@ -30,9 +30,9 @@ two_devices = launching.needs_two_devices
     "launcher, target, number",
     [
         ("torchrun", "launcher", signal.SIGTERM),
-        ("deepspeed", "rank 0", signal.SIGUSR1),
+        pytest.param("deepspeed", "rank 0", signal.SIGUSR1, marks=pytest.mark.nightly),
         ("deepspeed", "launcher", signal.SIGTERM),
-        ("deepspeed", "terminal", signal.SIGINT),
+        pytest.param("deepspeed", "terminal", signal.SIGINT, marks=pytest.mark.nightly),
         pytest.param("torchrun", "terminal", signal.SIGINT, marks=pytest.mark.nightly),
     ],
     ids=str,
@@ -174,7 +174,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job(tmp_path):
     assert 'File "' in (tmp_path / "run" / "logs" / "rank00000.log").read_text()  # the stacks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @two_devices
 def test_a_first_rank_that_hangs_is_named_too(tmp_path):
     """It keeps the store in which ranks leave texts for each other. Started without a launcher, as by srun."""

@@ -140,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or CHECKS], 2)))
         return 0 if chosen else 2
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.jobs > 1:  # threads of one test would wait for those of others
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.jobs)))
     with ThreadPoolExecutor(options.jobs) as threads:
         shared = [] if options.jobs == 1 else [check for check in chosen if not check.alone]
         rows = list(threads.map(lambda check: run(check, options.out), shared))

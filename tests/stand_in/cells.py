@@ -27,6 +27,7 @@ from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
+from bigsgan.models import noise
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.training import loop, state
@@ -223,11 +224,13 @@ def shared(cells: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``sum``: what an all-reduce of each rank's number plus one, on the device, gives; by gloo it is computed.
+        ``tf32``: whether float32 may be computed in TF32.
     """
     prepare()
     ours = torch.tensor([comm.rank() + 1.0]).to(comm.device())
     dist.all_reduce(ours)
     found: dict[str, Any] = {"device": str(comm.device()), "backend": dist.get_backend(), "sum": float(ours)}
+    found["tf32"] = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     for name, (overrides, ds) in cells.items():
         with leaving_nothing():
             made = scenarios.build(overrides, dict.fromkeys(NETWORKS, ds))
@@ -235,4 +238,17 @@ def shared(cells: dict[str, Any]) -> dict[str, Any]:
             scenarios.update(made, 1)
             found[name] = launches() - before
             scenarios.destroy(made)
+    return found
+
+
+def compile_draws(num: int) -> dict[str, tuple[int, ...]]:
+    """Have torch.compile and Triton compile what draws numbers on a device; by kind and streams, their shapes."""
+    prepare()
+    seeds = torch.arange(3, device=comm.device())
+    torch.compiler.reset()
+    found = {}
+    with torch._inductor.config.patch(compile_threads=1):  # else other processes compile, without the stand-ins
+        for kind in ("uniform", "normal"):
+            for streams in (range(7, 8), range(7, 11)):
+                found[f"{kind} {len(streams)}"] = tuple(torch.compile(noise.draw)(seeds, streams, num, kind).shape)
     return found

@@ -38,8 +38,10 @@ def expected(layout: str) -> dict[str, int]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", matrix.RUNS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(n, marks=pytest.mark.slow if n in matrix.IN_CI else pytest.mark.nightly) for n in matrix.RUNS],
+)
 def test_an_update_waits_where_the_docs_say(on_ranks, layout):
     games = matrix.cells(layout)
     found = on_ranks(1, cells.walk, games, layout in matrix.SHOWN)
@@ -73,3 +75,10 @@ def test_every_family_has_deterministic_kernels(on_ranks):
     diffaugment = (["deterministic=true", "augmentation={kind: diffaugment}", *matrix.ADAM], matrix.zero(0))
     games = {**matrix.cells("0-fp32-device", "deterministic=true"), "diffaugment": diffaugment}
     assert on_ranks(1, cells.walk, games, True, True).keys() == games.keys()
+
+
+@pytest.mark.slow
+def test_triton_compiles_what_draws_numbers(on_ranks):
+    """Arithmetic of 64-bit words, which torch's compiler must not write as arithmetic on indices."""
+    found = on_ranks(1, cells.compile_draws, 52)
+    assert found == {f"{kind} {num}": (3, num, 52) for kind in ("uniform", "normal") for num in (1, 4)}

@@ -140,6 +140,7 @@ def test_ranks_share_a_device(on_ranks):
     games = {str(stage): ([*MICRO_BATCHES, matrix.R1], matrix.zero(stage)) for stage in range(4)}
     found = on_ranks(2, cells.shared, games, sharing=True)
     assert (found.pop("device"), found.pop("backend"), found.pop("sum")) == ("cuda:0", "gloo", 3.0)
+    assert not found.pop("tf32")
     assert found.keys() == games.keys()
     assert min(found.values()) > 100
     with pytest.raises(pytest.skip.Exception, match="gloo sends no tensors of a GPU"):

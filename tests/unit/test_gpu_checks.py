@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,23 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out" / "bad_one.log").read_text().endswith("why\n")
     assert checks.main(["--only", "good,shared", "--out", str(tmp_path / "out")]) == 0
     assert checks.main(["--only", "unknown"]) == 2
+
+
+def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, capsys):
+    """Each writes when it began and ended; what is not a test begins after all others have ended."""
+    code = "import sys, time; begin = time.time(); time.sleep(1); print(sys.argv[1:], begin, time.time())"
+    words = {"first": ["pytest"], "measured": [], "second": ["pytest"], "measured too": []}
+    monkeypatch.setattr(checks, "CHECKS", [Check(name, "", 60, [*PYTHON, code, *more]) for name, more in words.items()])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert checks.main(["--jobs", "2", "--out", str(tmp_path)]) == 0
+    assert os.environ.pop("OMP_NUM_THREADS") == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    spans = {}
+    for name in words:
+        *_, begin, end = (tmp_path / f"{name.replace(' ', '_')}.log").read_text().split()
+        spans[name] = float(begin), float(end)
+    assert max(spans[name][0] for name in ("first", "second")) < min(spans[name][1] for name in ("first", "second"))
+    assert max(spans[name][1] for name in ("first", "second")) < spans["measured"][0]
+    assert spans["measured"][1] < spans["measured too"][0]
 
 
 def test_benches_take_their_options(capsys):

@@ -7,7 +7,6 @@ import resource
 import shlex
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,7 +18,6 @@ from bigsgan.planner import report
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layouts import USABLE, Resources, Surveyor
 from bigsgan.planner.memory import predict
-from tests import REPOSITORY
 
 GIB = 2**30
 WIDE = [
@@ -234,17 +232,18 @@ def test_the_command_prints_a_table_or_json(capsys):
     ],
 )
 def test_eight_billion_parameters_are_planned_within_seconds(name, gpus, fits):
-    code = "import sys; from bigsgan.cli import main; sys.exit(main())"
-    recipe = REPOSITORY / "launch" / "recipes" / f"{name}.yaml"
+    """In seconds of a quick CPU, on which the same command takes two for two small networks."""
     options = ["--gpus", str(gpus), "--nodes", str(gpus // 8), "--gpu-memory", "80", "--json"]
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", code, "plan", "--config", str(recipe), *options], capture_output=True, timeout=300
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr.decode()
-    found = json.loads(done.stdout)
+    found, seconds = planned_apart(name, *options)
     assert (found["recommended"] is not None) == fits
-    assert after.ru_maxrss * 1024 < 2 * GIB
-    assert after.ru_utime - before.ru_utime < 60
-    assert time.perf_counter() - start < 300
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 2 * GIB
+    assert seconds < 10 * planned_apart("digits", "--gpus", "1", "--json")[1]
+
+
+def planned_apart(name, *options):
+    """What `bigsgan plan` prints in a process of its own, and the seconds that it computes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    command = [sys.executable, "-m", "bigsgan", "plan", "--config", name, *options]
+    done = subprocess.run(command, capture_output=True, timeout=500)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
