@@ -29,7 +29,12 @@ TESTED = {
 }
 """Versions that CI runs with; pyproject.toml has the same bounds."""
 
-TESTED_ON_GPUS: dict[str, Tested] = {}
+TESTED_ON_GPUS = {
+    "CUDA": Tested("13.0", "13.0"),
+    "NCCL": Tested("2.28.9", "2.28.9"),
+    "driver": Tested("580.159.04", "580.159.04"),
+    "triton": Tested("3.6.0", "3.6.0"),
+}
 """Versions of CUDA, NCCL, driver and Triton in reports of GPUs that passed, in docs/reference/doctor-reports.md."""
 
 LIBRARIES = ("CUDA", "NCCL", "driver", "triton")

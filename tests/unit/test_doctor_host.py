@@ -222,6 +222,7 @@ def test_libraries_of_gpus(monkeypatch):
         return others[sys._getframe(1).f_locals["subject"].ranks.rank]
 
     monkeypatch.setattr(versions, "of_libraries", of_rank)
+    monkeypatch.setattr(versions, "TESTED_ON_GPUS", {})
     first, second = examined(versions.versions, ["a", "b"])
     assert first.status == "pass"
     assert first.said.endswith("; no report of a GPU has these: CUDA, NCCL, driver, triton")
@@ -235,6 +236,12 @@ def test_libraries_of_gpus(monkeypatch):
     assert alone(versions.versions).said.endswith("triton 3.8.0")
     others[0] = dict.fromkeys(own)
     assert "report" not in alone(versions.versions).said  # without a GPU
+
+
+def test_versions_of_gpus_stand_in_a_report():
+    reports = (REPOSITORY / "docs" / "reference" / "doctor-reports.md").read_text()
+    for name, tested in versions.TESTED_ON_GPUS.items():
+        assert all(f"{name} {number}" in reports for number in tested), name
 
 
 def test_a_lock_of_a_killed_build(monkeypatch, tmp_path):
