@@ -132,6 +132,7 @@ def test_a_value_that_is_not_finite(run):
         (5, {"accuracy/real": 1.0, "accuracy/fake": 1.0}, "discriminator_wins", "objective.r1.weight"),
         (1, {"grad_norm/generator": 1e4}, "gradients_explode/generator", "lower optimizer.generator.lr"),
         (1, {"diversity/ema": 0.01}, "low_diversity", "resume from an older checkpoint"),
+        (3, {"slope/r1": 1.3, "slope/r1_exact": 1.0}, "penalty_is_off/r1", "objective.r1.antithetic=true"),
     ],
 )
 def test_an_alarm(run, latest, changes, name, remedy):

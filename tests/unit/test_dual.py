@@ -200,6 +200,25 @@ def test_no_tangent_without_a_dual_level():
     assert not dual.has_tangent(torch.zeros(1))
 
 
+@pytest.mark.parametrize("game", ["stylegan2", "stylegan2_architectures"])
+def test_tangents_of_images_are_finite_differences(tmp_path, game):
+    """Along a direction of the styles, as path length takes them."""
+    recipe = tiny_recipe(tmp_path, *FAMILIES[game])
+    with awake():
+        network = build_network(recipe, "generator")
+        initialize(network, seed=3)
+    network.double().train()
+    draw, step = torch.Generator().manual_seed(5), 1e-6
+    inputs = torch.randn(NUM, 8, generator=draw).double(), torch.randint(10, (NUM,), generator=draw), torch.arange(NUM)
+    rest = network.part(1, len(network.layers))
+    with torch.no_grad():
+        styles, *others = network.part(0, 1).fold(*inputs)
+        direction = torch.randn(styles.shape, dtype=torch.float64, generator=draw)
+        _, found = dual.end(rest.fold_dual(dual.begin((styles, *others), direction)))
+        ends = [rest(styles + sign * step * direction, *others) for sign in (1, -1)]
+    torch.testing.assert_close(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("shrink", [1, 2])
 @pytest.mark.parametrize("game", ["stylegan2", "stylegan2_architectures"])
 def test_path_length(tmp_path, game, shrink):

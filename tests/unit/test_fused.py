@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.fused import (
     FILTERS,
     LAYOUTS,
     LIMIT,
+    UNEVEN,
     choosing,
     coarse,
     compare,
@@ -146,18 +148,51 @@ def test_gradients_of_any_order(monkeypatch):
         assert torch.autograd.gradgradcheck(function, (x, bias), fast_mode=True)
 
 
+def filtering(name, taps):
+    return lambda x: FILTERS[name](x, taps)
+
+
+RESAMPLED = {
+    **{name: filtering(name, UNEVEN) for name in FILTERS},
+    "R3GAN, up": r3gan.upsample,
+    "R3GAN, down": r3gan.downsample,
+}
+
+
+def tangents_of(resample, limit, direction, x, bias):
+    """Of a filter and a rectifier between two squares."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (rectify_biased(resample(x.square()), bias, limit).square(),)
+
+    return dual.end(dual.differentiate(function, *dual.flat(dual.begin((x,), direction))))[1]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_the_gradient_of_a_tangent_is_that_of_a_double_backward(name, monkeypatch):
+    """Of |g|^2 / 2, where g is the gradient at the input of the outputs' sum, and the tangent is along g."""
+    x, bias = coarse((1, 2, 4, 4), 7).requires_grad_(), coarse((2,), 8).requires_grad_()
+    with choosing(monkeypatch, kernels=True):
+        outputs = rectify_biased(RESAMPLED[name](x.square()), bias, None).square()
+        (grads,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+        expected = torch.autograd.grad(grads.square().sum() / 2, (x, bias))
+        along = tangents_of(RESAMPLED[name], None, grads.detach(), x, bias)
+        found = torch.autograd.grad(along.sum(), (x, bias))
+    assert all(float(grad.norm()) > 0 for grad in expected)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_tangents_and_their_gradients(monkeypatch):
     x, bias, taps = (torch.randn(shape, dtype=DOUBLE) for shape in ((1, 2, 4, 4), (2,), (4, 4)))
-    direction = torch.randn(x.shape, dtype=DOUBLE)
+    direction, resample = torch.randn(x.shape, dtype=DOUBLE), filtering("image of G", taps)
 
     def function(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return rectify_biased(FILTERS["image of G"](x.square(), taps), bias, LIMIT).square()
+        return rectify_biased(resample(x.square()), bias, LIMIT).square()
 
-    def tangent(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        found = dual.differentiate(lambda x: (function(x, bias),), *dual.flat(dual.begin((x,), direction)))
-        return dual.end(found)[1]
+    tangent = partial(tangents_of, resample, LIMIT, direction)
 
     with choosing(monkeypatch, kernels=True):
         step = 1e-6
