@@ -134,6 +134,14 @@ LAYOUTS = {
     "perceptrons, ZeRO 1, optimizer on the host": (PERCEPTRONS, zero(1, zero=HOST)),
     "perceptrons, ZeRO 2 in bf16, optimizer on the host": (PERCEPTRONS, zero(2, zero=HOST, **BF16)),
     "perceptrons, ZeRO 3 in bf16, optimizer on the host": (PERCEPTRONS, zero(3, zero=HOST, **BF16)),
+    "perceptrons, ZeRO 3 in bf16, optimizer on the host, exact R1": (
+        [*PERCEPTRONS, "objective.r1={weight: 1, every: 2}"],
+        zero(3, zero=HOST, **BF16),
+    ),
+    "deep perceptrons, ZeRO 3, parameters and optimizer on the host, exact R1": (
+        [*DEEP, "objective.r1={weight: 1, every: 2}"],
+        zero(3, zero={**HOST, "offload_param": {"device": "cpu"}}),
+    ),
     "perceptrons, ZeRO 2 in bf16, two more averages": (
         [*PERCEPTRONS, "ema.power={snapshot_nimg: 99}"],
         zero(2, **BF16),
