@@ -22,10 +22,15 @@ BY_ITSELF = {(3, 1), (0, 2), (1, 2)}
 """ZeRO stages and pipeline stages at which ``auto`` is forward mode: docs/explanation/penalties.md."""
 
 
-@pytest.mark.parametrize("compile_", ["none", "whole"])
-@pytest.mark.parametrize("stage, num_stages", [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize(
+    "stage, num_stages, unit",
+    [
+        *((0, 1, "none"), (1, 1, "none"), (2, 1, "none"), (3, 1, "none"), (0, 2, "none"), (1, 2, "none")),
+        *((0, 1, "whole"), (1, 1, "whole"), (2, 1, "layers")),
+    ],
+)
 @pytest.mark.parametrize("network, other", [NETWORKS, NETWORKS[::-1]])
-def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_stages, compile_):
+def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_stages, unit):
     """Each network by its own layout, compiled or not, unless it is asked for; R1 for D, path length for G."""
     penalty = {"generator": "path_length: {weight: 1, ", "discriminator": "r1: {weight: 1, "}
     styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
@@ -33,7 +38,7 @@ def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_st
         if method == "double_backward" and num_stages == 2:
             continue  # refused: test_bad_games.py
         options = [*styles, f"objective={{loss: non_saturating, {penalty[network]}method: {method}}}}}"]
-        options += [f"engines.{network}.pipeline_stages={num_stages}", f"engines.{network}.compile={compile_}"]
+        options += [f"engines.{network}.pipeline_stages={num_stages}", f"engines.{network}.compile={unit}"]
         plan = tiny_plan(tmp_path, 2, options, {network: zero(stage), other: zero(1)})
         assert plan.differentiates_forward(network) == (
             method == "forward_mode" or (method == "auto" and (stage, num_stages) in BY_ITSELF)
