@@ -27,6 +27,14 @@ TRANSFORMERS = {
     for family, lr in (("gat", 0.5), ("cat", 0.05))
 }
 ADAM = [f"optimizer.{n}={{kind: adam, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")]
+ADAMW = [
+    *(
+        f"optimizer.{n}={{kind: adamw, lr: 1e-3, betas: [0.5, 0.99], weight_decay: 0.1}}"
+        for n in ("generator", "discriminator")
+    ),
+    *(f"objective.{name}={{weight: 0.2}}" for name in ("r1", "r2")),
+]
+ADAMW_IN_CI = ("gat", "zero2, groups")
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
 
@@ -156,6 +164,23 @@ def test_transformers(table, family, target, sources):
         worst = max(found, key=lambda name: apart(found[name], reference[name]))
         assert apart(found[worst], reference[worst]) <= 1e-4, f"from {source}: {worst}"
         assert any(apart(found[name], before[name]) > 1e-3 for name in found if "/master/" in name)
+
+
+@pytest.mark.parametrize(
+    "family, target",
+    [
+        pytest.param(family, target, marks=pytest.mark.slow if (family, target) == ADAMW_IN_CI else pytest.mark.nightly)
+        for family in TRANSFORMERS
+        for target in ("zero3", "zero2, groups", "stages", "1 rank")
+    ],
+)
+def test_adamw_and_exact_penalties_of_transformers(table, family, target):
+    """As their recipes have them: both moments, the weights and the number of steps, from stages and from shards."""
+    options = [option for option in TRANSFORMERS[family] if not option.startswith("optimizer.")]
+    for _, begun, later, _ in check_resumed(table, target, [*options, *ADAMW], ["stages", "zero3"], 1):
+        kinds = {name.split("/")[1] for name in scenarios.whole_values(begun)}
+        assert {"master", "exp_avg", "exp_avg_sq"} <= kinds
+        assert later[0]["numbers"]["generator.optimizer.step"] == FIRST + 1
 
 
 @pytest.mark.parametrize(

@@ -144,16 +144,22 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.jobs)))
     with ThreadPoolExecutor(options.jobs) as threads:
         shared = [] if options.jobs == 1 else [check for check in chosen if not check.alone]
-        rows = list(threads.map(lambda check: run(check, options.out), shared))
-    rows += [run(check, options.out) for check in chosen if check not in shared]
+        rows = list(threads.map(lambda check: _row(check, options.out), shared))
+    rows += [_row(check, options.out) for check in chosen if check not in shared]
     print("\n".join(aligned(rows, 2)))
     return int(any(result != "passed" for _, result, _ in rows))
 
 
-def run(check: Check, out: Path) -> tuple[str, str, str]:
-    """Run one check, showing what it prints and keeping it in a file; return its name, how it went, and its time."""
+def _row(check: Check, out: Path) -> tuple[str, str, str]:
+    """Run one check; return its name, how it went, and how long it took."""
     print(f"== {check.name}: {check.proves}", flush=True)
-    start, log = time.monotonic(), out / f"{check.name.replace(' ', '_')}.log"
+    start = time.monotonic()
+    result = run(check, out / f"{check.name.replace(' ', '_')}.log")
+    return check.name, result, f"{time.monotonic() - start:.0f} s"
+
+
+def run(check: Check, log: Path) -> str:
+    """Run one check, showing what it prints and keeping it in a file; return how it went."""
     environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {})}
     bounded = ["timeout", "--kill-after=10", str(2 * check.seconds), *check.command]
     with log.open("w") as file:
@@ -167,8 +173,7 @@ def run(check: Check, out: Path) -> tuple[str, str, str]:
             print(line, end="", flush=True)
             file.write(line)
         status = command.wait()
-    result = {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")
-    return check.name, result, f"{time.monotonic() - start:.0f} s"
+    return {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")
 
 
 if __name__ == "__main__":
