@@ -1,12 +1,18 @@
-"""How far the gradient of exact R1 is from float64, by family, type and method: `python -m tests.benchmarks.penalties`.
+"""How far the gradient of exact R1 is from float64, by family, type and method.
+
+    python -m tests.benchmarks.penalties [--seeds N]
 
 Tiny discriminators with random weights, rounded to the type before; the distance is that of the gradient of all
-parameters as one vector, over its length.
+parameters as one vector, over its length. With ``--seeds`` that of StyleGAN2 in bf16 over as many random weights, with
+minibatch deviation and without.
 """
 
 from __future__ import annotations
 
+import argparse
+import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -42,24 +48,40 @@ def gradients(network: LayerStack, inputs: tuple[Tensor, ...], method: str) -> T
     return torch.cat([grad.double().flatten() / LOSS_SCALE for grad in found])
 
 
+def errors(overrides: Sequence[str], dtype: torch.dtype, seed: int = 3) -> list[float]:
+    """Of a double backward and of forward mode."""
+    network, inputs = discriminator(Path(tempfile.mkdtemp()), overrides, seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.to(dtype))
+    exact = gradients(network, inputs, "double backward")
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    for buffer in network.buffers():
+        buffer.data = buffer.data.float() if buffer.is_floating_point() else buffer.data
+    low = tuple(x.float() if x.is_floating_point() else x for x in inputs)
+    found = [gradients(network, low, method) for method in ("double backward", "forward mode")]
+    return [float((each - exact).norm() / exact.norm()) for each in found]
+
+
+def print_seeds(num: int) -> None:
+    """Print the range and the median of errors by a double backward."""
+    for name, more in (("as it is", []), ("without minibatch deviation", ["discriminator.mbstd_channels=0"])):
+        found = [errors([*FAMILIES["stylegan2"], *more], torch.bfloat16, seed)[0] for seed in range(num)]
+        middle = statistics.median(found)
+        print(f"StyleGAN2 in bf16, {name}: {min(found):.2g} to {max(found):.2g}, median {middle:.2g}", flush=True)
+
+
 def main() -> None:
-    """Print a table."""
+    """Print a table, or what seeds change."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=0, help="of StyleGAN2's weights")
+    if num := parser.parse_args().seeds:
+        print_seeds(num)
+        return
     print("| family | " + " | ".join(f"{str(t)[6:]}, {m}" for t in TYPES for m in ("double", "forward")) + " |")
     for family in SHOWN:
-        cells = []
-        for dtype in TYPES:
-            network, inputs = discriminator(Path(tempfile.mkdtemp()), FAMILIES.get(family, []))
-            with torch.no_grad():
-                for parameter in network.parameters():
-                    parameter.copy_(parameter.to(dtype))
-            exact = gradients(network, inputs, "double backward")
-            for parameter in network.parameters():
-                parameter.data = parameter.data.to(dtype)
-            for buffer in network.buffers():
-                buffer.data = buffer.data.float() if buffer.is_floating_point() else buffer.data
-            low = tuple(x.float() if x.is_floating_point() else x for x in inputs)
-            for method in ("double backward", "forward mode"):
-                cells.append(float((gradients(network, low, method) - exact).norm() / exact.norm()))
+        cells = [error for dtype in TYPES for error in errors(FAMILIES.get(family, []), dtype)]
         print(f"| {family} | " + " | ".join(f"{cell:.1e}" for cell in cells) + " |", flush=True)
 
 

@@ -160,8 +160,9 @@ def _row(check: Check, out: Path) -> tuple[str, str, str]:
 
 def run(check: Check, log: Path) -> str:
     """Run one check, showing what it prints and keeping it in a file; return how it went."""
-    environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {})}
-    bounded = ["timeout", "--kill-after=10", str(2 * check.seconds), *check.command]
+    environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {}), "PYTHONFAULTHANDLER": "1"}
+    # What is ended because it takes too long prints the stacks of its threads.
+    bounded = ["timeout", "--signal=ABRT", "--kill-after=10", str(2 * check.seconds), *check.command]
     with log.open("w") as file:
         file.write(f"$ {' '.join(check.command)}\n")
         file.flush()

@@ -30,12 +30,12 @@ VARIANTS = (
 SEGMENTS, NUM = 2, 4
 
 
-def discriminator(tmp_path, overrides):
-    """D in float64, and inputs of two segments."""
+def discriminator(tmp_path, overrides, seed=3):
+    """D in float64, with the weights of a seed, and inputs of two segments."""
     recipe = tiny_recipe(tmp_path, *overrides)
     with awake():
         network = build_network(recipe, "discriminator")
-        initialize(network, seed=3)
+        initialize(network, seed)
     network.double().train()
     data, draw, num = recipe.data, torch.Generator().manual_seed(5), SEGMENTS * NUM
     inputs = [torch.randn(num, recipe.judged_channels, data.side, data.side, generator=draw)]

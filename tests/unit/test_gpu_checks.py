@@ -49,6 +49,7 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
         "shared   passed",
     ]
     assert (tmp_path / "out" / "bad_one.log").read_text().endswith("why\n")
+    assert "most recent call first" in (tmp_path / "out" / "slow.log").read_text()  # of stacks
     assert checks.main(["--only", "good,shared", "--out", str(tmp_path / "out")]) == 0
     assert checks.main(["--only", "unknown"]) == 2
 
