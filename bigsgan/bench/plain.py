@@ -249,9 +249,8 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     rank, num_ranks = (comm.rank(), comm.world_size()) if distributed else (0, 1)
     trainees = {}
     for network in NETWORKS:
-        stack, section = build_network(recipe, network), getattr(recipe.optimizer, network)
+        stack, section = build_network(recipe, network).to(device), getattr(recipe.optimizer, network)
         initialize(stack, initial_seed(recipe, network))
-        stack.to(device)
         join_replicas(stack, num_ranks)
         optimizer = build_torch_optimizer(section, decay_groups(section, stack.parameters()))
         accumulation = recipe.accumulation_of(network)

@@ -43,9 +43,6 @@ CLOSE = 1e-4
 NO_WORSE = 2.0
 """Largest ratio of the bf16 errors of tensor cores' operations and of torch's own: their roundings differ."""
 
-ROUNDED = 2**-8
-"""Relative error of one rounding to bf16, and the least error of torch's own operations that others are held to."""
-
 ELSEWHERE = 10.0
 """Factor on the bound between a GPU and a CPU, which add in different orders."""
 
@@ -94,7 +91,7 @@ def tensor_cores(subject: Subject) -> Finding:
     with exact():  # else a rectifier's kink, on whose other side a rounding falls, would decide
         for name, case in _cases():
             plain, errors[name] = errors_of_bf16(*case)
-            bounds[name] = NO_WORSE * max(plain, ROUNDED)
+            bounds[name] = NO_WORSE * plain
     return judged("gradients in bf16 are", errors, bounds, _OF_FLOAT64, REMEDY)
 
 

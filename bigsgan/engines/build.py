@@ -152,9 +152,9 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
     """Build the network and initialize it; at stage 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
     if file.stage < 3:
-        stack = build_network(plan.recipe, network)
+        stack = build_network(plan.recipe, network).to(comm.device())
         initialize(stack, seed)
-        return stack.to(comm.device())
+        return stack
     with deepspeed.zero.Init(config_dict_or_path=config, data_parallel_group=division.part()):
         stack = build_network(plan.recipe, network)
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place

@@ -39,6 +39,26 @@ def draw_normal(tensor: Tensor, generator: torch.Generator, std: float = 1.0) ->
     tensor.copy_(drawn.normal_(0, std, generator=generator))
 
 
+_LARGE = 2**30
+"""Products of rows, columns and the smaller of both from which a matrix is made orthogonal on its parameter's device.
+
+On 16 cores the 388 TFLOP of two networks of 8 billion parameters take several minutes, on a rank with one core hours.
+"""
+
+
+def draw_orthogonal(shape: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return an orthogonal matrix (rows, columns) as torch's ``orthogonal_`` makes it, bit for bit on a CPU.
+
+    The numbers are drawn on the CPU. Large matrices are decomposed on ``device``, and stay there.
+    """
+    rows, columns = shape
+    drawn = torch.empty(shape).normal_(generator=generator)
+    drawn = drawn.to(device if rows * columns * min(shape) >= _LARGE else "cpu")
+    q, r = torch.linalg.qr(drawn.t() if rows < columns else drawn)
+    q *= r.diagonal().sign()
+    return (q.t() if rows < columns else q).contiguous()
+
+
 class StatefulLayer(nn.Module):
     """A layer whose forward pass moves buffers, but only while ``moving`` is set."""
 
@@ -134,15 +154,14 @@ class SpectralLayer(StatefulLayer):
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Fill the weight with an orthogonal matrix, the bias with zeros, and u and v with its singular vectors."""
-        generator = generators("weight")
-        weight = torch.empty(self.weight.shape, dtype=torch.float32)
-        for group in weight.chunk(self.groups):
-            nn.init.orthogonal_(group, generator=generator)
+        generator, shape = generators("weight"), (len(self.weight) // self.groups, self.weight[0].numel())
+        groups = [draw_orthogonal(shape, generator, self.weight.device) for _ in range(self.groups)]
+        weight = torch.cat(groups).view(self.weight.shape)
         self.weight.copy_(weight)
         if self.bias is not None:
             self.bias.zero_()
         matrix = self.as_matrix(weight)
-        u = F.normalize(torch.randn(len(weight), generator=generator), dim=0)
+        u = F.normalize(torch.randn(len(weight), generator=generator), dim=0).to(weight.device)
         v = spectral.product(matrix.mT, u)
         # Sampling may come before the first forward that moves u and v, so they start near the truth.
         for _ in range(self.initial_iterations):
@@ -287,8 +306,8 @@ class Embedding(nn.Module):
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Fill the table with an orthogonal matrix."""
-        matrix = torch.empty(self.weight.shape, dtype=torch.float32)
-        self.weight.copy_(nn.init.orthogonal_(matrix, generator=generators("weight")))
+        rows, columns = self.weight.shape
+        self.weight.copy_(draw_orthogonal((rows, columns), generators("weight"), self.weight.device))
 
     def forward(self, labels: Tensor) -> Tensor:
         """Look the labels up."""

@@ -55,35 +55,32 @@ def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
 
 def _words(seeds: Tensor, streams: range, num: int) -> Tensor:
     """(N,) -> (N, S, num)."""
-    keys = _mix(_count(seeds, 0, len(streams)) + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
+    keys = _mix(_numbers(seeds, 0, len(streams)) + _signed((streams.start + 0x9E3779B97F4A7C15) % 2**64))
     begin = _mix(seeds[:, None] ^ keys)
-    return _mix(torch.add(begin[..., None], _count(seeds, 1, num + 1), alpha=_GOLDEN))
+    return _mix(torch.add(begin[..., None], _numbers(seeds, 1, num + 1), alpha=_GOLDEN))
 
 
-def _count(seeds: Tensor, start: int, end: int) -> Tensor:
+def _numbers(seeds: Tensor, start: int, end: int) -> Tensor:
     """Return start .. end - 1 in int64, made on the seeds' device, as a copy from the host would wait."""
-    is_inlined = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    numbers: Tensor = (_counted if is_inlined else _arange)(seeds, start, end)
-    return numbers
-
-
-def _arange(seeds: Tensor, start: int, end: int) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():  # exports see an ordinary arange
+        numbers: Tensor = _opaque_arange(seeds, start, end)
+        return numbers
     return torch.arange(start, end, dtype=torch.int64, device=seeds.device)
 
 
-@torch.library.custom_op("bigsgan::counted", mutates_args=())
-def _counted(seeds: Tensor, start: int, end: int) -> Tensor:
+@torch.library.custom_op("bigsgan::arange", mutates_args=())
+def _opaque_arange(seeds: Tensor, start: int, end: int) -> Tensor:
     """Count, hidden from torch's compiler.
 
     For a GPU it writes arithmetic on the numbers of an arange as arithmetic on 32-bit indices (2.11 to 2.15), of which
     Triton refuses the 64-bit constants.
     """
-    return _arange(seeds, start, end)
+    return torch.arange(start, end, dtype=torch.int64, device=seeds.device)
 
 
-@_counted.register_fake
+@_opaque_arange.register_fake
 def _(seeds: Tensor, start: int, end: int) -> Tensor:
-    return _arange(seeds, start, end)
+    return torch.empty(end - start, dtype=torch.int64, device=seeds.device)
 
 
 def _unit(bits: Tensor) -> Tensor:

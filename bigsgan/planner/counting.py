@@ -19,7 +19,8 @@ from bigsgan.monitor import Statistics
 from bigsgan.planner.teaching import trace_program
 
 _META = torch.device("meta")
-_COUNTED: dict[tuple[str, int, str], list[int]] = {}
+_FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
+"""By network, micro-batch and recipe: what ``count_layers`` has found."""
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
 
 
@@ -135,12 +136,12 @@ def count_layers(plan: RunPlan, network: str) -> list[int]:
     """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features."""
     num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
     key = network, num_samples, plan.recipe.model_dump_json(exclude={"engines", "batch", "accumulation"})
-    if key not in _COUNTED:  # a survey asks for dozens of layouts of the same network
+    if key not in _FLOP_OF_LAYERS:  # a survey asks for dozens of layouts of the same network
         stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
         carry, found = meta_inputs(plan, network, num_samples), []
         for number in range(len(stack.layers)):
             with FlopCounterMode(display=False) as counter:
                 carry = stack.part(number, number + 1).fold(*carry)
             found.append(counter.get_total_flops() // num_samples)
-        _COUNTED[key] = found
-    return [*_COUNTED[key]]
+        _FLOP_OF_LAYERS[key] = found
+    return [*_FLOP_OF_LAYERS[key]]

@@ -99,17 +99,14 @@ class RankPool:
 
 
 def _share_gpu(accelerator: Any) -> None:
-    """Let ranks that gloo connects compute on one device, the same sums in every run, in float32 where it is asked for.
+    """Let ranks that gloo connects compute on one device, the same sums in every run.
 
     What has no deterministic kernel, such as ADA's grid_sample, warns instead of raising.
     """
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
     accelerator.communication_backend_name = lambda: "gloo"
     importlib.import_module("bigsgan.runtime.kernels").choose_kernels(deterministic=True)
-    torch = importlib.import_module("torch")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        backend.allow_tf32 = False
+    importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[str, str] | None = None) -> None:
@@ -124,6 +121,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
     accelerator.is_fp16_supported = lambda: True
     if os.environ.get(ON_GPU) == "1":
         _share_gpu(accelerator)
+        precision = importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False)
+        precision.__enter__()  # which would be undone with the last reference to it
     comm.initialize()
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it

@@ -2,7 +2,7 @@
 
 Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
 takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 6`` six checks
-that measure no time share the GPU, on a machine with some 16 cores; those that do come after them, one by one.
+that compare no times share the GPU, on a machine with some 16 cores; the others come before and after them, one by one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Check(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it needs the GPU for itself, as all but tests do: they measure time or memory."""
+        """Whether it needs the GPU for itself, as all but tests do: they compare times or memory."""
         return "pytest" not in self.command
 
 
@@ -133,45 +133,56 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the checks and stop")
     parser.add_argument("--only", help="names of checks, with commas")
     parser.add_argument("--out", type=Path, default=Path("gpu_checks"), help="directory of what they print")
-    parser.add_argument("--jobs", type=int, default=1, help="tests that run at a time (default 1)")
+    parser.add_argument("--jobs", type=_jobs, default=1, help="tests that run at a time (default 1)")
     options = parser.parse_args(arguments)
     chosen = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
     if options.list or not chosen:
         print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or CHECKS], 2)))
         return 0 if chosen else 2
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.jobs > 1:  # threads of one test would wait for those of others
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.jobs)))
+    shared = [check for check in chosen if options.jobs > 1 and not check.alone]
+    first = chosen[: chosen.index(shared[0])] if shared else chosen
+    rows = [_row(check, options.out) for check in first]
     with ThreadPoolExecutor(options.jobs) as threads:
-        shared = [] if options.jobs == 1 else [check for check in chosen if not check.alone]
-        rows = list(threads.map(lambda check: _row(check, options.out), shared))
-    rows += [_row(check, options.out) for check in chosen if check not in shared]
+        rows += threads.map(lambda check: _row(check, options.out, options.jobs), shared)
+    rows += [_row(check, options.out) for check in chosen if check not in (*first, *shared)]
     print("\n".join(aligned(rows, 2)))
     return int(any(result != "passed" for _, result, _ in rows))
 
 
-def _row(check: Check, out: Path) -> tuple[str, str, str]:
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of tests from 1 on, got {text!r}")
+    return int(text)
+
+
+def _row(check: Check, out: Path, jobs: int = 1) -> tuple[str, str, str]:
     """Run one check; return its name, how it went, and how long it took."""
     print(f"== {check.name}: {check.proves}", flush=True)
     start = time.monotonic()
-    result = run(check, out / f"{check.name.replace(' ', '_')}.log")
+    result = run(check, out / f"{check.name.replace(' ', '_')}.log", jobs)
     return check.name, result, f"{time.monotonic() - start:.0f} s"
 
 
-def run(check: Check, log: Path) -> str:
-    """Run one check, showing what it prints and keeping it in a file; return how it went."""
+def run(check: Check, log: Path, jobs: int = 1) -> str:
+    """Run one check, showing what it prints and keeping it in a file; return how it went.
+
+    ``jobs`` checks share the machine: each has its part of the cores, and as many times as long.
+    """
     environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {}), "PYTHONFAULTHANDLER": "1"}
+    if jobs > 1:  # threads of one test would wait for those of others
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
+    prefix = f"{check.name}: " if jobs > 1 else ""
     # What is ended because it takes too long prints the stacks of its threads.
-    bounded = ["timeout", "--signal=ABRT", "--kill-after=10", str(2 * check.seconds), *check.command]
-    with log.open("w") as file:
+    bounded = ["timeout", "--signal=ABRT", "--kill-after=10", str(2 * jobs * check.seconds), *check.command]
+    with log.open("w", buffering=1) as file:
         file.write(f"$ {' '.join(check.command)}\n")
-        file.flush()
         command = subprocess.Popen(
             bounded, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert command.stdout is not None
         for line in command.stdout:
-            print(line, end="", flush=True)
+            print(f"{prefix}{line}", end="", flush=True)
             file.write(line)
         status = command.wait()
     return {0: "passed", 124: "ran out of time", 137: "ran out of time"}.get(status, f"failed with status {status}")

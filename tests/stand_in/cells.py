@@ -250,5 +250,7 @@ def compile_draws(num: int) -> dict[str, tuple[int, ...]]:
     with torch._inductor.config.patch(compile_threads=1):  # else other processes compile, without the stand-ins
         for kind in ("uniform", "normal"):
             for streams in (range(7, 8), range(7, 11)):
-                found[f"{kind} {len(streams)}"] = tuple(torch.compile(noise.draw)(seeds, streams, num, kind).shape)
+                found[f"{kind} {len(streams)}"] = tuple(
+                    torch.compile(noise.draw, dynamic=False)(seeds, streams, num, kind).shape
+                )
     return found

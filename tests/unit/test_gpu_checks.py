@@ -55,20 +55,23 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
 
 
 def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, capsys):
-    """Each writes when it began and ended; what is not a test begins after all others have ended."""
-    code = "import sys, time; begin = time.time(); time.sleep(1); print(sys.argv[1:], begin, time.time())"
+    """Each writes when it began and ended; what is not a test is alone, and has all threads."""
+    code = "import os, sys, time; begin = time.time(); time.sleep(1); print(os.environ.get('OMP_NUM_THREADS'), begin, time.time())"
     words = {"first": ["pytest"], "measured": [], "second": ["pytest"], "measured too": []}
     monkeypatch.setattr(checks, "CHECKS", [Check(name, "", 60, [*PYTHON, code, *more]) for name, more in words.items()])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert checks.main(["--jobs", "2", "--out", str(tmp_path)]) == 0
-    assert os.environ.pop("OMP_NUM_THREADS") == str(max(1, len(os.sched_getaffinity(0)) // 2))
     spans = {}
     for name in words:
-        *_, begin, end = (tmp_path / f"{name.replace(' ', '_')}.log").read_text().split()
+        *_, threads, begin, end = (tmp_path / f"{name.replace(' ', '_')}.log").read_text().split()
+        assert threads == ("None" if "measured" in name else str(max(1, len(os.sched_getaffinity(0)) // 2)))
         spans[name] = float(begin), float(end)
+    assert "first: " in capsys.readouterr().out
     assert max(spans[name][0] for name in ("first", "second")) < min(spans[name][1] for name in ("first", "second"))
     assert max(spans[name][1] for name in ("first", "second")) < spans["measured"][0]
     assert spans["measured"][1] < spans["measured too"][0]
+    with pytest.raises(SystemExit, match="2"):
+        checks.main(["--jobs", "0"])
 
 
 def test_benches_take_their_options(capsys):

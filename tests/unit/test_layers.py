@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+from bigsgan.models import layers
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import (
     SelfAttention,
@@ -21,6 +22,7 @@ from bigsgan.models.layers import (
     SpectralEmbedding,
     SpectralLayer,
     SpectralLinear,
+    draw_orthogonal,
     moving_state,
     upsample_nearest,
 )
@@ -159,6 +161,25 @@ def test_recomputation_moves_nothing_and_changes_no_gradient(kind):
     v = F.normalize(matrix.T @ start[0], dim=0)  # one iteration, not two
     assert_close(layer.v, v)
     assert_close(layer.u, F.normalize(matrix @ v, dim=0))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (6, 90)])
+def test_an_orthogonal_matrix_is_torchs(shape):
+    """Bit for bit, and in the memory order of a weight."""
+    expected = torch.nn.init.orthogonal_(torch.empty(shape), generator=torch.Generator().manual_seed(7))
+    found = draw_orthogonal(shape, torch.Generator().manual_seed(7), torch.device("cpu"))
+    assert torch.equal(found, expected)
+    assert found.is_contiguous()
+
+
+def test_only_large_matrices_are_made_orthogonal_elsewhere(monkeypatch):
+    """The meta device shows where; numbers are drawn on the CPU all the same."""
+    monkeypatch.setattr(layers, "_LARGE", 36)
+    generator, meta = torch.Generator(), torch.device("meta")
+    assert draw_orthogonal((3, 3), generator, meta).device.type == "cpu"
+    before = generator.get_state()
+    assert draw_orthogonal((3, 4), generator, meta).device.type == "meta"
+    assert not torch.equal(generator.get_state(), before)
 
 
 def orthogonal_penalty(weight: Tensor, strength: float) -> Tensor:

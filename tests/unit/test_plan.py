@@ -8,9 +8,10 @@ import pytest
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.plan import describe_networks
-from bigsgan.planner.counting import count_heads, count_network, count_work
+from bigsgan.planner import counting
+from bigsgan.planner.counting import count_heads, count_layers, count_network, count_work
 from tests import REPOSITORY
-from tests.tiny import tiny_plan
+from tests.tiny import both, tiny_plan
 
 RECIPES = REPOSITORY / "launch" / "recipes"
 
@@ -174,3 +175,14 @@ def test_how_long_a_run_takes(capsys):
 def test_speeds_that_are_none(options, message, capsys):
     assert main(["plan", *options]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
+
+
+def test_each_recipe_and_micro_batch_has_its_own_counts(tmp_path, monkeypatch):
+    """Whatever was counted before: as in a new process."""
+    games = [[], ["batch=16"], ["discriminator.channels=8"], ["augmentation={kind: diffaugment}"]]
+    plans = [tiny_plan(tmp_path, 1, options, both(0)) for options in games]
+    together = [count_layers(plan, "discriminator") for plan in plans]
+    for plan, found in zip(plans, together, strict=True):
+        monkeypatch.setattr(counting, "_FLOP_OF_LAYERS", {})
+        assert count_layers(plan, "discriminator") == found
+    assert together[2] != together[0]

@@ -232,7 +232,7 @@ def test_the_command_prints_a_table_or_json(capsys):
     ],
 )
 def test_eight_billion_parameters_are_planned_within_seconds(name, gpus, fits):
-    """In seconds of a quick CPU, on which the same command takes two for two small networks."""
+    """Within ten times as long as two tiny networks, of which it takes four."""
     options = ["--gpus", str(gpus), "--nodes", str(gpus // 8), "--gpu-memory", "80", "--json"]
     found, seconds = planned_apart(name, *options)
     assert (found["recommended"] is not None) == fits

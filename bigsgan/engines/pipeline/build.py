@@ -55,9 +55,8 @@ class PipelineBuilder:
         _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
         stage = placement.stage(rank)
         part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
-        part = part.float().to_empty(device="cpu")  # DeepSpeed takes masters from float32 values
+        part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
         initialize(part, initial_seed(plan.recipe, network))
-        part = part.to(device)
         clip_norm = config["gradient_clipping"]
         if file.stage == 0 and file.precision == "fp32":
             config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own

@@ -44,9 +44,8 @@ def measure(
     """
     found = []
     for number, counted in enumerate(count(network)):
-        part = copy.deepcopy(network.part(number, number + 1)).to_empty(device="cpu")
+        part = copy.deepcopy(network.part(number, number + 1)).to_empty(device=device)
         initialize(part, seed)
-        part = part.to(device)
         carry = _carry(boundaries, number, num_samples, torch.Generator(device).manual_seed(seed))
         times = [_run(part, carry) for _ in range(_REPETITIONS)]
         forward, backward = (min(t[i] for t in times) / num_samples for i in (0, 1))
