@@ -53,7 +53,8 @@ REFUSED = {
 RUNS = [name for name in LAYOUTS if name not in REFUSED]
 
 IN_CI = ["0-fp32-device", "1-fp16-device", "2-bf16-optimizer", "3-bf16-device", "3-fp16-optimizer", "3-bf16-all"]
-"""Layouts in which CI looks for races on two ranks, and runs every family in pipelines; in the others a third each."""
+"""Layouts in which CI runs every family on one rank and in pipelines, and looks for races on two; in the other
+pipelines it runs a third of the families."""
 
 SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 """Layouts in which runs also sample, report and save."""

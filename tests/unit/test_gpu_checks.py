@@ -56,7 +56,8 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
 
 def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, capsys):
     """Each writes when it began and ended; what is not a test is alone, and has all threads."""
-    code = "import os, sys, time; begin = time.time(); time.sleep(1); print(os.environ.get('OMP_NUM_THREADS'), begin, time.time())"
+    code = "import os, time; begin = time.time(); time.sleep(1); "
+    code += "print(os.environ.get('OMP_NUM_THREADS'), begin, time.time())"
     words = {"first": ["pytest"], "measured": [], "second": ["pytest"], "measured too": []}
     monkeypatch.setattr(checks, "CHECKS", [Check(name, "", 60, [*PYTHON, code, *more]) for name, more in words.items()])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
