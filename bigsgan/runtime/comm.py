@@ -52,8 +52,6 @@ def initialize(patience_seconds: float | None = None) -> None:
     local_size = launched.local_size(os.environ)
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
-        # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
@@ -68,6 +66,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
+    torch.set_num_threads(_num_threads(local_size))
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
@@ -78,6 +77,18 @@ def initialize(patience_seconds: float | None = None) -> None:
     store = _meeting_place()
     deepspeed.init_distributed(verbose=False, **patience)
     del store  # torch's own has shared it since
+
+
+def _num_threads(local_size: int) -> int:
+    """Return OMP_NUM_THREADS, or this rank's part of the cores where it is missing or 1.
+
+    The deepspeed launcher unsets it, so that every rank would take all cores. torchrun sets it to 1, with which the
+    first weights of a large network take long.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 1:
+        return int(asked)
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
 def extend_patience() -> None:
@@ -116,7 +127,8 @@ def device() -> torch.device:
 def barrier() -> None:
     """Wait for all ranks."""
     with division.scope():
-        dist.barrier()
+        # NCCL would guess the device from the rank, and hang where hosts differ.
+        dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
 
 
 def patient_barrier() -> Callable[[], None]:
