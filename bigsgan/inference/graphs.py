@@ -186,7 +186,7 @@ def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:
     shapes = {name: {} if name == "psi" else {0: num} for name in inputs}
     with torch.no_grad():
         module = _module(recipe, network).eval()
-        return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes)
+        return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False)
 
 
 def _save_program(program: ExportedProgram, header: Mapping[str, str], path: Path) -> None:

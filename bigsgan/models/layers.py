@@ -52,9 +52,10 @@ def draw_orthogonal(shape: tuple[int, int], generator: torch.Generator, device: 
     The numbers are drawn on the CPU. Large matrices are decomposed on ``device``, and stay there.
     """
     rows, columns = shape
-    drawn = torch.empty(shape).normal_(generator=generator)
+    drawn = torch.empty(shape, dtype=torch.float32).normal_(generator=generator)
     drawn = drawn.to(device if rows * columns * min(shape) >= _LARGE else "cpu")
     q, r = torch.linalg.qr(drawn.t() if rows < columns else drawn)
+    del drawn
     q *= r.diagonal().sign()
     return (q.t() if rows < columns else q).contiguous()
 
@@ -156,7 +157,7 @@ class SpectralLayer(StatefulLayer):
         """Fill the weight with an orthogonal matrix, the bias with zeros, and u and v with its singular vectors."""
         generator, shape = generators("weight"), (len(self.weight) // self.groups, self.weight[0].numel())
         groups = [draw_orthogonal(shape, generator, self.weight.device) for _ in range(self.groups)]
-        weight = torch.cat(groups).view(self.weight.shape)
+        weight = (torch.cat(groups) if self.groups > 1 else groups.pop()).view(self.weight.shape)
         self.weight.copy_(weight)
         if self.bias is not None:
             self.bias.zero_()

@@ -164,6 +164,8 @@ class FromCosines(nn.Module):
 def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 
+    Large orthogonal weights are made on the network's device, and differ between kinds of devices by rounding.
+
     Args:
         network: Its modules fill their own parameters and buffers in a method ``initialize(generators)``.
         seed: The network's seed.

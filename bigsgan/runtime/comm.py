@@ -52,6 +52,8 @@ def initialize(patience_seconds: float | None = None) -> None:
     local_size = launched.local_size(os.environ)
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
+        # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
@@ -66,7 +68,8 @@ def initialize(patience_seconds: float | None = None) -> None:
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
-    torch.set_num_threads(_num_threads(local_size))
+        if (num_threads := _threads_beside_a_gpu(local_size)) is not None:
+            torch.set_num_threads(num_threads)
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
@@ -79,16 +82,18 @@ def initialize(patience_seconds: float | None = None) -> None:
     del store  # torch's own has shared it since
 
 
-def _num_threads(local_size: int) -> int:
-    """Return OMP_NUM_THREADS, or this rank's part of the cores where it is missing or 1.
+def _threads_beside_a_gpu(local_size: int) -> int | None:
+    """Return this rank's part of the host's cores, or None where the user or the launcher has chosen.
 
-    The deepspeed launcher unsets it, so that every rank would take all cores. torchrun sets it to 1, with which the
-    first weights of a large network take long.
+    The deepspeed launcher unsets OMP_NUM_THREADS, so that every rank would take all cores; torchrun sets it to 1, with
+    which the first weights of a large network take long. Slurm binds each rank to its own cores.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 1:
-        return int(asked)
-    return max(1, len(os.sched_getaffinity(0)) // local_size)
+    asked = os.environ.get("OMP_NUM_THREADS")
+    is_torchruns = asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ
+    num_cores = len(os.sched_getaffinity(0))
+    if (asked and not is_torchruns) or num_cores < (os.cpu_count() or 1):
+        return None
+    return max(1, num_cores // local_size)
 
 
 def extend_patience() -> None:

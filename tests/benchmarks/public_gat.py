@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from bigsgan.bench.measure import Settings, Visit, visit
 from bigsgan.bench.product import build_engine_loop
@@ -176,6 +177,9 @@ def main() -> None:
             builders[f"bigsgan, {name}"] = partial(build_engine_loop, plan_of(options, Path(root), VARIANTS[name]))
         builders["public code again"] = build_public
 
+        if comm.device().type == "cuda":
+            with profile(activities=[ProfilerActivity.CUDA]):  # its first start takes long
+                pass
         settings = Settings(rounds=1, warmup=options.warmup, steps=options.steps)
         found: dict[str, list[Visit]] = {name: [] for name in builders}
         failed = dict[str, str]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -167,14 +168,16 @@ def _row(check: Check, out: Path, jobs: int = 1) -> tuple[str, str, str]:
 def run(check: Check, log: Path, jobs: int = 1) -> str:
     """Run one check, showing what it prints and keeping it in a file; return how it went.
 
-    ``jobs`` checks share the machine: each has its part of the cores, and as many times as long.
+    ``jobs`` checks share the machine: each has its part of the cores, and twice as long.
     """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     environment = {**os.environ, **({"TESTS_ON_GPU": "1"} if check.on_one_gpu else {}), "PYTHONFAULTHANDLER": "1"}
     if jobs > 1:  # threads of one test would wait for those of others
         environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
     prefix = f"{check.name}: " if jobs > 1 else ""
     # What is ended because it takes too long prints the stacks of its threads.
-    bounded = ["timeout", "--signal=ABRT", "--kill-after=10", str(2 * jobs * check.seconds), *check.command]
+    limit = str(check.seconds * (2 if jobs == 1 else 4))
+    bounded = ["timeout", "--signal=ABRT", "--kill-after=10", limit, *check.command]
     with log.open("w", buffering=1) as file:
         file.write(f"$ {' '.join(check.command)}\n")
         command = subprocess.Popen(

@@ -28,7 +28,7 @@ def test_a_large_matrix_is_made_orthogonal_on_the_device(shape):
     product = found @ found.mT if shape[0] < shape[1] else found.mT @ found
     error = float((found - expected).norm() / expected.norm())
     print(f"orthogonal {shape}: {error:.1e} from the CPU's")
-    assert error < 1e-3  # what rounding does to the last columns of a square matrix
+    assert error < 1e-3  # what rounding does to the last of its rows or columns
     assert float((product - torch.eye(min(shape), dtype=torch.float64)).abs().max()) < 1e-5
 
 

@@ -10,15 +10,25 @@ from bigsgan.runtime import comm
 
 
 @pytest.mark.parametrize(
-    "asked, local_size, expected", [(None, 4, 4), ("1", 4, 4), ("3", 4, 3), ("2,1", 8, 2), ("", 32, 1), (None, 1, 16)]
+    "asked, by_torchrun, num_cores, local_size, expected",
+    [
+        (None, False, 16, 4, 4),
+        (None, False, 16, 32, 1),
+        ("1", True, 16, 4, 4),
+        ("1", False, 16, 4, None),
+        ("3", True, 16, 4, None),
+        (None, False, 4, 4, None),  # as Slurm binds it
+    ],
 )
-def test_a_rank_computes_on_its_part_of_the_cores(monkeypatch, asked, local_size, expected):
-    """deepspeed sets no number of threads, torchrun 1; a user's own number counts."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert comm._num_threads(local_size) == expected
+def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_size, expected):
+    """A part of the cores, unless the user has chosen, or the launcher has divided them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
+    for name, value in (("OMP_NUM_THREADS", asked), ("TORCHELASTIC_RUN_ID", "none" if by_torchrun else None)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert comm._threads_beside_a_gpu(local_size) == expected
 
 
 @pytest.mark.parametrize("backend, expected", [("nccl", [3]), ("gloo", None)])
