@@ -15,7 +15,7 @@ from bigsgan.models import augment_pixels as pixels
 from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.augment_geometry import SYM6, draw_geometry, inverse_matrix, warp
 from bigsgan.models.diff_augment import DiffAugment, SampleAugmentation
-from bigsgan.models.layers import Generators
+from bigsgan.models.initial import Generators
 
 
 class AdaptiveAugment(SampleAugmentation):

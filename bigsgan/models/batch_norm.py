@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.models.dual import has_tangent, linearly
-from bigsgan.models.layers import Embedding, Generators, RankAverages, SpectralLinear, TwiceDifferentiable
+from bigsgan.models.initial import Generators
+from bigsgan.models.layers import Embedding, RankAverages, SpectralLinear, TwiceDifferentiable
 from bigsgan.models.precision import full
 
 _TINY = 1e-30

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.models import gat
-from bigsgan.models.layers import Generators, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.transformer import Attention, Linear, Positions, patches_of
 
 _STD = 0.02

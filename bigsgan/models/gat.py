@@ -24,7 +24,7 @@ from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
 from bigsgan.config.objective import Teacher
 from bigsgan.models import noise
-from bigsgan.models.layers import Generators, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Embedding
 from bigsgan.models.precision import full
 from bigsgan.models.transformer import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out
 from bigsgan.models.dual import multiply
-from bigsgan.models.layers import Generators, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.precision import full
 
 

@@ -22,7 +22,7 @@ from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3
 from bigsgan.models import fir, fused
 from bigsgan.models.convolutions import convolve, laid_out, rectify_biased
 from bigsgan.models.dual import linearly
-from bigsgan.models.layers import Generators, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Embedding, Linear, Weighted
 from bigsgan.models.precision import full
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.models import fir, noise
-from bigsgan.models.layers import Generators, RankAverages, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
+from bigsgan.models.layers import RankAverages
 from bigsgan.models.stylegan2_layers import (
     Conv2d,
     Doubled,

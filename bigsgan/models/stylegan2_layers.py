@@ -18,7 +18,7 @@ from torch import Tensor
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.dual import linearly, multiply
-from bigsgan.models.layers import Generators, draw_normal
+from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Weighted
 from bigsgan.models.precision import full
 

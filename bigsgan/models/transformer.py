@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan.models.dual import has_tangent, multiply, softmax
-from bigsgan.models.layers import Generators, TwiceDifferentiable
+from bigsgan.models.initial import Generators
+from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.precision import full
 
 _EPSILON = 1e-6

@@ -133,7 +133,8 @@ def barrier() -> None:
     """Wait for all ranks."""
     with division.scope():
         # NCCL would guess the device from the rank, and hang where hosts differ.
-        dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
+        own = device()
+        dist.barrier(device_ids=[own.index] if own.type == "cuda" and dist.get_backend() == "nccl" else None)
 
 
 def patient_barrier() -> Callable[[], None]:

@@ -8,7 +8,7 @@ import torch
 from bigsgan.doctor import arithmetic
 from bigsgan.doctor.arithmetic import CLOSE, DIFFERENTIATED, GAMES, NO_WORSE
 from bigsgan.doctor.smooth import smooth
-from bigsgan.models.layers import draw_orthogonal
+from bigsgan.models.initial import draw_orthogonal
 
 pytestmark = [
     pytest.mark.gpu,

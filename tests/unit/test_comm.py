@@ -31,12 +31,14 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
     assert comm._threads_beside_a_gpu(local_size) == expected
 
 
-@pytest.mark.parametrize("backend, expected", [("nccl", [3]), ("gloo", None)])
-def test_a_barrier_names_the_rank_s_own_device(monkeypatch, backend, expected):
+@pytest.mark.parametrize(
+    "device, backend, expected", [("cuda:3", "nccl", [3]), ("cuda:3", "gloo", None), ("cpu", "gloo", None)]
+)
+def test_a_barrier_names_the_rank_s_own_device(monkeypatch, device, backend, expected):
     """NCCL would guess it from the rank."""
     seen = []
+    monkeypatch.setattr(comm, "device", lambda: torch.device(device))
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     monkeypatch.setattr(dist, "barrier", lambda device_ids: seen.append(device_ids))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     comm.barrier()
     assert seen == [expected]

@@ -14,15 +14,15 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from bigsgan.models import layers
+from bigsgan.models import initial
 from bigsgan.models.batch_norm import BatchStatistics
+from bigsgan.models.initial import draw_orthogonal
 from bigsgan.models.layers import (
     SelfAttention,
     SpectralConv2d,
     SpectralEmbedding,
     SpectralLayer,
     SpectralLinear,
-    draw_orthogonal,
     moving_state,
     upsample_nearest,
 )
@@ -174,7 +174,7 @@ def test_an_orthogonal_matrix_is_torchs(shape):
 
 def test_only_large_matrices_are_made_orthogonal_elsewhere(monkeypatch):
     """The meta device shows where; numbers are drawn on the CPU all the same."""
-    monkeypatch.setattr(layers, "_LARGE", 36)
+    monkeypatch.setattr(initial, "_LARGE", 36)
     generator, meta = torch.Generator(), torch.device("meta")
     assert draw_orthogonal((3, 3), generator, meta).device.type == "cpu"
     before = generator.get_state()
