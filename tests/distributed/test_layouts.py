@@ -34,7 +34,6 @@ ADAMW = [
     ),
     *(f"objective.{name}={{weight: 0.2}}" for name in ("r1", "r2")),
 ]
-ADAMW_IN_CI = ("gat", "zero3")
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
 
@@ -166,14 +165,9 @@ def test_transformers(table, family, target, sources):
         assert any(apart(found[name], before[name]) > 1e-3 for name in found if "/master/" in name)
 
 
-@pytest.mark.parametrize(
-    "family, target",
-    [
-        pytest.param(family, target, marks=pytest.mark.slow if (family, target) == ADAMW_IN_CI else pytest.mark.nightly)
-        for family in TRANSFORMERS
-        for target in ("zero3", "zero2", "stages", "1 rank")
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize("target", ["zero3", "zero2, groups", "stages", "1 rank"])
 def test_adamw_and_exact_penalties_of_transformers(table, family, target):
     """As their recipes have them: both moments, the weights and the number of steps, from stages and from shards."""
     options = [option for option in TRANSFORMERS[family] if not option.startswith("optimizer.")]
