@@ -100,7 +100,7 @@ class Table:
         return list(zip(*self.ranks(num_ranks).run(function, [*optimizer, *overrides], ds, *arguments), strict=True))
 
     def saved(self, name, optimizer):
-        key = name, optimizer[0]
+        key = name, *optimizer
         if key not in self._saved:
             directory = tempfile.mkdtemp(dir=self.directory)
             self._saved[key] = directory, *self.call(name, optimizer, saved_run, directory)
