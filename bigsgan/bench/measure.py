@@ -87,6 +87,13 @@ class Stopwatch:
         return self._events[0].elapsed_time(self._events[1]) / 1000
 
 
+def start_profiler() -> None:
+    """Start torch's profiler of a GPU once, before anything is timed: its first start takes long."""
+    if comm.device().type == "cuda":
+        with profile(activities=[ProfilerActivity.CUDA]):  # no kernel runs meanwhile
+            pass
+
+
 def take_turns(
     builders: Sequence[tuple[Builder, Setting]], settings: Settings, announce: Callable[[int, int], None]
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
@@ -100,9 +107,7 @@ def take_turns(
     Raises:
         UserError: A loop failed on one of several ranks, for which the others are waiting.
     """
-    if comm.device().type == "cuda":
-        with profile(activities=[ProfilerActivity.CUDA]):  # its first start takes long, and no kernel runs meanwhile
-            pass
+    start_profiler()
     found: list[list[list[Visit]]] = [[] for _ in builders]
     failed: dict[int, str] = {}
     for turn in range(settings.rounds):

@@ -28,9 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from bigsgan.bench.measure import Settings, Visit, visit
+from bigsgan.bench.measure import Settings, Visit, start_profiler, visit
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
 from bigsgan.runtime import comm
@@ -79,7 +78,7 @@ class PublicLoop:
         self._loss = public.loss(approximate=True, r1_every=1, r2_every=1, r1_gamma=0.1, r2_gamma=0.1)
         self._latents = torch.randn(batch, *LATENT, device=comm.device())
         self._labels = torch.randint(NUM_CLASSES, (batch,), device=comm.device())
-        self._updates, self._lost = 0, {letter: [] for letter in "GD"}
+        self._updates = 0
 
     def __call__(self) -> None:
         """D's step, then G's, on new latents and images of the same classes."""
@@ -98,20 +97,15 @@ class PublicLoop:
     def _step(self, letter: str, step: Any, given: dict[str, Tensor]) -> None:
         g, d = self._wrapped["G"], self._wrapped["D"]
         lost, _, _ = step(g, d, None, self._latents, None, self._updates, given)
-        lost = lost.mean()
-        lost.backward()
+        lost.mean().backward()
         parameters = [p for p in self._modules[letter].parameters() if p.grad is not None]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         self._optimizers[letter].step()
         self._optimizers[letter].zero_grad(set_to_none=True)
-        self._lost[letter].append(lost.detach())
 
     def means(self) -> dict[str, float]:
-        """Mean losses since the last call, D's with its penalties."""
-        lost = {name: self._lost[name[0].upper()] for name in NETWORKS}
-        found = {f"loss/{name}": torch.stack(values).mean().item() for name, values in lost.items() if values}
-        self._lost = {letter: [] for letter in "GD"}
-        return found
+        """Nothing, as losses of other data and weights are not compared."""
+        return {}
 
     def idle(self) -> None:
         """Networks take turns."""
@@ -177,9 +171,7 @@ def main() -> None:
             builders[f"bigsgan, {name}"] = partial(build_engine_loop, plan_of(options, Path(root), VARIANTS[name]))
         builders["public code again"] = build_public
 
-        if comm.device().type == "cuda":
-            with profile(activities=[ProfilerActivity.CUDA]):  # its first start takes long
-                pass
+        start_profiler()
         settings = Settings(rounds=1, warmup=options.warmup, steps=options.steps)
         found: dict[str, list[Visit]] = {name: [] for name in builders}
         failed = dict[str, str]()
