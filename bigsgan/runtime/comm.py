@@ -53,7 +53,7 @@ def initialize(patience_seconds: float | None = None) -> None:
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+        torch.set_num_threads(_part_of_cores(local_size))
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
@@ -82,6 +82,10 @@ def initialize(patience_seconds: float | None = None) -> None:
     del store  # torch's own has shared it since
 
 
+def _part_of_cores(local_size: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
+
+
 def _threads_beside_a_gpu(local_size: int) -> int | None:
     """Return this rank's part of the host's cores, or None where the user or the launcher has chosen.
 
@@ -90,10 +94,8 @@ def _threads_beside_a_gpu(local_size: int) -> int | None:
     """
     asked = os.environ.get("OMP_NUM_THREADS")
     is_torchruns = asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ
-    num_cores = len(os.sched_getaffinity(0))
-    if (asked and not is_torchruns) or num_cores < (os.cpu_count() or 1):
-        return None
-    return max(1, num_cores // local_size)
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return None if is_bound or (asked and not is_torchruns) else _part_of_cores(local_size)
 
 
 def extend_patience() -> None:
