@@ -73,11 +73,14 @@ def build(public: SimpleNamespace, section: dict[str, int], **of_discriminator: 
         "G": public.generator(latent_size=LATENT, **common),
         "D": public.discriminator(**{"cmap_dim": EMBEDDING, **common, **of_discriminator}),
     }
-    for network in networks.values():
-        for module in network.double().modules():
-            if isinstance(module, nn.RMSNorm) and module.eps is None:  # else it is that of the type it computes in
-                module.eps = torch.finfo(torch.float32).eps
-    return networks
+    return {letter: in_float64(network) for letter, network in networks.items()}
+
+
+def in_float64(network: nn.Module) -> nn.Module:
+    for module in network.double().modules():
+        if isinstance(module, nn.RMSNorm) and module.eps is None:  # else it is that of the type it computes in
+            module.eps = torch.finfo(torch.float32).eps
+    return network
 
 
 @torch.no_grad()
