@@ -108,6 +108,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     if rank == 0:  # only now, as the recipe fits the data and the checkpoint
         write_recipe(recipe, out, plan.engines)
     rank_log.write = run.reporter.message
+    run.reporter.message(_opening_line(run))  # the first report may take minutes
     board = partial(
         comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
     )  # a launcher may keep its store for a restart
@@ -120,6 +121,12 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     stopped_by = None if complete else _stopped_by(requests)
     run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
     return stopped_by
+
+
+def _opening_line(run: Run) -> str:
+    num, recipe = comm.world_size(), run.recipe
+    ranks = f"{num} rank{'s' if num > 1 else ''} on {comm.device().type}"
+    return f"training: images {run.counters.nimg} to {recipe.total_nimg}, {ranks}, a report every {recipe.report_nimg}"
 
 
 def _stopped_by(requests: StopRequests) -> str:

@@ -162,7 +162,9 @@ def test_the_same_command_goes_on(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
     kill_before_it_saves(directory)
-    assert f"Resuming from {directory / 'run' / 'checkpoints' / '000000000032'}" in train(directory, 48)
+    printed = train(directory, 48)
+    assert f"Resuming from {directory / 'run' / 'checkpoints' / '000000000032'}" in printed
+    assert "training: images 32 to 48, 1 rank on cpu, a report every " in printed
     train(tmp_path, 48)
     resumed, whole = (
         load_file(d / "run/checkpoints/000000000048/rank00000.safetensors") for d in (directory, tmp_path)

@@ -152,6 +152,7 @@ def test_a_dry_run_prints_what_was_overridden(clone):
 
 def test_train_look_sample_and_export(clone, capsys):
     printed = execute([*COMMANDS[1], *SHORT])
+    assert "training: images 0 to 64, " in printed
     assert "done: 64 images" in printed
     (tensorboard,) = [words for words in FIRST if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
