@@ -1,16 +1,22 @@
-"""How near finite differences of D are to its slope: `python -m tests.benchmarks.finite_differences`.
+"""How near finite differences of D are to its slope: `python -m tests.benchmarks.finite_differences [RECIPE ...]`.
 
-Discriminators of recipes as they begin, 64 real images each. Bias: the mean over images and directions e of the squared
-finite difference, over that of (g . e)^2 along the same directions. Spread: the standard deviation over directions of
-an image's squared finite difference, or of the mean of two along directions of their own, over |g|^2.
+Discriminators of recipes as they begin, 64 real images each. With --tf32 convolutions in float32 round their operands
+to TF32's 10 bits on the way forward. Bias: the mean over images and directions e of the squared finite difference, over
+that of (g . e)^2 along the same directions. Spread: the standard deviation over directions of an image's squared finite
+difference, or of the mean of two along directions of their own, over |g|^2.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import copy
 import math
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bigsgan import shipped
@@ -40,6 +46,21 @@ def discriminator(name: str) -> tuple[LayerStack, Tensor, Tensor]:
     return network, images, labels
 
 
+def to_tf32(x: Tensor) -> Tensor:
+    """Round float32 to 10 bits after the point; its derivative is 1."""
+    return x + (((x.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) - x.detach())
+
+
+def rounding(convolution: Any) -> Any:
+    """A convolution whose operands in float32 are rounded first."""
+
+    def rounded(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+        x, weight = (to_tf32(t) if t.dtype == torch.float32 else t for t in (x, weight))
+        return convolution(x, weight, *rest, **options)
+
+    return mock.patch.object(F, convolution.__name__, rounded)
+
+
 @torch.no_grad()
 def squares(d: LayerStack, x: Tensor, labels: Tensor, e: Tensor, sigma: float, antithetic: bool) -> Tensor:
     """Squared finite differences (NUM,)."""
@@ -47,10 +68,10 @@ def squares(d: LayerStack, x: Tensor, labels: Tensor, e: Tensor, sigma: float, a
     return ((next(ends) - next(ends)) / (sigma * (1 + antithetic))).square()
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     """Print a table."""
     print("| recipe, type | | " + " | ".join(f"{sigma:g}" for sigma in SIGMAS) + " |")
-    for name in SHOWN:
+    for name in names:
         whole, x, labels = discriminator(name)
         directions = torch.randn(DIRECTIONS, *x.shape, generator=torch.Generator().manual_seed(0))
         for dtype in TYPES:
@@ -74,5 +95,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipes", nargs="*", default=SHOWN)
+    parser.add_argument("--tf32", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    main()
+    with contextlib.ExitStack() as stack:
+        for convolution in (F.conv2d, F.conv_transpose2d) if options.tf32 else ():
+            stack.enter_context(rounding(convolution))
+        main(options.recipes)
