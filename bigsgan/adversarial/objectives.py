@@ -18,7 +18,7 @@ from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.teacher import distances
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
-from bigsgan.config.objective import Objective, Penalty
+from bigsgan.config.objective import Objective, Penalty, num_differentiated
 from bigsgan.engines import MicroBatch
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
@@ -86,7 +86,6 @@ class DiscriminatorObjective:
         penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
         self._penalties = {name: p for name, p in penalties.items() if d_step % p.every == 0}
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
-        self.penalised = bool(self._penalties)
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
         self.checked = [
             name
@@ -108,6 +107,11 @@ class DiscriminatorObjective:
         return bool(self._exact)
 
     @property
+    def num_differentiated(self) -> int:
+        """Number of segments at whose images D is differentiated for exact penalties; see ``num_differentiated``."""
+        return num_differentiated(self._exact, self.num_segments)
+
+    @property
     def interpolates(self) -> bool:
         """Whether the last segment lies between real and fake images."""
         return self._section.gradient_penalty is not None
@@ -122,6 +126,11 @@ class DiscriminatorObjective:
         if self.interpolates:
             found[GRADIENT_PENALTY] = draws.uniform(GRADIENT_PENALTY, counters, samples, (1, 1, 1))
         return found
+
+    def reals(self, real: MicroBatch) -> MicroBatch:
+        """Return the first segment of ``batch``."""
+        images, *rest = real
+        return _repeated(images, self._images_per_sample * images.shape[1]), *rest
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -165,7 +174,7 @@ class DiscriminatorObjective:
             loss = loss + tangents.sum()
         elif self.differentiates_inputs:
             (grads,) = torch.autograd.grad((outputs * _PENALTY_SCALE).sum(), inputs[0], create_graph=True)
-            loss = loss + self._exact_penalties(full(grads) / _PENALTY_SCALE)
+            loss = loss + self._exact_penalties((full(grads) / _PENALTY_SCALE).chunk(self.num_segments))
         for name in self.perturbed:
             loss = loss + self._penalty(name, self._squared_slopes(name, segments))
         return loss
@@ -177,14 +186,17 @@ class DiscriminatorObjective:
         <v, g> with fixed v = dP/dg is that of P.
 
         Args:
-            grads: Gradients of the sum of the logits at the images, (S * n, C, H, W) float32.
+            grads: Gradients of the sum of the logits at the images of the first P = ``num_differentiated`` segments,
+                (P * n, C, H, W) float32.
 
         Returns:
-            v, of the same shape; zero in segments without a penalty.
+            v, for all segments, (S * n, C, H, W); zero in those without a penalty.
         """
         with torch.enable_grad():
             grads = grads.detach().requires_grad_()
-            return torch.autograd.grad(self._exact_penalties(grads), grads)[0]
+            (found,) = torch.autograd.grad(self._exact_penalties(grads.chunk(self.num_differentiated)), grads)
+        rest = len(grads) // self.num_differentiated * (self.num_segments - self.num_differentiated)
+        return torch.cat([found, found.new_zeros(rest, *found.shape[1:])])
 
     def note_slopes(self, outputs: Tensor) -> None:
         """Record the squared slopes by finite differences, given the logits of a checked micro-batch."""
@@ -215,9 +227,8 @@ class DiscriminatorObjective:
         self._statistics.add("teacher/patch", of_patches.detach())
         return self._section.teacher.weight * (of_class + of_patches)
 
-    def _exact_penalties(self, grads: Tensor) -> Tensor:
-        """Return the sum of the exact penalties, given the gradients of the logits at the images."""
-        segments = grads.chunk(self.num_segments)
+    def _exact_penalties(self, segments: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the exact penalties, given the gradients of the logits at the images of each segment."""
         return torch.stack([
             self._penalty(name, self._squared_norms(segments[number], number)) for name, number in self._exact.items()
         ]).sum()  # fmt: skip

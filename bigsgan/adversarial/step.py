@@ -2,7 +2,7 @@
 
     G makes images      fakes = G(latents)                                 no graph
     D checks            the slope of D on one micro-batch                  to check a finite difference, now and then
-    D differentiates    the slope of D at reals and fakes                  for a penalty in forward mode
+    D differentiates    the slope of D at reals, or at all images          for a penalty in forward mode
     D trains            update D on d_loss(D(reals), D(fakes))
     G differentiates    the slope of G at its styles                       for path length in forward mode
     G makes images      fakes = G(latents)
@@ -77,7 +77,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Callable[[Sequence[bool], bool, Sequence[bool], bool], Sequence[Phase]],
+        phases: Callable[[Sequence[int], bool, Sequence[bool], bool], Sequence[Phase]],
         section: Objective,
         sources: Sources,
         statistics: Statistics,
@@ -87,8 +87,9 @@ class AdversarialStep:
 
         Args:
             executor: Runs the engines.
-            phases: Returns the phases of an update, given which of D's steps carry an exact penalty, whether path
-                length is due, which of D's steps check a finite difference, and whether D has kept images for it.
+            phases: Returns the phases of an update, given at how many segments each of D's steps differentiates D,
+                whether path length is due, which of D's steps check a finite difference, and whether D has kept images
+                for it.
             section: The recipe's objective.
             sources: The sources of the inputs.
             statistics: Collects losses, logits and norms.
@@ -123,7 +124,7 @@ class AdversarialStep:
         section, path_length = self._section, self._extras.path_length
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        penalised, checked = [o.differentiates_inputs for o in objectives], [bool(o.checked) for o in objectives]
+        penalised, checked = [o.num_differentiated for o in objectives], [bool(o.checked) for o in objectives]
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -185,15 +186,22 @@ class AdversarialStep:
         )
 
     def _batch(
-        self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals
+        self,
+        objective: DiscriminatorObjective,
+        inputs: Inputs,
+        counters: tuple[int, int],
+        reals: Reals,
+        of_reals: bool,
     ) -> GetInputs:
-        """Build the function that returns D's inputs where it trains."""
+        """Build the function that returns D's inputs where it trains, or the part of them that has real images."""
         part = self._sources.slices["discriminator"]["discriminator"]
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
-            assert images is not None, "D trains on G's images"
             samples, draws = part.positions(j), self._sources.draws
             real = (*self._sources.inputs.real(reals()[j]), *self._seeds("discriminator/real", counters, samples))
+            if of_reals:
+                return objective.reals(real)
+            assert images is not None, "D trains on G's images"
             fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             return objective.batch(real, fake, objective.noise(draws, counters, samples, real[0], images))
 
@@ -219,9 +227,10 @@ class AdversarialStep:
         d_step = phase.d_step
         assert d_step is not None, "D learns in steps"
         objective, part = objectives[d_step], self._sources.slices["discriminator"]["discriminator"]
-        phase = phase._replace(num_samples=part.num_samples * objective.num_segments)
-        batch = self._batch(objective, inputs, (update, d_step), reals[d_step])
-        if phase.images_from is None:
+        num_segments = objective.num_differentiated if phase.does == "differentiates" else objective.num_segments
+        phase, of_reals = phase._replace(num_samples=part.num_samples * num_segments), num_segments == 1
+        batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
+        if phase.images_from is None and not of_reals:
             batch = self._with_kept(batch, d_step)
         if phase.does == "trains":
             targets = self._targets((update, d_step), reals[d_step])
@@ -257,7 +266,7 @@ class AdversarialStep:
         return Work(phase, batch, loss, gradient=note)
 
     def _differentiate(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
-        loss = InputGradients(objective.num_segments)
+        loss = InputGradients(objective.num_differentiated)
         return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -59,6 +60,14 @@ class GradientPenalty(Section):
     weight: PositiveFloat = 10.0
     method: Method = "auto"
     """As for R1."""
+
+
+def num_differentiated(exact: Collection[str], num_segments: int) -> int:
+    """Number of segments of D's batch at whose images D is differentiated, given the names of exact penalties.
+
+    R1 alone needs the first, the real images; other penalties all ``num_segments``.
+    """
+    return 0 if not exact else 1 if set(exact) == {"r1"} else num_segments
 
 
 class LeCam(Section):

@@ -7,12 +7,17 @@ computes a phase as tasks. This file has no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 
 Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back", "keeps"]
 Kind = Literal["forward", "backward", "step"]
+
+
+COUNTED = 2
+"""Segments of D's micro-batches that ``num_samples`` counts: real and fake images. Penalties may add some."""
 
 
 class Phase(NamedTuple):
@@ -87,7 +92,7 @@ class Task(NamedTuple):
 
 def update_phases(
     plan: RunPlan,
-    penalised: Sequence[bool] = (),
+    differentiated: Sequence[int] = (),
     regularised: bool = False,
     checked: Sequence[bool] = (),
     has_kept: bool = True,
@@ -97,18 +102,18 @@ def update_phases(
     With ``objective.schedule=overlapped`` no network waits within an update for what the other learns in it: D judges
     first and trains on images that it has kept, and G makes the images for D's next update.
 
-    ``num_samples`` leaves out the segments that penalties add to D's micro-batches, as not every update has them.
+    ``num_samples`` leaves out the segments that penalties add to D's micro-batches (``COUNTED``).
 
     Args:
         plan: The run's plan.
-        penalised: Which of D's steps carry an exact penalty. If it is computed in forward mode, D differentiates
-            before it trains.
+        differentiated: For each of D's steps, at how many segments of its micro-batches D is differentiated for exact
+            penalties: 1 for the real images, more for all, 0 for none. In forward mode D does so before it trains.
         regularised: Whether G's update carries path length regularization. If it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
         checked: Which of D's steps compare a finite difference with the exact penalty.
         has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
-    update = _Update(plan, penalised, regularised, checked)
+    update = _Update(plan, differentiated, regularised, checked)
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
     else:
@@ -119,10 +124,12 @@ def update_phases(
 class _Update:
     """Collects the phases of an update; see ``update_phases``."""
 
-    def __init__(self, plan: RunPlan, penalised: Sequence[bool], regularised: bool, checked: Sequence[bool]) -> None:
+    def __init__(
+        self, plan: RunPlan, differentiated: Sequence[int], regularised: bool, checked: Sequence[bool]
+    ) -> None:
         self.phases: list[Phase] = []
         self._plan, self._objective = plan, plan.recipe.objective
-        self._penalised, self._checked = penalised, checked
+        self._differentiated, self._checked = differentiated, checked
         self._differentiates_styles = regularised and plan.differentiates_forward("generator")
         self._keeps_graphs = plan.keeps_generator_graphs
 
@@ -176,15 +183,16 @@ class _Update:
         return self._add("generator", "makes images", "generator", begins_update=True, **more)
 
     def _train(self, d_step: int, images: int | None) -> None:
-        for_training: dict[str, Any] = {"segments": 2, "images_from": images, "d_step": d_step}
+        add = partial(self._add, "discriminator", update_of="discriminator", images_from=images, d_step=d_step)
         if d_step < len(self._checked) and self._checked[d_step]:
-            self._add("discriminator", "checks", "discriminator", **for_training)
-        penalised = d_step < len(self._penalised) and self._penalised[d_step]
-        if penalised and self._plan.differentiates_forward("discriminator"):
-            tangents = self._add("discriminator", "differentiates", "discriminator", begins_update=True, **for_training)
-            self._add("discriminator", "trains", "discriminator", tangents_from=tangents, **for_training)
+            add("checks", segments=COUNTED)
+        segments = min(self._differentiated[d_step], COUNTED) if d_step < len(self._differentiated) else 0
+        if segments and self._plan.differentiates_forward("discriminator"):
+            read = None if segments == 1 else images
+            tangents = add("differentiates", segments=segments, images_from=read, begins_update=True)
+            add("trains", segments=COUNTED, tangents_from=tangents)
         else:
-            self._add("discriminator", "trains", "discriminator", begins_update=True, **for_training)
+            add("trains", segments=COUNTED, begins_update=True)
 
     def _judge(self, images: int) -> int:
         segments = 2 if self._objective.loss == "relativistic" or self._objective.feature_matching else 1  # with real

@@ -72,13 +72,14 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
 
     A forward pass has ``discriminator`` operations. A segment that a penalty adds goes forward and backward: 3 passes.
     A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
-    forward and back to the images: 2; then tangents accompany the values in training: 3.
+    forward and back to the images, with R1 alone to real ones: 2; then tangents accompany the values in training: 3.
     """
     every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
     passes = 0
     for number, times in ((0, 1), (1, every - 1)):
         loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
-        exact = (3 if method == "double_backward" else 2 + 3) * loss.num_segments * loss.differentiates_inputs
+        exact = 3 * loss.num_segments * loss.differentiates_inputs
+        exact += 2 * loss.num_differentiated if method == "forward_mode" else 0
         passes += times * (3 * (loss.num_segments - 2) + exact)
     return plan.recipe.objective.d_steps * passes * discriminator // every
 

@@ -131,8 +131,8 @@ def _game(plan: RunPlan, number: int) -> Game:
     discriminator = DiscriminatorObjective(section, statistics, number)
     judges = GeneratorObjective(section, statistics).num_segments
     regularises = section.path_length is not None and number % section.path_length.every == 0
-    twice, checks = discriminator.differentiates_inputs, bool(discriminator.checked)
-    return Game(discriminator.num_segments, judges, twice, checks, regularises)
+    checks = bool(discriminator.checked)
+    return Game(discriminator.num_segments, discriminator.num_differentiated, judges, checks, regularises)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int, kept: int) -> list[Moment]:

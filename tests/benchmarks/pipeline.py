@@ -25,8 +25,8 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from bigsgan.engines.phases import update_phases
 from bigsgan.engines.pipeline import schedule
+from bigsgan.engines.pipeline.layout import usual_phases
 from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
 from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.runtime import comm
@@ -221,9 +221,8 @@ def expected_bubble(num_stages, options, name):
     """What the planner expects of an update with equal stages."""
     with tempfile.TemporaryDirectory() as directory:
         plan = tiny_plan(Path(directory), num_stages, options, DS)
-    phases = update_phases(plan, [plan.recipe.objective.r1 is not None])
     costs = {network: [Cost(1.0, 2.0)] * num_stages for network in NETWORKS}
-    return SCHEDULES[name](phases, num_stages, costs, ["discriminator"]).bubble
+    return SCHEDULES[name](usual_phases(plan), num_stages, costs, ["discriminator"]).bubble
 
 
 def seconds(by_rank):

@@ -157,7 +157,7 @@ LAYOUTS = {
 }
 IN_CI = (
     "BigGAN, ZeRO 3, exact R1",
-    "BigGAN, 2 stages",
+    "BigGAN, 2 stages, exact R1",
     "StyleGAN2, ZeRO 2, R1 and path length",
     "perceptrons, ZeRO 3, exact R1",
 )

@@ -235,9 +235,9 @@ def test_the_speed_of_arithmetic(tmp_path, monkeypatch):
     assert asked == [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("method, passes", [("auto", 3), ("forward_mode", 5)])
+@pytest.mark.parametrize("method, passes", [("auto", 6), ("forward_mode", 8)])
 def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, monkeypatch, method, passes):
-    """R1 in every 4th of D's steps, two an update: for each image 3 passes of reals and fakes more, in forward mode 5.
+    """R1 in every 4th of D's steps, two an update: 3 passes of reals and fakes more, in forward mode 2 of reals beside.
 
     The plain loop and ZeRO 0 go backward twice unless they are told otherwise, which the plain loop cannot be.
     """
@@ -249,8 +249,8 @@ def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, mon
     (_, g), (_, d) = (count_network(planned["zero0"], network) for network in NETWORKS)
     found = {name: arithmetic_of(plan, {}) for name, plan in planned.items()}
     without = (3 + 2) * g + (2 * 6 + 2) * d
-    for name, more in (("baseline", 3), ("zero0", passes)):
-        assert found[name].flops == 8 * (without + 2 * (more * 2) * d // 4)
+    for name, more in (("baseline", 6), ("zero0", passes)):
+        assert found[name].flops == 8 * (without + 2 * more * d // 4)
     share = arithmetic.speed(found["zero0"], 0.5)["achieved_share"]
     counted = count_work(planned["zero0"])
     assert estimate_time(planned["zero0"], counted, Speed(share, 4e6))["update_seconds"] == pytest.approx(0.5)

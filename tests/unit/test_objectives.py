@@ -66,7 +66,6 @@ R1, R2 = Penalty(weight=3.0), Penalty(weight=0.5)
 def test_exact_penalties(loss, every, penalties):
     penalties = {name: penalty.model_copy(update={"every": every}) for name, penalty in penalties.items()}
     objective, statistics = made(phase=8, loss=loss, **penalties)
-    assert objective.penalised
     assert objective.differentiates_inputs
     assert objective.perturbed == []
     a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
@@ -115,7 +114,7 @@ def test_the_loss_is_plain_between_penalties():
         objective, statistics = made(phase, r1={"weight": 3.0, "every": 4})
         batch = objective.batch(labelled("real", 5, 0), labelled("fake", 5, 0), {})
         is_due = phase in (0, 4, 8)
-        assert objective.penalised == objective.differentiates_inputs == is_due
+        assert objective.differentiates_inputs == is_due
         if not is_due:
             a = coefficients()
             logits = quadratic(a, batch[0].detach())
@@ -127,7 +126,7 @@ def test_the_loss_is_plain_between_penalties():
 def test_without_penalties_no_phase_is_penalised():
     for phase in range(3):
         objective, _ = made(phase)
-        assert not objective.penalised
+        assert not objective.checked
         assert not objective.differentiates_inputs
         assert objective.perturbed == []
 

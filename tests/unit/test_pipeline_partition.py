@@ -27,6 +27,7 @@ from bigsgan.engines.pipeline.layout import (
     divide_network,
     expected_bubble,
     samples_of,
+    usual_phases,
 )
 from bigsgan.engines.pipeline.partition import TensorSpec, divide
 from bigsgan.engines.pipeline.profile import LayerCost
@@ -219,8 +220,24 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), *options, f"pipeline.generator_phase={mode}"], {})
     objective = plan.recipe.objective
-    planned = update_phases(plan, [objective.r1 is not None, False], objective.path_length is not None)
+    planned = update_phases(plan, [int(objective.r1 is not None), 0], objective.path_length is not None)
     assert planned == asked_phases(plan)
+
+
+R1 = "r1: {weight: 1}"
+
+
+@pytest.mark.parametrize(
+    "penalties, segments",
+    [(R1, 1), ("r2: {weight: 1}", 2), (f"{R1}, r2: {{weight: 1}}", 2), ("gradient_penalty: {weight: 1}", 2)],
+)
+def test_with_r1_alone_d_differentiates_at_real_images_and_waits_for_no_others(tmp_path, penalties, segments):
+    plan = tiny_plan(tmp_path, 4, [*stages(2, 2), "accumulation=4", f"objective={{{penalties}}}"], {})
+    _, differentiates, trains, *_ = found = usual_phases(plan)
+    assert (differentiates.num_samples, trains.num_samples) == (segments, 2)
+    assert (differentiates.images_from, trains.images_from) == (None if segments == 1 else 0, 0)
+    if "gradient_penalty" not in penalties:  # which adds a segment
+        assert asked_phases(plan) == found
 
 
 def test_a_finite_difference_is_checked_on_one_micro_batch(tmp_path):
@@ -254,6 +271,21 @@ def test_expected_bubble(tmp_path, num_stages, num, schedule):
         layer._replace(forward=3.0 * (i in bounds), backward=6.0 * (i in bounds)) for i, layer in enumerate(layers)
     ]
     assert expected_bubble(plan, divisions) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("more, work, wait", [("", 20, 30), (", r2: {weight: 1}", 22, 32)])
+def test_expected_bubble_with_exact_penalties(tmp_path, more, work, wait):
+    """In forward passes of one sample: G makes images (1), D differentiates (1 + 1 an image with a penalty) and trains
+    (3 an image, and 3 with its tangent), G makes images (1), D judges (1 + 1), G pulls back (2).
+
+    How long a stage waits beside that is what the planner found when docs/explanation/penalties.md was written.
+    """
+    found = []
+    for schedule in ("joint", "phases"):
+        options = [*stages(4, 4), "accumulation=8", f"pipeline.schedule={schedule}"]
+        plan = tiny_plan(tmp_path, 4, [*options, f"objective={{r1: {{weight: 1}}{more}}}"], {})
+        found.append(expected_bubble(plan, {network: divide_network(plan, network, None) for network in NETWORKS}))
+    assert found == pytest.approx([wait / (8 * work + wait), 3 / 11], rel=1e-9)
 
 
 def test_a_slow_stage_makes_the_others_wait(tmp_path):

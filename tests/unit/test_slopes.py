@@ -83,7 +83,9 @@ def test_tangents_and_a_double_backward_give_the_same_gradient(name):
     noted = means(statistics)
 
     objective, statistics = made(phase=8, loss="non_saturating", **PENALTIES[name])
-    (grads,) = torch.autograd.grad(d(images, segments=objective.num_segments).sum(), images)
+    assert objective.num_differentiated == (1 if name in ("r1", "lazy r1") else objective.num_segments)
+    first = images.detach()[: 5 * objective.num_differentiated].requires_grad_()
+    (grads,) = torch.autograd.grad(d(first, segments=objective.num_differentiated).sum(), first)
     images = images.detach()
     found = d.fold_dual(dual.begin((images,), objective.slopes(grads)), objective.num_segments)
     outputs, tangents = dual.end(found)
@@ -92,6 +94,20 @@ def test_tangents_and_a_double_backward_give_the_same_gradient(name):
     if name == "r1":  # without the penalty the gradient is another
         plain = torch.autograd.grad(made(phase=8, loss="non_saturating")[0](logits[:10], ()), parameters)
         assert not torch.allclose(plain[0], expected[0], rtol=0.1)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_real_images_alone_are_the_first_segment_of_the_batch(name):
+    """They are repeated once for each image of a sample."""
+    section = Objective.model_validate({"loss": "non_saturating", **PENALTIES[name]})
+    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 8, images_per_sample=2)
+    draw = torch.Generator().manual_seed(3)
+    real, fake = (torch.randn(5, channels, 3, 3, generator=draw) for channels in (2, 4))
+    noise = {"r1": torch.randn(5, 2, 3, 3, generator=draw), "gradient_penalty": torch.rand(5, 1, 1, 1, generator=draw)}
+    whole = objective.batch((real, torch.zeros(5)), (fake, torch.ones(5)), noise)
+    first = objective.reals((real, torch.zeros(5)))
+    assert torch.equal(first[0], real.repeat(1, 2, 1, 1))
+    assert [torch.equal(a, b[:5]) for a, b in zip(first, whole, strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("antithetic", [False, True])

@@ -10,8 +10,9 @@ from functools import partial
 import torch
 
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.objective import num_differentiated
 from bigsgan.engines.base import DTYPES, MicroBatch
-from bigsgan.engines.phases import update_phases
+from bigsgan.engines.phases import COUNTED, Phase, update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -157,10 +158,16 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
     costs = comparable({network: division.costs() for network, division in divisions.items()})
     make = schedule.plan if plan.recipe.pipeline.schedule == "joint" else schedule.one_after_the_other
     num_stages = plan.placement("generator").num_stages
+    return make(usual_phases(plan), num_stages, costs, ["discriminator"]).bubble
+
+
+def usual_phases(plan: RunPlan) -> list[Phase]:
+    """Return the phases of an update with the penalties that every update has."""
     objective = plan.recipe.objective
-    penalised = [any(getattr(p, "every", 1) == 1 for p in objective.exact_penalties.values())] * objective.d_steps
+    exact = [name for name, p in objective.exact_penalties.items() if getattr(p, "every", 1) == 1]
+    differentiated = [num_differentiated(exact, COUNTED)] * objective.d_steps
     regularised = objective.path_length is not None and objective.path_length.every == 1
-    return make(update_phases(plan, penalised, regularised), num_stages, costs, ["discriminator"]).bubble
+    return update_phases(plan, differentiated, regularised)
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
