@@ -124,7 +124,7 @@ class AdversarialStep:
         section, path_length = self._section, self._extras.path_length
         objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        penalised, checked = [o.num_differentiated for o in objectives], [bool(o.checked) for o in objectives]
+        differentiated, checked = [o.num_differentiated for o in objectives], [bool(o.checked) for o in objectives]
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -140,7 +140,7 @@ class AdversarialStep:
 
         kept = self._extras.kept
         has_kept = kept is not None and kept.update == update
-        for phase in self._phases(penalised, regularizer is not None, checked, has_kept):
+        for phase in self._phases(differentiated, regularizer is not None, checked, has_kept):
             inputs = inputs_of(phase.d_step)
             if phase.does == "makes images":
                 images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)

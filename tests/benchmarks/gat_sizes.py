@@ -22,10 +22,9 @@ from bigsgan.models import gat
 from bigsgan.models.network import LayerStack
 from bigsgan.weights import gat as weights
 from tests.levels import built, numel
-from tests.records.gat import LEVELS, disturb, grads_of, in_float64, make, of_levels, public_code, stacked
+from tests.records.gat import LEVELS, disturb, grads_of, in_float64, make, of_levels, public_code, published, stacked
 
 SIDE, CHANNELS, CLASSES, NUM = 32, 4, 1_000, 2
-OPTIONS = {"input_size": SIDE, "num_classes": CLASSES, "z_dims": [0], "fused_attn": True, "qk_norm": True}
 OURS = {
     "G": (
         partial(built, gat.generator_layers, GATGenerator, SIDE, CHANNELS, CLASSES),
@@ -86,9 +85,9 @@ def main() -> None:
     public = public_code(options.clone)
     print("| size | network | parameters | outputs | at images | parameters' gradients |\n| --- |" + " --- |" * 5)
     for size in options.sizes:
-        for letter, built_by in (("G", public.generators), ("D", public.discriminators)):
+        for letter in OURS:
             torch.manual_seed(0)
-            theirs = in_float64(built_by[f"GAT-{size}"](**OPTIONS))
+            theirs = in_float64(published(public, letter, size, SIDE, CLASSES))
             disturb(theirs)
             far = compare(theirs, letter)
             assert all(map(math.isfinite, far))

@@ -36,7 +36,7 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.tf32 import tf32
 from tests import REPOSITORY
-from tests.records.gat import Wrapped, public_code
+from tests.records.gat import Wrapped, public_code, published
 
 LATENT = (4, 32, 32)
 NUM_CLASSES, NUM_LATENTS = 1_000, 512
@@ -116,9 +116,8 @@ class PublicLoop:
 
 def build_public_loop(public: SimpleNamespace, size: str, batch: int) -> PublicLoop:
     torch.manual_seed(0)
-    options = {"input_size": LATENT[1], "num_classes": NUM_CLASSES, "z_dims": [0], "fused_attn": True, "qk_norm": True}
-    networks = {"G": public.generators[f"GAT-{size}/2"], "D": public.discriminators[f"GAT-{size}/2"]}
-    return PublicLoop(public, {letter: build(**options) for letter, build in networks.items()}, batch)
+    networks = {letter: published(public, letter, f"{size}/2", LATENT[1], NUM_CLASSES) for letter in "GD"}
+    return PublicLoop(public, networks, batch)
 
 
 def write_latents(root: Path) -> None:

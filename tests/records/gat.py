@@ -76,6 +76,12 @@ def build(public: SimpleNamespace, section: dict[str, int], **of_discriminator: 
     return {letter: in_float64(network) for letter, network in networks.items()}
 
 
+def published(public: SimpleNamespace, letter: str, size: str, side: int, num_classes: int) -> nn.Module:
+    """G or D at a size of the public code, such as XL/2, for latents of ``side``."""
+    build = {"G": public.generators, "D": public.discriminators}[letter][f"GAT-{size}"]
+    return build(input_size=side, num_classes=num_classes, z_dims=[0], fused_attn=True, qk_norm=True)
+
+
 def in_float64(network: nn.Module) -> nn.Module:
     for module in network.double().modules():
         if isinstance(module, nn.RMSNorm) and module.eps is None:  # else it is that of the type it computes in
