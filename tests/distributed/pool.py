@@ -49,8 +49,12 @@ class RankPool:
         """
         if not self._ranks:
             self._start()
-        for _, pipe in self._ranks:
-            pipe.send((function.__module__, function.__qualname__, arguments))
+        for rank, (_, pipe) in enumerate(self._ranks):
+            try:
+                pipe.send((function.__module__, function.__qualname__, arguments))
+            except OSError:
+                self.stop()
+                raise RuntimeError(f"rank {rank} died as it began") from None
         results: dict[int, Any] = {}
         skipped, deadline = None, time.monotonic() + timeout
         while len(results) < len(self._ranks):
@@ -62,7 +66,7 @@ class RankPool:
             for rank, pipe in sorted((pending[pipe], pipe) for pipe in ready):
                 try:
                     outcome, result = pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     self.stop()
                     raise RuntimeError(f"rank {rank} died") from None
                 if outcome == "raised":
@@ -101,10 +105,11 @@ class RankPool:
 def _share_gpu(accelerator: Any) -> None:
     """Let ranks that gloo connects compute on one device, the same sums in every run.
 
-    What has no deterministic kernel, such as ADA's grid_sample, warns instead of raising.
+    Messages pass through the host. What has no deterministic kernel, such as ADA's grid_sample, warns and goes on.
     """
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
     accelerator.communication_backend_name = lambda: "gloo"
+    importlib.import_module("tests.distributed.messages").through_host().start()
     importlib.import_module("bigsgan.runtime.kernels").choose_kernels(deterministic=True)
     importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
 
@@ -124,6 +129,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
         precision = importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False)
         precision.__enter__()  # which would be undone with the last reference to it
     comm.initialize()
+    if os.environ.get(ON_GPU) == "1":  # else torch would split gloo's groups, which gloo cannot do
+        importlib.import_module("torch.distributed").group.WORLD.bound_device_id = None
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
     leftovers = importlib.import_module("bigsgan.engines.deepspeed.leftovers")

@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 
 from bigsgan import checkpoint
@@ -31,7 +30,6 @@ from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.power import power_kind
 from bigsgan.training.start import Start
-from tests.distributed.pool import ON_GPU
 from tests.tiny import tiny_plan
 
 
@@ -48,13 +46,8 @@ def local_state(run: Run) -> dict[str, Any]:
 
 
 def plan_of(directory: Path, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None) -> RunPlan:
-    """Of a run on this pool's ranks; skipped where these share a GPU and would hand on what gloo cannot."""
-    plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
-    if os.environ.get(ON_GPU) == "1" and (
-        plan.images_travel or any(each.section.pipeline_stages > 1 for each in plan.engines.values())
-    ):
-        pytest.skip("gloo sends no tensors of a GPU from rank to rank")
-    return plan
+    """Of a run on this pool's ranks."""
+    return tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
 
 
 def destroy(run: Run) -> None:

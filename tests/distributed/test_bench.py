@@ -57,7 +57,7 @@ def sleepers():
         (lambda: Sleeper("a", 0.01, log) if comm.rank() == 0 else None, nullcontext),
         (lambda: Sleeper("b", 0.03, log), nullcontext),
     ]
-    return take_turns(builders, Settings(rounds=2, warmup=2, steps=3), lambda turn, i: None), log
+    return take_turns(builders, Settings(rounds=2, warmup=2, steps=3), lambda *told: None), log
 
 
 def test_variants_take_turns(ranks):

@@ -1,4 +1,4 @@
-"""Everything that one GPU can show, the riskiest first: `python -m tests.gpu`, some 25 minutes.
+"""Everything that one GPU can show, the riskiest first: `python -m tests.gpu`, some 35 minutes.
 
 Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
 takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 6`` six checks
@@ -25,8 +25,8 @@ _BENCH = [sys.executable, "-m", "bigsgan", "bench"]
 _SYNTHETIC = ["data.kind=synthetic", "data.root=null"]
 _BIGGAN = ["--config", "biggan128_imagenet", *_SYNTHETIC, "batch=64"]
 _STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
-_R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=64"]
-_TIMES = ["--rounds", "2", "--warmup", "4", "--steps", "4"]
+_R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=16"]
+_TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "4"]
 _SPEEDS = "baseline_tf32,mixed_precision,mixed_precision+compiled,mixed_precision+deterministic"
 
 
@@ -67,6 +67,34 @@ CHECKS = [
         _tests("tests/distributed/test_equivalence.py", "-k", "test_matrix and 2-2"),
         on_one_gpu=True,
     ),
+    Check(
+        "pipelines",
+        "networks in 2 and 4 stages against plain PyTorch; messages pass through the host",
+        90,
+        _tests("tests/distributed/test_pipeline.py", "-k", "test_matrix or differ"),
+        on_one_gpu=True,
+    ),
+    Check(
+        "penalties",
+        "exact penalties in forward mode, at ZeRO 3 and in pipelines, against a double backward",
+        120,
+        _tests("tests/distributed/test_forward_mode.py", "-k", "test_matrix or path_length"),
+        on_one_gpu=True,
+    ),
+    Check(
+        "ranks of their own",
+        "G and D on ranks of their own against plain PyTorch",
+        90,
+        _tests("tests/distributed/test_split.py", "-k", "test_matrix or games"),
+        on_one_gpu=True,
+    ),
+    Check(
+        "transformers",
+        "GAT and CAT with all parts of their game against plain PyTorch",
+        110,
+        _tests("tests/distributed/test_transformers.py"),
+        on_one_gpu=True,
+    ),
     Check("gathers", "stage 3 waits for steps, however late they are", 70, _tests("tests/gpu/test_gathers.py")),
     Check("device_skip", "an update waits for nothing; the device skips", 60, _tests("tests/gpu/test_device_skip.py")),
     Check("exact", "every network, differentiated twice, against float64", 70, _tests("tests/gpu/test_exact.py")),
@@ -92,7 +120,7 @@ CHECKS = [
         _tests("tests/distributed/test_equivalence.py", "tests/distributed/test_state.py", "-k", "offload or host"),
         on_one_gpu=True,
     ),
-    Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 120, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
+    Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 240, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
     Check(
         "memory",
         "BigGAN-128 takes the memory that the planner foretells",
@@ -114,14 +142,14 @@ CHECKS = [
     Check(
         "speed of StyleGAN2",
         "with ADA, beside plain PyTorch",
-        90,
+        120,
         [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_STYLEGAN2],
     ),
     Check(
         "speed of R3GAN",
         "with R1 and R2 in every update, beside plain PyTorch",
         80,
-        [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_R3GAN],
+        [*_BENCH, "train", "--variants", "baseline,zero0,double_backward", *_TIMES, *_R3GAN],
     ),
     Check("graphs", "CUDA graphs train the same", 90, _tests("tests/gpu/test_cuda_graphs.py")),
 ]

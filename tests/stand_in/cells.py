@@ -224,12 +224,17 @@ def shared(cells: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``sum``: what an all-reduce of each rank's number plus one, on the device, gives; by gloo it is computed.
+        ``message``: the number plus one of the other rank, sent and received on the device.
         ``tf32``: whether float32 may be computed in TF32.
     """
     prepare()
     ours = torch.tensor([comm.rank() + 1.0]).to(comm.device())
+    theirs = torch.zeros(1, device=comm.device())
+    for work in (dist.isend(ours, 1 - comm.rank()), dist.irecv(theirs, 1 - comm.rank())):
+        work.wait()
     dist.all_reduce(ours)
     found: dict[str, Any] = {"device": str(comm.device()), "backend": dist.get_backend(), "sum": float(ours)}
+    found["message"] = float(theirs)
     found["tf32"] = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     for name, (overrides, ds) in cells.items():
         with leaving_nothing():

@@ -136,12 +136,13 @@ def test_what_pipelines_refuse(on_ranks):
 
 @pytest.mark.slow
 def test_ranks_share_a_device(on_ranks):
-    """As ``TESTS_ON_GPU=1`` has them do it: gloo carries the tensors of a device, but none from rank to rank."""
+    """As ``TESTS_ON_GPU=1`` has them do it: gloo carries tensors of a device, and messages pass through the host."""
     games = {str(stage): ([*MICRO_BATCHES, matrix.R1], matrix.zero(stage)) for stage in range(4)}
+    games["pipelines"] = ([*MICRO_BATCHES, *matrix.PIPELINES, matrix.R1], matrix.zero(0))
+    games["a rank each"] = ([*MICRO_BATCHES, "engines.generator.ranks=1", matrix.R1], matrix.zero(0))
     found = on_ranks(2, cells.shared, games, sharing=True)
     assert (found.pop("device"), found.pop("backend"), found.pop("sum")) == ("cuda:0", "gloo", 3.0)
+    assert found.pop("message") == 2.0  # of rank 1, on rank 0
     assert not found.pop("tf32")
     assert found.keys() == games.keys()
     assert min(found.values()) > 100
-    with pytest.raises(pytest.skip.Exception, match="gloo sends no tensors of a GPU"):
-        on_ranks(2, cells.shared, {"pipelines": (matrix.PIPELINES, matrix.zero(0))}, sharing=True)

@@ -21,8 +21,8 @@ from tests.gpu.__main__ import CHECKS, Check
 PYTHON = [sys.executable, "-c"]
 
 
-def test_the_checks_take_25_minutes_and_are_there():
-    assert sum(check.seconds for check in CHECKS) <= 25 * 60
+def test_the_checks_take_35_minutes_and_are_there():
+    assert sum(check.seconds for check in CHECKS) <= 35 * 60
     assert len({check.name for check in CHECKS}) == len(CHECKS)
     for check in CHECKS:
         for word in check.command:
