@@ -1,14 +1,16 @@
 """An update of GAT by the public trainer and by this one, in turns in one process.
 
-    python -m tests.benchmarks.public_gat CLONE [--size B] [--batch 128] [--variants eager,compiled,exact] [--rounds 3]
+    python -m tests.benchmarks.public_gat CLONE [--size B] [--batch 128] [--rounds 3] \
+        [--variants eager,kept,compiled,exact]
 
 CLONE is a directory with the code of github.com/hse1032/GAT, which needs timm and einops. Its networks, its loss and
 its compiled rotary positions are used as they are; the lines around them do what its train.py has one process do:
 autocast to bfloat16, AdamW, gradients clipped at 1, EMA, without a teacher. Its latents lie on the device, ours come
 from files. Both have R1 and R2 by finite differences in every update, of steps of 0.01 there and 0.1 here, which take
-the same time, and ours are compared with the exact penalty every 64th time; neither recomputes activations; all float32
-products may use TF32, as its script asks and bigsgan's default does not. ``compiled`` has no counterpart there, and
-``exact`` has the exact penalties, which the public code does not compute. Data and weights are not the same.
+the same time, and ours are compared with the exact penalty every 64th time; all float32 products may use TF32, as its
+script asks and bigsgan's default does not. ``eager`` recomputes each block, as the public code always does; ``kept``
+and ``compiled`` keep all activations. ``compiled`` has no counterpart there, nor has ``exact``, whose penalties
+are exact: the public code does not compute these. Data and weights are not the same.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ from tests.records.gat import Wrapped, public_code, published
 
 LATENT = (4, 32, 32)
 NUM_CLASSES, NUM_LATENTS = 1_000, 512
+KEPT = [f"engines.{network}.activation_checkpointing=false" for network in NETWORKS]
 VARIANTS = {
     "eager": [],
-    "compiled": [f"engines.{network}.compile=whole" for network in NETWORKS],
+    "kept": KEPT,
+    "compiled": [*KEPT, *(f"engines.{network}.compile=whole" for network in NETWORKS)],
     "exact": ["objective.r1.form=exact", "objective.r2.form=exact"],
 }
 
@@ -133,8 +137,7 @@ def write_latents(root: Path) -> None:
 
 def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> RunPlan:
     codec = f"{{kind: torchscript, path: {root / 'decoder.pt'}}}"
-    ours = ("activation_checkpointing=false", "ds_config=ds_configs/zero1.json")
-    engines = [f"engines.{network}.{key}" for network in NETWORKS for key in ours]
+    engines = [f"engines.{network}.ds_config=ds_configs/zero1.json" for network in NETWORKS]
     given = [
         f"data.root={root}",
         f"data.codec={codec}",
