@@ -95,11 +95,12 @@ def start_profiler() -> None:
 
 
 def take_turns(
-    builders: Sequence[tuple[Builder, Setting]], settings: Settings, announce: Callable[[int, int], None]
+    builders: Sequence[tuple[Builder, Setting]], settings: Settings, announce: Callable[[int, int, float | None], None]
 ) -> tuple[list[list[list[Visit]]], dict[int, str]]:
     """Measure loops round by round, forwards and backwards in turn. Every rank calls this.
 
-    ``announce`` is called before each visit with the numbers of its round and its loop.
+    ``announce`` is called before each visit with the numbers of its round and its loop, and on rank 0 again after it,
+    with the seconds of an update.
 
     Returns:
         On rank 0, by loop and round, the visits of the ranks that took part; and why loops failed.
@@ -115,7 +116,7 @@ def take_turns(
         for i in order:
             if i in failed:
                 continue
-            announce(turn, i)
+            announce(turn, i, None)
             try:
                 gathered = comm.gather_objects(visit(*builders[i], settings))
             except UserError as error:
@@ -124,6 +125,8 @@ def take_turns(
                 failed[i] = str(error)
             else:
                 found[i].append([visit for visit in gathered or () if visit is not None])
+                if found[i][-1]:
+                    announce(turn, i, max(visit.seconds for visit in found[i][-1]))
     return found, failed
 
 

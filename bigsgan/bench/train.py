@@ -153,9 +153,10 @@ def _measure(planned: Sequence[Planned], settings: Settings) -> list[Result]:
     visited = [*possible, possible[0]]  # the control comes last: no variant is farther from the first
     names = [each.variant.name for each in possible] + [CONTROL]
 
-    def announce(turn: int, i: int) -> None:
+    def announce(turn: int, i: int, seconds: float | None) -> None:
         if comm.rank() == 0:
-            print(f"round {turn + 1} of {settings.rounds}: {names[i]}", file=sys.stderr, flush=True)
+            took = "" if seconds is None else f": {number(seconds)} s/update"
+            print(f"round {turn + 1} of {settings.rounds}: {names[i]}{took}", file=sys.stderr, flush=True)
 
     rounds, failed = take_turns([(_builder(each), _setting(each)) for each in visited], settings, announce)
     if len(failed) == len(visited):
