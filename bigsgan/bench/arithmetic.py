@@ -9,6 +9,7 @@ import torch
 from bigsgan.bench.measure import Stopwatch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.build import on_this_machine
 from bigsgan.planner.counting import count_work, mean_flop
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
@@ -32,7 +33,7 @@ def arithmetic_of(plan: RunPlan, peaks: dict[str, float]) -> Arithmetic | None:
     """
     if any(plan.placement(network).num_stages > 1 for network in NETWORKS):
         return None
-    flops = mean_flop(count_work(plan)) * plan.recipe.batch // plan.world_size
+    flops = mean_flop(count_work(on_this_machine(plan))) * plan.recipe.batch // plan.world_size
     engine_precision = plan.engines["discriminator"].file.precision
     precision = matrix_precision(engine_precision, comm.device())
     if precision not in peaks:

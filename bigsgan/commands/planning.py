@@ -16,14 +16,15 @@ from bigsgan.runtime.gpus import own_device
 def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
     """Plan a recipe of a file; if it leaves the numbers of ranks to us, find them and print them on standard error.
 
-    Each rank finds them by counting, so that all find the same numbers. Only this loads torch.
+    Each rank finds them by counting, so that all find the same numbers. Only this loads torch. Ranks are taken for
+    GPUs; a run that is built learns what they are.
 
     Raises:
         UserError: The recipe cannot run on these ranks.
     """
     directory = path.resolve().parent
     if not chooses_ranks(recipe) or world_size == 1:
-        return plan_run(recipe, world_size, directory)
+        return plan_run(recipe, world_size, directory, on_gpus=True)
     if os.environ.get("RANK"):
         launched.check_launcher()
     if any(recipe.engine(network).compile != "none" for network in NETWORKS):

@@ -17,11 +17,16 @@ from bigsgan.errors import UserError
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A recipe that has been checked against its DeepSpeed files and the number of ranks."""
+    """A recipe that has been checked against its DeepSpeed files and the number of ranks.
+
+    Attributes:
+        on_gpus: Whether the ranks compute on GPUs, which choose another way through exact penalties than CPUs.
+    """
 
     recipe: Recipe
     world_size: int
     engines: Mapping[str, EnginePlan]
+    on_gpus: bool = False
 
     def placement(self, network: str) -> Placement:
         """Return the ranks of the network's stages and replicas."""
@@ -57,6 +62,7 @@ class RunPlan:
         methods = self.recipe.objective.methods(network).values()
         asked, engine = set(methods) - {"auto"}, self.engines[network]
         suits = engine.placement.num_stages > 1 or engine.file.stage == 3
+        suits = suits or (self.on_gpus and network == "discriminator" and self.recipe.discriminator.convolves)
         return bool(methods) and asked != {"double_backward"} and (suits or bool(asked))
 
     @property
@@ -83,7 +89,7 @@ def with_ranks(recipe: Recipe, numbers: Mapping[str, int | None]) -> Recipe:
     return recipe.model_copy(update={"engines": recipe.engines.model_copy(update=sections)})
 
 
-def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) -> RunPlan:
+def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on_gpus: bool = False) -> RunPlan:
     """Derive each network's micro-batches for ``world_size`` ranks and read its DeepSpeed file.
 
     A network's ranks may be ``auto`` only if the other network has a number; see ``chooses_ranks``.
@@ -117,7 +123,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None) ->
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
         _check_decay(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
-    return RunPlan(recipe, world_size, engines)
+    return RunPlan(recipe, world_size, engines, on_gpus)
 
 
 def _check_keep_best(recipe: Recipe) -> None:

@@ -11,6 +11,7 @@ from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.recipes import compiles
+from bigsgan.engines.build import on_this_machine
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
 from bigsgan.runtime.kernels import choose_kernels
@@ -105,7 +106,7 @@ def _device(has_device: bool) -> str:
 
 
 def _with_memory(plan: RunPlan, visits: list[Visit], text: str, numbers: dict[str, Any]) -> Finding:
-    planned = max(each.updating for each in predict_each(plan, Traces()))
+    planned = max(each.updating for each in predict_each(on_this_machine(plan), Traces()))
     held = max(each.device_peak or 0 for each in visits)
     error = planned / held - 1
     numbers |= {"planned_bytes": planned, "held_bytes": held, "memory_error": error}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ from bigsgan.runtime import comm, division
 from bigsgan.runtime.together import by_each
 
 _log = logging.getLogger(__name__)
+
+
+def on_this_machine(plan: RunPlan) -> RunPlan:
+    """The same plan, for the devices that these ranks have."""
+    return replace(plan, on_gpus=comm.device().type == "cuda")
 
 
 def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executor:

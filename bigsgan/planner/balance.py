@@ -35,9 +35,9 @@ class Division(NamedTuple):
 
 
 def one_of_each(recipe: Recipe, directory: Path | None) -> RunPlan:
-    """The plan with one replica of each network, each on ranks of its own."""
+    """The plan with one replica of each network, each on GPUs of its own."""
     stages = {network: recipe.engine(network).pipeline_stages for network in NETWORKS}
-    return plan_run(with_ranks(recipe, stages), sum(stages.values()), directory)
+    return plan_run(with_ranks(recipe, stages), sum(stages.values()), directory, on_gpus=True)
 
 
 def _splits(recipe: Recipe, world_size: int, step: int) -> Iterator[tuple[dict[str, int], int]]:
@@ -121,16 +121,16 @@ def is_near(other: OtherBatch, recipe: Recipe) -> bool:
 
 
 def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None) -> tuple[RunPlan, str]:
-    """Plan a run whose recipe may leave the numbers of ranks to us, and describe them; all ranks find the same numbers.
+    """Plan a run on GPUs, whose recipe may leave their numbers to us, and describe them; all ranks find the same.
 
     Raises:
         UserError: There is no division, or the recipe cannot run with it.
     """
     if not chooses_ranks(recipe) or world_size == 1:
-        return plan_run(recipe, world_size, directory), ""
+        return plan_run(recipe, world_size, directory, on_gpus=True), ""
     work = count_update(one_of_each(recipe, directory))
     division = divide(recipe, world_size, directory, work)
-    plan = plan_run(with_ranks(recipe, division.numbers), world_size, directory)
+    plan = plan_run(with_ranks(recipe, division.numbers), world_size, directory, on_gpus=True)
     shares = [f"{division.timing.busy[network] / division.timing.seconds:.0%}" for network in NETWORKS]
     text = f"engines.*.ranks: auto takes {division.text} ranks for G and D, which compute {' and '.join(shares)} of "
     text += "an update, by counted operations"

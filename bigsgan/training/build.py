@@ -20,7 +20,7 @@ from bigsgan.data import RealImages, Slice, WithImages, build_dataset, build_tra
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
-from bigsgan.engines.build import build_executor
+from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
@@ -54,6 +54,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
+    plan = on_this_machine(plan)
     recipe, device, rank = plan.recipe, comm.device(), comm.rank()
     slices, draws = _slices(plan, rank), Draws(recipe.seed)
     shown = open_alike(build_dataset, recipe.data)

@@ -1,6 +1,7 @@
 """Penalties and terms of pairs that learn from more than one gradient, against their definitions on numbers by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.config import NETWORKS
 from bigsgan.config.objective import LeCam, Objective, PathLength
+from bigsgan.engines.build import on_this_machine
 from bigsgan.models import noise
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
+from bigsgan.runtime import comm
 from tests.tiny import FAMILIES, tiny_plan, zero
 from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalised_loss, quadratic
 
@@ -44,6 +47,36 @@ def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_st
             method == "forward_mode" or (method == "auto" and (stage, num_stages) in BY_ITSELF)
         )
         assert not plan.differentiates_forward(other)
+
+
+@pytest.mark.parametrize(
+    "family, method, expected",
+    [
+        ("stylegan2", "auto", True),
+        ("biggan_light", "auto", True),
+        ("dcgan", "auto", True),
+        ("dcgan", "double_backward", False),
+        ("gat", "auto", False),
+        ("mlp", "auto", False),
+        ("mlp", "forward_mode", True),
+    ],
+)
+def test_convolutions_are_differentiated_forward_on_gpus(tmp_path, family, method, expected):
+    """As a GPU takes many times longer for the weight's gradient in a convolution's double backward."""
+    styles = ["objective.path_length={weight: 1, method: auto}"] if family == "stylegan2" else []
+    options = [*FAMILIES[family], f"objective.r1={{weight: 1, method: {method}}}", *styles]
+    plan = tiny_plan(tmp_path, 1, options, {network: zero(1) for network in NETWORKS})
+    on_gpus = replace(plan, on_gpus=True)
+    assert on_gpus.differentiates_forward("discriminator") == expected
+    assert plan.differentiates_forward("discriminator") == (method == "forward_mode")
+    assert not on_gpus.differentiates_forward("generator")
+
+
+def test_a_run_asks_its_device_how_to_differentiate(tmp_path, monkeypatch):
+    plan = tiny_plan(tmp_path, 1, ["objective.r1={weight: 1}"], {network: zero(1) for network in NETWORKS})
+    assert not on_this_machine(replace(plan, on_gpus=True)).on_gpus
+    monkeypatch.setattr(comm, "device", lambda: torch.device("cuda", 0))
+    assert on_this_machine(plan).on_gpus
 
 
 def alone(vector):

@@ -11,6 +11,7 @@ from bigsgan.config.sections import Width
 class MLPGenerator(GeneratorSection):
     """Fully connected generator, the smallest baseline (Goodfellow et al. 2014, arXiv 1406.2661)."""
 
+    convolves = False
     family: Literal["mlp"] = "mlp"
     latent_size: Width = 100
     width: Width = 256
@@ -24,6 +25,7 @@ class MLPGenerator(GeneratorSection):
 class MLPDiscriminator(NetworkSection):
     """Fully connected discriminator, with a projection head if there are classes."""
 
+    convolves = False
     family: Literal["mlp"] = "mlp"
     width: Width = 256
     """Features of each hidden layer."""

@@ -21,6 +21,7 @@ class TransformerNetwork(NetworkSection):
     """
 
     without_half = "bf16=false"
+    convolves = False
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
     """Blocks; a multiple of ``levels``."""
