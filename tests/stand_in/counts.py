@@ -63,9 +63,9 @@ STYLEGAN2 = ("stylegan2_256.yaml", ["batch=8", *SYNTHETIC])
 
 CASES = {
     "BigGAN-128, 256 images in bf16": Case(*BIGGAN, 2, launches=3_210, products=146, rest=314),
-    "R3GAN-256, 32 images in bf16": Case(*R3GAN, 2, launches=8_620, products=363, rest=459),
+    "R3GAN-256, 32 images in bf16": Case(*R3GAN, 2, launches=3_260, products=411, rest=494),
     "StyleGAN2-256 with ADA, 8 images": Case(*STYLEGAN2, 2, launches=3_040, products=9, rest=26.2),
-    "the same with R1 and path length": Case(*STYLEGAN2, 16, launches=6_080, products=17.9, rest=50.1),
+    "the same with R1 and path length": Case(*STYLEGAN2, 16, launches=6_350, products=16.9, rest=49.7),
 }
 """Bounds: a change that lowers a count lowers its bound with it."""
 
@@ -83,7 +83,17 @@ _PRODUCTS = (
     "dot",
     "_scaled_dot_product",
 )
-_FREE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh")
+_FREE = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+    "is_same_size",
+    "_has_same_storage_numel",
+)
 
 
 class Traffic(TorchDispatchMode):

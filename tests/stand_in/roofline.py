@@ -76,7 +76,10 @@ class Phases(OpenPhases):
         formula = flop_registry.get(function.overloadpacket)
         if formula is None:
             return
-        flop = formula(*arguments, **keywords, out_val=results)
+        if function.overloadpacket is torch.ops.aten.convolution_backward:
+            flop = _of_gradients(formula, *arguments, out_val=results)
+        else:
+            flop = formula(*arguments, **keywords, out_val=results)
         operand = next(t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor))
         if operand.element_size() == 2:
             self._now.half += flop
@@ -86,6 +89,13 @@ class Phases(OpenPhases):
     @property
     def _now(self) -> Work:
         return self.work[self.innermost]
+
+
+def _of_gradients(formula: Any, *arguments: Any, out_val: Any) -> float:
+    """FLOP of a convolution's gradients; torch counts those of the weight as if there were no groups."""
+    *others, groups, (of_input, of_weight, _) = arguments
+    found = formula(*others, groups, [of_input, False, False], out_val=out_val)
+    return float(found + formula(*others, groups, [False, of_weight, False], out_val=out_val) / groups)
 
 
 def table(work: dict[str, tuple[float, ...]]) -> str:
