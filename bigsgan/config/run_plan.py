@@ -20,7 +20,8 @@ class RunPlan:
     """A recipe that has been checked against its DeepSpeed files and the number of ranks.
 
     Attributes:
-        on_gpus: Whether the ranks compute on GPUs, which choose another way through exact penalties than CPUs.
+        on_gpus: Whether the ranks compute on GPUs, where another way through exact penalties is faster than on CPUs. A
+            guess until ``on_this_machine`` (engines/build.py) asks them.
     """
 
     recipe: Recipe

@@ -35,7 +35,7 @@ def compare(name, gpus, batch, overrides, machine):
     own = load_recipe(path, overrides)
     accumulation = max(1, min(own.accumulation, batch // gpus))
     recipe = load_recipe(path, [*overrides, f"batch={batch}", f"accumulation={accumulation}"])
-    together = count_update(plan_run(recipe, 1, path.parent))
+    together = count_update(plan_run(recipe, 1, path.parent, on_gpus=True))
     model = Model(together, count_update(one_of_each(recipe, path.parent)), machine)
     seconds, best = model.together(gpus), {}
     for schedule in (EXACT, OVERLAPPED):

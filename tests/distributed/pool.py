@@ -11,8 +11,6 @@ from multiprocessing import connection
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from tests.distributed.nursery import SPAWN, Nursery, nurseries
 from tests.ports import free_port
 
@@ -45,7 +43,6 @@ class RankPool:
         """Call an importable function on every rank and return the results by rank.
 
         The first rank that raises, or one that does not answer, fails the test, and the next call gets fresh ranks.
-        Where all skip what they are asked, so does the test.
         """
         if not self._ranks:
             self._start()
@@ -56,7 +53,7 @@ class RankPool:
                 self.stop()
                 raise RuntimeError(f"rank {rank} died as it began") from None
         results: dict[int, Any] = {}
-        skipped, deadline = None, time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while len(results) < len(self._ranks):
             pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in results}
             ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
@@ -72,10 +69,7 @@ class RankPool:
                 if outcome == "raised":
                     self.stop()
                     raise RuntimeError(f"rank {rank} raised:\n{result}")
-                skipped = result if outcome == "skipped" else skipped
                 results[rank] = result
-        if skipped is not None:
-            pytest.skip(skipped)
         return [results[rank] for rank in range(len(self._ranks))]
 
     def stop(self) -> None:
@@ -145,8 +139,6 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
             return
         try:
             result = "returned", getattr(importlib.import_module(module), name)(*arguments)
-        except pytest.skip.Exception as skip:
-            result = "skipped", skip.msg
         except Exception:
             result = "raised", traceback.format_exc()
         leftovers.unite_ranks()  # had the run not come to its end

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 
 from bigsgan import checkpoint
-from bigsgan.config import RunPlan
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.doctor.runs import buffers, masters, update
 from bigsgan.doctor.runs import merge as merge
@@ -36,18 +36,23 @@ from tests.tiny import tiny_plan
 def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: Path | None = None) -> Run:
     """A run on this pool's ranks, of the tiny recipe unless one is given, put together as the product does."""
     directory = Path(tempfile.mkdtemp())
-    plan = plan_of(directory, overrides, ds, recipe)
+    plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
+
+
+def labels_of_phases(overrides: list[str], ds: dict[str, Any], on_gpus: bool) -> list[str]:
+    """What an update with R1 does in a run whose plan was made for GPUs, or for CPUs."""
+    directory = Path(tempfile.mkdtemp())
+    plan = replace(tiny_plan(directory, comm.world_size(), overrides, ds), on_gpus=on_gpus)
+    run = build_run(plan, directory, Start(None), RankLog(directory / "log", comm.rank(), print))
+    labels = [phase.label for phase in run.step._phases([1], False, [False], False)]
+    destroy(run)
+    return labels
 
 
 def local_state(run: Run) -> dict[str, Any]:
     """This rank's pieces of every parameter, and all buffers: entry -> name -> [(offset, values)]."""
     return on_host(snapshot(run))
-
-
-def plan_of(directory: Path, overrides: list[str], ds: dict[str, Any], recipe: Path | None = None) -> RunPlan:
-    """Of a run on this pool's ranks."""
-    return tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
 
 
 def destroy(run: Run) -> None:
@@ -317,7 +322,7 @@ def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list
     save(first, directory / "checkpoints")
     donor = local_state(first)
     destroy(first)
-    plan = plan_of(Path(tempfile.mkdtemp()), [*overrides, f"init_from.run={saved}", *later], ds)
+    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), [*overrides, f"init_from.run={saved}", *later], ds)
     initial = InitialWeights(first.recipe, checkpoint.find(directory), plan.recipe.init_from.weights == "live")
     run = build_run(plan, directory, Start(initial=initial), RankLog(directory / "log", comm.rank(), print))
     begun = local_state(run)

@@ -57,11 +57,12 @@ def sleepers():
         (lambda: Sleeper("a", 0.01, log) if comm.rank() == 0 else None, nullcontext),
         (lambda: Sleeper("b", 0.03, log), nullcontext),
     ]
-    return take_turns(builders, Settings(rounds=2, warmup=2, steps=3), lambda *told: None), log
+    told = []
+    return take_turns(builders, Settings(rounds=2, warmup=2, steps=3), lambda *each: told.append(each)), log, told
 
 
 def test_variants_take_turns(ranks):
-    (first, log), ((second, _), log_of_idle) = ranks(2).run(sleepers)
+    (first, log, told), ((second, _), log_of_idle, told_idle) = ranks(2).run(sleepers)
     turn = lambda name: [f"build {name}", *[name] * 5, f"close {name}"]  # noqa: E731
     assert log == [*turn("a"), *turn("b"), *turn("b"), *turn("a")]
     assert log_of_idle == [*turn("b"), *turn("b")]
@@ -75,6 +76,11 @@ def test_variants_take_turns(ranks):
             assert visit.busy < 0.9
     assert [visits[0].first_losses["updates"] for visits in a] == [1, 6]  # after one update of each round
     assert second == [[[], []], [[], []]]
+    order = [(0, 0), (0, 1), (1, 1), (1, 0)]
+    assert [each[:2] for each in told[::2]] == [each[:2] for each in told[1::2]] == order
+    slowest = [max(visit.seconds for visit in (a, b)[i][turn]) for turn, i in order]
+    assert [seconds for *_, seconds in told] == [each for seconds in slowest for each in (None, seconds)]
+    assert told_idle == [(*each, None) for each in order]
 
 
 def networks_alive():

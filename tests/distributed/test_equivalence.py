@@ -136,6 +136,7 @@ def test_options(ranks, stage, name):
 def test_what_is_gathered_ahead_does_not_hinder_a_double_backward(ranks):
     """With reused fakes D trains between G's two passes, and G's path length is due for the third time."""
     overrides = [*FAMILIES["stylegan2_path_length"], "objective.reuse_fakes=true"]
+    overrides.append("objective.path_length.method=double_backward")
     ahead = zero(3, zero={"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 300})
     check(ranks(2), overrides, dict.fromkeys(NETWORKS, ahead), 6)
 

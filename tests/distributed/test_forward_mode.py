@@ -1,5 +1,6 @@
 """Exact penalties without a double backward, in every layout, against the plain double backward."""
 
+import os
 from itertools import product
 from unittest import mock
 
@@ -9,6 +10,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 from bigsgan.config import NETWORKS
 from tests.distributed import scenarios
+from tests.distributed.pool import ON_GPU
 from tests.distributed.test_equivalence import FEWER, UPDATES, check, moved
 from tests.tiny import FAMILIES, both, stages, zero
 
@@ -155,6 +157,13 @@ def test_games(ranks, layout, game):
     num, options, ds = LAYOUTS[layout]
     r1 = [f"objective.r1={{weight: 0.05, every: 3, {FORWARD}}}"]
     check(ranks(num), [*GAMES[game], *options, *r1, "accumulation=2"], ds, FEWER)
+
+
+@pytest.mark.skipif(os.environ.get(ON_GPU) == "1", reason="ranks on a GPU differentiate convolutions forward")
+def test_a_run_on_cpus_goes_backward_twice_though_planned_for_gpus(ranks):
+    (labels,) = ranks(1).run(scenarios.labels_of_phases, ["objective.r1={weight: 1}"], both(1), True)
+    assert "D trains" in labels
+    assert "D differentiates" not in labels
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Everything that one GPU can show, the riskiest first: `python -m tests.gpu`, some 35 minutes.
 
 Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
-takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 6`` six checks
+takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 4`` four checks
 that compare no times share the GPU, on a machine with some 16 cores; the others come before and after them, one by one.
 """
 
@@ -143,7 +143,16 @@ CHECKS = [
         "speed of StyleGAN2",
         "with ADA, beside plain PyTorch",
         120,
-        [*_BENCH, "train", "--variants", "baseline,zero0", *_TIMES, *_STYLEGAN2],
+        [
+            *_BENCH,
+            "train",
+            "--variants",
+            "baseline,zero0",
+            *_TIMES,
+            *_STYLEGAN2,
+            "--steps",
+            "16",
+        ],  # R1 once, as published
     ),
     Check(
         "speed of R3GAN",

@@ -27,11 +27,13 @@ UPDATES = 8
 
 SAME = 1e-5
 
+TWICE = "weight: 0.2, every: 3, method: double_backward"
+
 GAMES = {
     "plain": [],
-    "micro_batches": ["accumulation=2", "objective.d_steps=2", "objective.r1={weight: 0.2, every: 3}"],
+    "micro_batches": ["accumulation=2", "objective.d_steps=2", f"objective.r1={{{TWICE}}}"],
     "tangents": ["accumulation=2", "objective.r1={weight: 0.2, every: 3, method: forward_mode}"],
-    "reused_fakes": ["objective={reuse_fakes: true, d_steps: 2, r1: {weight: 0.2, every: 3}}"],
+    "reused_fakes": [f"objective={{reuse_fakes: true, d_steps: 2, r1: {{{TWICE}}}}}"],
     "reused_fakes_made_again": ["objective={reuse_fakes: true, lecam: {decay: 0.5}}", "accumulation=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "perceptrons": [*FAMILIES["mlp"], "accumulation=2", "objective.d_steps=2"],

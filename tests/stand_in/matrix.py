@@ -8,6 +8,7 @@ from bigsgan.config import NETWORKS
 from tests.tiny import FAMILIES, zero
 
 R1 = "objective.r1={weight: 0.1, every: 2}"
+TWICE = "objective.r1={weight: 0.1, every: 2, method: double_backward}"
 
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 CLIPPED = [*ADAM, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
@@ -33,6 +34,7 @@ LAYOUTS = {
 
 GAMES = {
     "biggan": [R1, *ADAM],
+    "biggan_twice": [TWICE, *ADAM],
     **{
         name: [*(line for line in overrides if not line.startswith("optimizer")), *ADAM]
         for name, overrides in FAMILIES.items()
@@ -65,7 +67,7 @@ IN_PIPELINES = [name for name in RUNS if name[0] in "01" and name.endswith("devi
 APART = ["1-bf16-device", "3-bf16-device"]
 """Layouts in which CI gives G and D a rank each."""
 
-NOT_IN_PIPELINES = {"pix2pix_features": "objective.feature_matching"}
+NOT_IN_PIPELINES = {"biggan_twice": "objective.r1.method", "pix2pix_features": "objective.feature_matching"}
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
 PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]

@@ -3,7 +3,9 @@
 import pytest
 
 from bigsgan.config import NETWORKS
+from tests.distributed import scenarios
 from tests.stand_in import build, cells, matrix
+from tests.tiny import both
 
 pytestmark = pytest.mark.skipif(build.obstacle() is not None, reason=str(build.obstacle()))
 
@@ -53,6 +55,13 @@ def test_an_update_waits_where_the_docs_say(on_ranks, layout):
         assert swaps <= (UPDATES * len(NETWORKS) if layout[0] == "3" and layout.endswith("optimizer") else 0), name
         assert waits == {place: UPDATES * len(NETWORKS) * n for place, n in expected(layout).items()}, name
         assert each["launches"] > 100, name
+
+
+@pytest.mark.slow
+def test_a_run_on_gpus_differentiates_forward_though_planned_for_cpus(on_ranks):
+    labels = on_ranks(1, scenarios.labels_of_phases, [matrix.R1], both(1), False)
+    assert "D differentiates" in labels
+    assert "D differentiates" not in on_ranks(1, scenarios.labels_of_phases, [matrix.TWICE], both(1), False)
 
 
 @pytest.mark.slow

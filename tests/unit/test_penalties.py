@@ -9,14 +9,18 @@ import torch
 from bigsgan.adversarial.objectives import GeneratorObjective, l1_grads
 from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
 from bigsgan.adversarial.watchers import LogitAnchors
+from bigsgan.bench.arithmetic import arithmetic_of, matrix_precision
+from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS
 from bigsgan.config.objective import LeCam, Objective, PathLength
 from bigsgan.engines.build import on_this_machine
 from bigsgan.models import noise
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
+from bigsgan.planner.balance import one_of_each, plan_balanced
 from bigsgan.runtime import comm
-from tests.tiny import FAMILIES, tiny_plan, zero
+from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
 from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalised_loss, quadratic
 
 CPU = torch.device("cpu")
@@ -77,6 +81,31 @@ def test_a_run_asks_its_device_how_to_differentiate(tmp_path, monkeypatch):
     assert not on_this_machine(replace(plan, on_gpus=True)).on_gpus
     monkeypatch.setattr(comm, "device", lambda: torch.device("cuda", 0))
     assert on_this_machine(plan).on_gpus
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_say_whether_they_convolve(tmp_path, family):
+    plan = tiny_plan(tmp_path, 1, FAMILIES[family], {network: zero(1) for network in NETWORKS})
+    shapes = [parameter.shape for parameter in network_on_meta(plan.recipe, "discriminator").parameters()]
+    assert plan.recipe.discriminator.convolves == any(len(shape) == 4 for shape in shapes)
+
+
+def test_commands_plan_for_gpus(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    assert plan_on_ranks(recipe, 2, tmp_path / "recipe.yaml").on_gpus
+    assert plan_balanced(recipe, 2, tmp_path)[0].on_gpus
+    assert one_of_each(recipe, tmp_path).on_gpus
+
+
+def test_operations_are_those_of_the_device(tmp_path, monkeypatch):
+    """Of one rank, on which forward mode takes more of them."""
+    plan = tiny_plan(tmp_path, 1, ["objective.r1={weight: 1}"], {network: zero(1) for network in NETWORKS})
+    counted = {}
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(comm, "device", lambda device=device: torch.device(device))
+        peaks = {matrix_precision("fp32", torch.device(device)): 1.0}
+        counted[device] = arithmetic_of(plan, peaks).flops
+    assert counted["cpu"] < counted["cuda"]
 
 
 def alone(vector):

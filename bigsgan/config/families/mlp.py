@@ -11,7 +11,6 @@ from bigsgan.config.sections import Width
 class MLPGenerator(GeneratorSection):
     """Fully connected generator, the smallest baseline (Goodfellow et al. 2014, arXiv 1406.2661)."""
 
-    convolves = False
     family: Literal["mlp"] = "mlp"
     latent_size: Width = 100
     width: Width = 256
