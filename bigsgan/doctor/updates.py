@@ -70,7 +70,7 @@ def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
     text = f"{numbers['images_per_second']:.3g} images/s; {limit(numbers, has_device)}; {shares(numbers, has_device)}"
     if not has_device:
         return passed(text, numbers)
-    return _with_memory(plan, visits, text, numbers)
+    return _with_memory(on_this_machine(plan), visits, text, numbers)
 
 
 def limit(numbers: dict[str, Any], has_device: bool) -> str:
@@ -106,7 +106,7 @@ def _device(has_device: bool) -> str:
 
 
 def _with_memory(plan: RunPlan, visits: list[Visit], text: str, numbers: dict[str, Any]) -> Finding:
-    planned = max(each.updating for each in predict_each(on_this_machine(plan), Traces()))
+    planned = max(each.updating for each in predict_each(plan, Traces()))
     held = max(each.device_peak or 0 for each in visits)
     error = planned / held - 1
     numbers |= {"planned_bytes": planned, "held_bytes": held, "memory_error": error}

@@ -54,9 +54,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     Raises:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
-    plan = on_this_machine(plan)
-    recipe, device, rank = plan.recipe, comm.device(), comm.rank()
-    slices, draws = _slices(plan, rank), Draws(recipe.seed)
+    plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
+    recipe, slices, draws = plan.recipe, _slices(plan, rank), Draws(plan.recipe.seed)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     teacher = checked_teacher(recipe, start.found.layout if start.found else {})
