@@ -22,11 +22,9 @@ from bigsgan.runtime import comm
 
 _R1 = "objective.r1={weight: 0.2, every: 2%s}"
 _R2 = "objective.r2={weight: 0.1, every: 2%s}"
-_FINITE, _FORWARD, _TWICE = (
-    ", form: finite_difference, sigma: 0.5",
-    ", method: forward_mode",
-    ", method: double_backward",
-)
+_FINITE = ", form: finite_difference, sigma: 0.5"
+_FORWARD = ", method: forward_mode"
+_TWICE = ", method: double_backward"
 _PATHS = "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5%s}}"
 _GRADIENT = "objective={loss: wasserstein, gradient_penalty: {weight: 1%s}}"
 _STYLES = FAMILIES["stylegan2"]
@@ -54,13 +52,13 @@ def penalties(subject: Subject) -> Finding:
         "forward mode": [_PARTS, _R1 % _FORWARD, _R2 % _FORWARD],
         "gradient penalty": [_GRADIENT % _TWICE],
         "gradient penalty, forward mode": [_GRADIENT % _FORWARD],
-        "path length": [*_STYLES, _PATHS % ""],
+        "path length": [*_STYLES, _PATHS % _TWICE],
         "path length, forward mode": [*_STYLES, _PATHS % _FORWARD],
         "relativistic": ["objective.loss=relativistic", "objective.d_steps=2", _PARTS],
         "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", _PARTS],
         "ADA": ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 1, ramp_nimg: 200}"],
     }
-    at_3 = ("forward mode", "path length")
+    at_3 = ("forward mode", "path length, forward mode")
     return compare(subject, [Game(name, own, both(3 if name in at_3 else 1)) for name, own in games.items()])
 
 

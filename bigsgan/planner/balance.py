@@ -121,7 +121,9 @@ def is_near(other: OtherBatch, recipe: Recipe) -> bool:
 
 
 def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None) -> tuple[RunPlan, str]:
-    """Plan a run on GPUs, whose recipe may leave their numbers to us, and describe them; all ranks find the same.
+    """Plan a run whose recipe may leave its networks' numbers of ranks to us; all ranks find the same numbers.
+
+    Ranks are taken for GPUs. The text describes the numbers; it is empty where the recipe has its own.
 
     Raises:
         UserError: There is no division, or the recipe cannot run with it.

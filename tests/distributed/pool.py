@@ -51,7 +51,7 @@ class RankPool:
                 pipe.send((function.__module__, function.__qualname__, arguments))
             except OSError:
                 self.stop()
-                raise RuntimeError(f"rank {rank} died as it began") from None
+                raise RuntimeError(f"rank {rank} is dead") from None
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout
         while len(results) < len(self._ranks):

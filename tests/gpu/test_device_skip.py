@@ -19,10 +19,12 @@ WARM_UP = 6
 """Updates, in which cuDNN chooses and allocators fill."""
 
 
+@pytest.mark.parametrize("method", ["double_backward", "forward_mode"])
 @pytest.mark.parametrize("ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"])
-def test_an_update_waits_for_nothing(ds):
+def test_an_update_waits_for_nothing(ds, method):
     """torch raises where it would wait."""
-    run = scenarios.build([*ADAM, "objective.r1={weight: 0.1, every: 2}"], dict.fromkeys(NETWORKS, ds))
+    penalty = f"objective.r1={{weight: 0.1, every: 2, method: {method}}}"
+    run = scenarios.build([*ADAM, penalty], dict.fromkeys(NETWORKS, ds))
     scenarios.update(run, WARM_UP)
     torch.cuda.set_sync_debug_mode("error")
     try:

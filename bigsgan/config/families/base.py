@@ -27,7 +27,8 @@ class NetworkSection(Section):
         has_guidance: Whether samples of a class may be guided away from those of any class.
         without_half: The setting by which no layer computes in its own half type, see ``computes_in``.
         paired: Whether it reads input images: G instead of latents, D in addition to the images that it judges.
-        convolves: Whether it has convolutions, whose double backward is slow on GPUs (docs/explanation/penalties.md).
+        convolves: Of D: whether it has convolutions, whose double backward is slow on GPUs
+            (docs/explanation/penalties.md).
         has_tokens: Whether its last layer reads a class token and patch tokens, from which a teacher's features can
             be predicted.
     """
