@@ -17,7 +17,7 @@ MULTIPLE = 8
 
 def suits_tensor_cores(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels need a pixel's channels side by side, in multiples of 8: on a GPU, for half types."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    return fused.is_gpu(device) and dtype in (torch.bfloat16, torch.float16)
 
 
 def laid_out(x: Tensor, dtype: torch.dtype, everywhere: bool = False) -> Tensor:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bigsgan.models import fused
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import TwiceDifferentiable
@@ -147,7 +148,7 @@ class Attention(TwiceDifferentiable):
             products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
             return torch.matmul(softmax(products) if dual else torch.softmax(products, dim=-1), value)
         with sdpa_kernel(_FUSED):
-            return F.scaled_dot_product_attention(query, key, value)
+            return fused.attend(query, key, value)
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:

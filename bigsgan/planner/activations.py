@@ -20,6 +20,7 @@ from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Root
 from bigsgan.errors import UserError
+from bigsgan.models import fused
 from bigsgan.models.layers import RankAverages, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -71,7 +72,8 @@ class Traces:
         if found is None:
             if key not in self._tapes:
                 trace = partial(self._trace_tapes, plan, network, mode, segments)
-                self._tapes[key] = self._at_two_sizes(plan, network, trace)
+                with fused.stands_for_gpu(plan.on_gpus):
+                    self._tapes[key] = self._at_two_sizes(plan, network, trace)
             unit = self._unit(plan, network)
             pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
             found = Passes([_at_size(first, second, unit, num_samples) for first, second in pairs], checkpointing)
@@ -94,11 +96,12 @@ class Traces:
             if network == "discriminator":
                 trace = partial(trace_discriminator, plan, stack, program=self.program(plan.recipe))
             self._choose_kernels(plan, network, True)
-            self._wholes[key] = self._at_two_sizes(plan, network, trace)
+            with fused.stands_for_gpu(plan.on_gpus):
+                self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
-        return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1
+        return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1, plan.on_gpus
 
     def prepared(self, plan: RunPlan, network: str) -> LayerStack:
         """A network whose layers average their statistics as replicas do."""

@@ -1,0 +1,71 @@
+"""The planner's memory against what torch's allocator held on an H200: docs/reference/benchmarks.md, "On one GPU"."""
+
+from typing import NamedTuple
+
+import pytest
+
+from bigsgan import shipped
+from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.memory import predict_each
+
+SYNTHETIC = ["data.kind=synthetic", "data.root=null", "metrics=null"]
+EVERY = ["objective.r1.every=1", "objective.path_length.every=1"]
+NARROW = ["generator.channels=32", "discriminator.channels=64"]
+EXACT = [f"objective.{name}.form=exact" for name in ("r1", "r2")]
+
+
+def engines(**values):
+    return [f"engines.{network}.{key}={value}" for network in NETWORKS for key, value in values.items()]
+
+
+def both_ways(*names):
+    return {m: [f"objective.{name}.method={m}" for name in names] for m in ("double_backward", "forward_mode")}
+
+
+ALONE, STYLED = both_ways("r1"), both_ways("r1", "path_length")
+NARROWLY = [*SYNTHETIC, "batch=32", *NARROW, "objective.r1={weight: 1}", *engines(ds_config="ds_configs/zero0.json")]
+GAT = ["metrics=null", "batch=64", *engines(activation_checkpointing="false")]
+
+
+class Measured(NamedTuple):
+    """The peak of a run on one rank in updates after the first."""
+
+    recipe: str
+    overrides: list[str]
+    mebibytes: float
+
+
+RUNS = {
+    "BigGAN-128 in bf16": Measured(
+        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *engines(ds_config="ds_configs/zero1_bf16.json")], 6_666
+    ),
+    "BigGAN-128 in fp16": Measured(
+        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *engines(ds_config="ds_configs/zero1_fp16.json")], 7_594
+    ),
+    "narrow BigGAN, R1 by a double backward": Measured(
+        "biggan128_imagenet", [*NARROWLY, *ALONE["double_backward"]], 14_781
+    ),
+    "narrow BigGAN, R1 in forward mode": Measured("biggan128_imagenet", [*NARROWLY, *ALONE["forward_mode"]], 12_314),
+    "StyleGAN2, R1 and path length by a double backward": Measured(
+        "stylegan2_256", [*SYNTHETIC, "batch=16", *EVERY, *STYLED["double_backward"]], 5_587
+    ),
+    "StyleGAN2, R1 and path length in forward mode": Measured(
+        "stylegan2_256", [*SYNTHETIC, "batch=16", *EVERY, *STYLED["forward_mode"]], 5_227
+    ),
+    "GAT-B, finite differences": Measured("gat_b_imagenet256", GAT, 55_825),
+    "GAT-B, exact R1 and R2": Measured("gat_b_imagenet256", [*GAT, *EXACT], 77_378),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_gpu_held_was_predicted(name):
+    recipe, overrides, measured = RUNS[name]
+    path = shipped.recipe(recipe)
+    plan = plan_run(load_recipe(path, overrides), 1, path.parent, on_gpus=True)
+    (prediction,) = predict_each(plan, Traces())
+    print(
+        f"| {name} | {prediction.updating / 2**20:,.0f} | {measured:,} | {prediction.updating / 2**20 / measured:.3f} |"
+    )
+    assert prediction.updating / 2**20 == pytest.approx(measured, rel=0.1)
