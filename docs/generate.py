@@ -49,7 +49,7 @@ UNDOCUMENTED = {
     "Codec.kind": "`pixels`, `dct`, `diffusers` or `torchscript`, see below",
     "Penalty.weight": "the penalty is `weight / 2` times the mean squared norm of the gradient",
     "Penalty.every": "apply it on every so many steps of D, that many times as strongly",
-    "Penalty.form": "of D's gradient itself, or compare two logits",
+    "Penalty.form": "the gradient itself, or a comparison of two logits",
     "GradientPenalty.weight": "weight of WGAN-GP's penalty between real and fake images",
     "LeCam.weight": "weight of the squared distance to the moving averages",
     "PathLength.weight": "weight of the squared deviation from the mean length",

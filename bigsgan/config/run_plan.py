@@ -62,9 +62,9 @@ class RunPlan:
         """
         methods = self.recipe.objective.methods(network).values()
         asked, engine = set(methods) - {"auto"}, self.engines[network]
-        suits = engine.placement.num_stages > 1 or engine.file.stage == 3
-        suits = suits or (self.on_gpus and network == "discriminator" and self.recipe.discriminator.convolves)
-        return bool(methods) and asked != {"double_backward"} and (suits or bool(asked))
+        in_parts = engine.placement.num_stages > 1 or engine.file.stage == 3
+        is_slow = self.on_gpus and network == "discriminator" and self.recipe.discriminator.convolves
+        return bool(methods) and asked != {"double_backward"} and (in_parts or is_slow or bool(asked))
 
     @property
     def keeps_generator_graphs(self) -> bool:

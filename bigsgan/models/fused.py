@@ -3,7 +3,8 @@
 The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
 Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C compiler is
-missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
+missing, and if BIGSGAN_FUSED is 0. The choice is logged once. Where the planner lets the meta device stand for a GPU,
+tensors there have the shapes that the kernels, and torch's attention, give them on one.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """

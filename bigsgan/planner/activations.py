@@ -72,8 +72,7 @@ class Traces:
         if found is None:
             if key not in self._tapes:
                 trace = partial(self._trace_tapes, plan, network, mode, segments)
-                with fused.stands_for_gpu(plan.on_gpus):
-                    self._tapes[key] = self._at_two_sizes(plan, network, trace)
+                self._tapes[key] = self._at_two_sizes(plan, network, trace)
             unit = self._unit(plan, network)
             pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
             found = Passes([_at_size(first, second, unit, num_samples) for first, second in pairs], checkpointing)
@@ -96,8 +95,7 @@ class Traces:
             if network == "discriminator":
                 trace = partial(trace_discriminator, plan, stack, program=self.program(plan.recipe))
             self._choose_kernels(plan, network, True)
-            with fused.stands_for_gpu(plan.on_gpus):
-                self._wholes[key] = self._at_two_sizes(plan, network, trace)
+            self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
@@ -133,7 +131,8 @@ class Traces:
 
     def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
         unit = self._unit(plan, network)
-        return trace(unit), trace(2 * unit)
+        with fused.stands_for_gpu(plan.on_gpus):
+            return trace(unit), trace(2 * unit)
 
     def _unit(self, plan: RunPlan, network: str) -> int:
         """The fewest samples that the network takes at a time."""
