@@ -42,8 +42,8 @@ class Penalty(Section):
     form: Literal["exact", "finite_difference"] = "exact"
     method: Method = "auto"
     """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
-    every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, and on GPUs if D has convolutions, and
-    ``double_backward`` elsewhere."""
+    every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with ``activation_checkpointing``, and on
+    GPUs if D has convolutions, and ``double_backward`` elsewhere."""
     sigma: PositiveFloat | None = None
     """Step of a finite difference, for images in [-1, 1]. The default follows from the coarsest type in which any of
     D's layers compute: 0.1 for bf16, 0.03 for fp16, and 0.01 for float32."""

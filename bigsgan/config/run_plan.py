@@ -63,8 +63,10 @@ class RunPlan:
         methods = self.recipe.objective.methods(network).values()
         asked, engine = set(methods) - {"auto"}, self.engines[network]
         in_parts = engine.placement.num_stages > 1 or engine.file.stage == 3
+        recomputes = engine.section.activation_checkpointing  # what a double backward keeps nevertheless
         is_slow = self.on_gpus and network == "discriminator" and self.recipe.discriminator.convolves
-        return bool(methods) and asked != {"double_backward"} and (in_parts or is_slow or bool(asked))
+        chosen = in_parts or recomputes or is_slow
+        return bool(methods) and asked != {"double_backward"} and (chosen or bool(asked))
 
     @property
     def keeps_generator_graphs(self) -> bool:

@@ -80,15 +80,13 @@ class ScaleWiseAttention(Attention):
     """Attention of the tokens of each level to one another."""
 
     def __init__(self, config: CATDiscriminator, sides: Sequence[int]) -> None:
-        super().__init__(config.width, config.heads, sides[-1], config.bf16)
-        self.sides = list(sides)
+        super().__init__(config.width, config.heads, sides, config.bf16, class_tokens=True)
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
         """Attend within each level: (N, A, S, E) each -> (N, A, S, E)."""
         lengths = [1 + side**2 for side in self.sides]
-        of_levels = zip(self.sides, *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
-        mixed = [self.mixed(q, k, v, corner(self.rotation, side), dual) for side, q, k, v in of_levels]
-        return torch.cat(mixed, dim=2)
+        of_levels = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
+        return torch.cat([self.mixed(q, k, v, dual) for q, k, v in of_levels], dim=2)
 
 
 class DiscriminatorHead(gat.DiscriminatorHead):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan.models import dual, fused
+from bigsgan.models import dual, fused, meta_gpu
 
 MULTIPLE = 8
 """Number of channels, in half types, that kernels for tensor cores read at once: 16 bytes."""
@@ -17,7 +17,7 @@ MULTIPLE = 8
 
 def suits_tensor_cores(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels need a pixel's channels side by side, in multiples of 8: on a GPU, for half types."""
-    return fused.is_gpu(device) and dtype in (torch.bfloat16, torch.float16)
+    return meta_gpu.is_gpu(device) and dtype in (torch.bfloat16, torch.float16)
 
 
 def laid_out(x: Tensor, dtype: torch.dtype, everywhere: bool = False) -> Tensor:

@@ -3,8 +3,7 @@
 The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
 Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C compiler is
-missing, and if BIGSGAN_FUSED is 0. The choice is logged once. Where the planner lets the meta device stand for a GPU,
-tensors there have the shapes that the kernels, and torch's attention, give them on one.
+missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """
@@ -14,14 +13,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from bigsgan.models import meta_gpu
 
 SWITCH = "BIGSGAN_FUSED"
 
@@ -29,68 +27,19 @@ MAPS, DRAWS, NORMS = "filters and rectifiers of feature maps", "random numbers o
 
 _log = logging.getLogger(__name__)
 
-_stands_for_gpu = False
-"""Whether the meta device stands for a GPU, or for a CPU."""
-
 
 def used_for(x: Tensor, subject: str = MAPS) -> bool:
     """Whether a subject's kernels work for tensors like ``x``; the first call on a GPU compiles them.
 
-    On the meta device, they take the place of kernels of feature maps where ``stands_for_gpu`` says so.
+    On the meta device, kernels of feature maps do where it stands for a GPU (meta_gpu.py).
     """
     if x.is_meta:
-        return _stands_for_gpu and subject == MAPS
+        return meta_gpu.stands_for(x) and subject == MAPS
     return obstacle(x.device, x.dtype, subject) is None
 
 
-def is_gpu(device: torch.device) -> bool:
-    """Whether a device is a GPU, or stands for one."""
-    return device.type == "cuda" or (device.type == "meta" and _stands_for_gpu)
-
-
-@contextmanager
-def stands_for_gpu(stands: bool) -> Iterator[None]:
-    """Let layers on the meta device take the paths of a GPU in the block, which keep other tensors, or of a CPU."""
-    global _stands_for_gpu
-    before, _stands_for_gpu = _stands_for_gpu, stands
-    try:
-        yield
-    finally:
-        _stands_for_gpu = before
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """torch's attention: (N, A, M, E), (N, A, K, E), (N, A, K, F) -> (N, A, M, F).
-
-    For a GPU the meta device keeps what its kernels keep, and not the weights.
-    """
-    if query.is_meta and _stands_for_gpu:
-        operands = query, key, value, None, True  # no mask; with what the backward pass needs
-        mixed: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
-        return mixed
-    return F.scaled_dot_product_attention(query, key, value, scale=scale)
-
-
-class _Shapes:
-    """What the kernels of feature maps return on the meta device."""
-
-    @staticmethod
-    def resample(x: Tensor, taps: Tensor, geometry: Geometry) -> Tensor:
-        layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-        shape = (*x.shape[:2], geometry.height, geometry.width)
-        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
-
-    @staticmethod
-    def rectify(x: Tensor, bias: Tensor, slope: float, limit: float | None) -> Tensor:
-        return torch.empty_like(x)
-
-    @staticmethod
-    def slopes(grad: Tensor, y: Tensor, slope: float, limit: float | None) -> Tensor:
-        return torch.empty_like(y)
-
-
 def _of_maps(x: Tensor) -> Any:
-    return _Shapes if x.is_meta else kernels("fused")
+    return meta_gpu.Maps if x.is_meta else kernels("fused")
 
 
 def obstacle(device: torch.device, dtype: torch.dtype, subject: str = MAPS) -> str | None:

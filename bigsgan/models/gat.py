@@ -139,7 +139,7 @@ class GeneratorBlock(nn.Module):
         super().__init__()
         self.positions = Positions(config.width, side) if is_first else None
         self.modulation = Modulation(config.width, 6 if shift else 4, config.bf16)
-        self.attention = Attention(config.width, config.heads, side, config.bf16)
+        self.attention = Attention(config.width, config.heads, [side], config.bf16)
         self.perceptron = SwiGLU(config.width, config.bf16)
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
@@ -312,5 +312,6 @@ def discriminator_layers(
     side = resolution // config.patch
     layers: list[nn.Module] = [LevelNoise(config), Tokens(config, side, config.levels * image_channels)]
     for _ in range(config.depth):
-        layers.append(DiscriminatorBlock(config, Attention(config.width, config.heads, side, config.bf16)))
+        attention = Attention(config.width, config.heads, [side], config.bf16, class_tokens=True)
+        layers.append(DiscriminatorBlock(config, attention))
     return [*layers, DiscriminatorHead(config, num_classes)]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import convolutions, fused, spectral
+from bigsgan.models import convolutions, meta_gpu, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
 from bigsgan.models.precision import full
@@ -372,7 +372,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     q, k, v = (_padded(x)[:, None] for x in (query, key, value))
     with sdpa_kernel(_ATTENTION):
-        return fused.attend(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
+        return meta_gpu.attend(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
 
 
 def _padded(x: Tensor) -> Tensor:

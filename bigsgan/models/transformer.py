@@ -9,7 +9,7 @@ Shapes: N samples, T tokens, W features, A heads of E = W / A features, C channe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import fused
+from bigsgan.models import meta_gpu
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import TwiceDifferentiable
@@ -91,74 +91,82 @@ class RMSNorm(Constant):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., F) -> (..., F)."""
-        return normalized(x, self.epsilon) * self.weight
+        return normalized(x, self.epsilon, self.weight)
 
 
-def normalized(x: Tensor, epsilon: float | None = _EPSILON) -> Tensor:
-    """Divide by the root mean square of the features, computed in float32: (..., F) -> (..., F), in x's type.
+def normalized(x: Tensor, epsilon: float | None = _EPSILON, weight: Tensor | None = None) -> Tensor:
+    """Divide by the root mean square of the features, and scale by a weight (F,), in float32: (..., F) -> (..., F).
 
-    None for epsilon is float32's distance from 1 to the next number.
+    The result has x's type, or the weight's where that is more precise. None for epsilon is float32's distance from 1
+    to the next number.
     """
-    exact = full(x)
     added = torch.finfo(torch.float32).eps if epsilon is None else epsilon
-    return (exact * (exact.square().mean(dim=-1, keepdim=True) + added).rsqrt()).to(x.dtype)
+    if weight is None:
+        return meta_gpu.rms_norm(full(x), None, added).to(x.dtype)
+    return meta_gpu.rms_norm(full(x), full(weight), added).to(torch.promote_types(x.dtype, weight.dtype))
 
 
 class Attention(TwiceDifferentiable):
     """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
 
-    The last P tokens are patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
-    2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). Tokens before them are not.
+    Tokens are squares of patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
+    2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). With ``class_tokens`` each square is
+    behind one more token, which is not rotated.
 
     Attributes:
         exact: Write the weights out, as torch's attention kernels have no second derivatives.
-        rotation: Buffer (2, P, E) float32: cosines and sines. It is computed and not saved.
+        rotation: Buffer (T, E / 2, 2) float32: a cosine and a sine for each pair of features. It is computed and not
+            saved.
     """
 
     rotation: Tensor
 
-    def __init__(self, width: int, heads: int, side: int, bf16: bool) -> None:
+    def __init__(self, width: int, heads: int, sides: Sequence[int], bf16: bool, class_tokens: bool = False) -> None:
         super().__init__()
-        self.heads, self.side = heads, side
+        self.heads, self.sides, self.class_tokens = heads, list(sides), class_tokens
         self.qkv = Linear(width, 3 * width, bf16)
         self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
         self.out = Linear(width, width, bf16)
-        self.register_buffer("rotation", rotations(side, width // heads), persistent=False)
+        self.register_buffer("rotation", rotations(sides, width // heads, class_tokens), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Compute the rotations again, whose memory may be new."""
-        self.rotation.copy_(rotations(self.side, self.rotation.shape[-1], "cpu"))
+        features = 2 * self.rotation.shape[1]
+        self.rotation.copy_(rotations(self.sides, features, self.class_tokens, "cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) -> (N, T, W)."""
         n, num, width = x.shape
         query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, T, E) each
-        mixed = self.attended(self.query_norm(query), self.key_norm(key), value, has_tangent(x))
+        query, key = self.query_norm(query), self.key_norm(key)
+        query, key = (rotated(each, self.rotation).to(value.dtype) for each in (query, key))
+        mixed = self.attended(query, key, value, has_tangent(x))
         return self.out(mixed.transpose(1, 2).reshape(n, num, width))
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
         """Attend to all tokens, (N, A, T, E) each -> (N, A, T, E); a subclass may attend to some."""
-        return self.mixed(query, key, value, self.rotation, dual)
+        return self.mixed(query, key, value, dual)
 
-    def mixed(self, query: Tensor, key: Tensor, value: Tensor, rotation: Tensor, dual: bool) -> Tensor:
-        """Values by the weights of rotated queries and keys, (N, A, T, E) each, in a pass with tangents if ``dual``."""
-        query, key = (rotated(x, rotation).to(value.dtype) for x in (query, key))
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
+        """Values by the weights of queries and keys, (N, A, T, E) each, in a pass with tangents if ``dual``."""
         if self.exact or self.written_out or dual:
             products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
             return torch.matmul(softmax(products) if dual else torch.softmax(products, dim=-1), value)
         with sdpa_kernel(_FUSED):
-            return fused.attend(query, key, value)
+            return meta_gpu.attend(query, key, value)
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring features of the last P tokens, in float32: (..., T, E), (2, P, E) -> (..., T, E)."""
-    others = x.shape[2] - rotation.shape[1]
-    patches = full(x[:, :, others:])
-    cosines, sines = rotation.to(patches.dtype)
-    even, odd = patches.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = patches * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
-    return torch.cat([x[:, :, :others], turned.to(x.dtype)], dim=2) if others else turned.to(x.dtype)
+    """Rotate pairs of neighbouring features, in float32: (..., T, E), (T, E / 2, 2) -> (..., T, E)."""
+    pairs = full(x).unflatten(-1, (-1, 2))
+    rotation = rotation.to(pairs.dtype)
+    if not torch.compiler.is_compiling():
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotation))
+        return turned.flatten(-2).to(x.dtype)
+    (even, odd), (cosines, sines) = pairs.unbind(-1), rotation.unbind(-1)  # compilers have no complex numbers
+    turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
+    return turned.flatten(-2).to(x.dtype)
 
 
 @contextmanager
@@ -206,13 +214,16 @@ class Positions(nn.Module):
         self.table.copy_(sines_of_positions(self.side, self.table.shape[1], "cpu"))
 
 
-def rotations(side: int, features: int, device: str | None = None) -> Tensor:
-    """Cosines and sines of the angles by which pairs of a patch's features turn: (2, P, E), float32."""
-    num = features // 4  # pairs of features that rotate with rows, and as many with columns
-    angles = _angles(side, num, device).repeat_interleave(2, dim=1)
-    rows, columns = angles[:, None].expand(-1, side, -1), angles[None].expand(side, -1, -1)
-    both = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-    return torch.stack([both.cos(), both.sin()]).float()
+def rotations(sides: Sequence[int], features: int, class_tokens: bool, device: str | None = None) -> Tensor:
+    """Cosines and sines of the angles by which pairs of a token's features turn: (T, E / 2, 2), float32."""
+    parts = []
+    for side in sides:
+        angles = _angles(side, features // 4, device)  # as many pairs of features rotate with rows as with columns
+        rows, columns = angles[:, None].expand(-1, side, -1), angles[None].expand(side, -1, -1)
+        patches = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+        parts += [torch.zeros_like(patches[:1]), patches] if class_tokens else [patches]
+    both = torch.cat(parts)
+    return torch.stack([both.cos(), both.sin()], dim=-1).float()
 
 
 def sines_of_positions(side: int, width: int, device: str | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Root
 from bigsgan.errors import UserError
-from bigsgan.models import fused
+from bigsgan.models import meta_gpu
 from bigsgan.models.layers import RankAverages, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -131,7 +131,7 @@ class Traces:
 
     def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
         unit = self._unit(plan, network)
-        with fused.stands_for_gpu(plan.on_gpus):
+        with meta_gpu.stands_for_gpu(plan.on_gpus):
             return trace(unit), trace(2 * unit)
 
     def _unit(self, plan: RunPlan, network: str) -> int:

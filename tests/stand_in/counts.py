@@ -28,7 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigsgan.bench.phases import label_phases
+from bigsgan.config import RunPlan, load_recipe, plan_run
 from bigsgan.engines import build as engines
+from bigsgan.planner.activations import Traces
+from bigsgan.planner.memory import predict_each
+from bigsgan.runtime import comm
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.stand_in import build, cells, roofline
@@ -47,6 +51,7 @@ class Case(NamedTuple):
         launches: The most kernels that it may launch.
         products: The most GB of its convolutions and matrix products.
         rest: The most GB of all other operations.
+        precise: Whether the allocator's peak is compared with the planner's.
     """
 
     recipe: str
@@ -55,17 +60,25 @@ class Case(NamedTuple):
     launches: int
     products: float
     rest: float
+    precise: bool = False
 
 
 BIGGAN = ("biggan128_imagenet.yaml", ["batch=256", *SYNTHETIC])
 R3GAN = ("r3gan_ffhq256.yaml", ["batch=32", *SYNTHETIC])
 STYLEGAN2 = ("stylegan2_256.yaml", ["batch=8", *SYNTHETIC])
+TOKENS = ["data.codec={kind: pixels}", "metrics=null", "data.resolution=32"]  # as many as of latents
+GAT = ("gat_b_imagenet256.yaml", ["batch=64", *SYNTHETIC, *TOKENS])
+EXACT = ["objective.r1.form=exact", "objective.r2.form=exact"]
 
 CASES = {
     "BigGAN-128, 256 images in bf16": Case(*BIGGAN, 2, launches=3_210, products=146, rest=314),
     "R3GAN-256, 32 images in bf16": Case(*R3GAN, 2, launches=3_260, products=411, rest=494),
     "StyleGAN2-256 with ADA, 8 images": Case(*STYLEGAN2, 2, launches=3_040, products=9, rest=26.2),
     "the same with R1 and path length": Case(*STYLEGAN2, 16, launches=6_350, products=16.9, rest=49.7),
+    "GAT-B, 64 images in bf16": Case(*GAT, 2, launches=6_710, products=164, rest=634, precise=True),
+    "the same with exact R1 and R2": Case(
+        GAT[0], [*GAT[1], *EXACT], 2, launches=15_700, products=293, rest=2_260, precise=True
+    ),
 }
 """Bounds: a change that lowers a count lowers its bound with it."""
 
@@ -160,7 +173,7 @@ def _triton(traffic: Traffic) -> Iterator[None]:
 
 
 def count(name: str) -> dict[str, Any]:
-    """Launches, GB of products and of the rest, and the operations with most bytes: GB and calls."""
+    """Launches, GB of products and of the rest, the peak of memory, and operations with most bytes: GB and calls."""
     case = CASES[name]
     cells.prepare()
     with mock.patch.object(engines, "initialize"):  # no number matters
@@ -168,8 +181,10 @@ def count(name: str) -> dict[str, Any]:
     run.counters.update = case.update - WARM_UP
     scenarios.update(run, WARM_UP)
     before = cells.launches()
+    comm.forget_peak_memory()
     scenarios.update(run, 1)
-    launches = cells.launches() - before
+    launches, peak = cells.launches() - before, comm.peak_memory_bytes()
+    (planned,) = predict_each(run_plan(case), Traces())
     run.counters.update -= 1  # the same once more, with torch's operations in view, which launches nothing else
     phases = roofline.Phases(cells.launches)
     label_phases(run, phases.phase)
@@ -181,9 +196,17 @@ def count(name: str) -> dict[str, Any]:
         "launches": launches,
         "products": traffic.gigabytes(True),
         "rest": traffic.gigabytes(False),
+        "peak": peak,
+        "planned": planned.updating,
         "phases": roofline.plain(phases.work),
         "most": {each: (n / 1e9, traffic.calls[each]) for each, n in traffic.bytes.most_common(16)},
     }
+
+
+def run_plan(case: Case) -> RunPlan:
+    """Of a case, as its run has it on a GPU."""
+    recipe = RECIPES / case.recipe
+    return plan_run(load_recipe(recipe, case.overrides), 1, recipe.parent, on_gpus=True)
 
 
 def known() -> dict[str, int]:
@@ -210,6 +233,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     print(f"{name}, update {case.update}")
     for key, unit in {"launches": "", "products": "GB", "rest": "GB"}.items():
         print(f"  {key:9} {found[key]:10,.1f} {unit:2} of at most {getattr(case, key):,.1f}")
+    print(f"  memory    {found['peak'] / 2**20:10,.0f} MiB, planned {found['planned'] / 2**20:,.0f}")
     for operation, (gigabytes, calls) in found["most"].items():
         print(f"    {gigabytes:8.2f} GB in {calls:5} of {operation}")
 

@@ -227,10 +227,10 @@ def test_bf16_products_on_float32_weights():
 
 @pytest.mark.parametrize("dtype, same", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_fused_attention_is_the_one_that_is_written_out(dtype, same):
-    layer = transformer.Attention(32, 4, 4, bf16=False)
+    layer = transformer.Attention(32, 4, [4], bf16=False)
     initialize(layer, 0)
     layer.to(dtype)
-    x = torch.randn(3, 17, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = {}
     for layer.exact in (False, True):
         at = x.clone().requires_grad_()

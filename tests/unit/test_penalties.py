@@ -76,6 +76,21 @@ def test_convolutions_are_differentiated_forward_on_gpus(tmp_path, family, metho
     assert not on_gpus.differentiates_forward("generator")
 
 
+@pytest.mark.parametrize("network, other", [NETWORKS, NETWORKS[::-1]])
+def test_a_network_that_recomputes_is_differentiated_forward(tmp_path, network, other):
+    """A double backward would keep all of its activations."""
+    styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+    game = "objective={loss: non_saturating, path_length: {weight: 1}, r1: {weight: 1}}"
+    options = [*styles, game, f"engines.{network}.activation_checkpointing=true"]
+    plan = tiny_plan(tmp_path, 1, options, {each: zero(1) for each in NETWORKS})
+    assert plan.differentiates_forward(network)
+    assert not plan.differentiates_forward(other)
+    penalty = {"generator": "path_length", "discriminator": "r1"}[network]
+    twice = [*options, f"objective.{penalty}.method=double_backward"]
+    asked = tiny_plan(tmp_path, 1, twice, {each: zero(1) for each in NETWORKS})
+    assert not asked.differentiates_forward(network)
+
+
 def test_a_run_asks_its_device_how_to_differentiate(tmp_path, monkeypatch):
     plan = tiny_plan(tmp_path, 1, ["objective.r1={weight: 1}"], {network: zero(1) for network in NETWORKS})
     assert not on_this_machine(replace(plan, on_gpus=True)).on_gpus

@@ -12,7 +12,6 @@ from bigsgan.planner.memory import predict_each
 SYNTHETIC = ["data.kind=synthetic", "data.root=null", "metrics=null"]
 EVERY = ["objective.r1.every=1", "objective.path_length.every=1"]
 NARROW = ["generator.channels=32", "discriminator.channels=64"]
-EXACT = [f"objective.{name}.form=exact" for name in ("r1", "r2")]
 
 
 def engines(**values):
@@ -25,7 +24,6 @@ def both_ways(*names):
 
 ALONE, STYLED = both_ways("r1"), both_ways("r1", "path_length")
 NARROWLY = [*SYNTHETIC, "batch=32", *NARROW, "objective.r1={weight: 1}", *engines(ds_config="ds_configs/zero0.json")]
-GAT = ["metrics=null", "batch=64", *engines(activation_checkpointing="false")]
 
 
 class Measured(NamedTuple):
@@ -53,8 +51,6 @@ RUNS = {
     "StyleGAN2, R1 and path length in forward mode": Measured(
         "stylegan2_256", [*SYNTHETIC, "batch=16", *EVERY, *STYLED["forward_mode"]], 5_227
     ),
-    "GAT-B, finite differences": Measured("gat_b_imagenet256", GAT, 55_825),
-    "GAT-B, exact R1 and R2": Measured("gat_b_imagenet256", [*GAT, *EXACT], 77_378),
 }
 
 
