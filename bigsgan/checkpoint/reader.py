@@ -83,7 +83,8 @@ class Reader:
         """Refuse values of an entry for which a network has no place, in this rank's share of the files.
 
         The ranks' shares together are all files. The network may be on the meta device. Layers before its own, such as
-        augmentation, may differ. Values of buffers that are not persistent are accepted: older versions saved them.
+        augmentation, may differ. Values of buffers that are not persistent are accepted, of any size: older versions
+        saved them.
 
         Raises:
             UserError: A saved parameter or buffer is not in the network, or has more elements than there.
@@ -92,13 +93,15 @@ class Reader:
             if name in self._unopened:
                 self._unopened.remove(name)
                 self._open(name)
+        persistent = network.state_dict().keys()
         # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
         for kind, named in ((MASTER, network.named_parameters()), (BUFFER, network.named_buffers())):
             wanted = {value_name(entry, kind, name): each.numel() for name, each in named}
+            computed = wanted.keys() - {value_name(entry, kind, name) for name in persistent}
             own, before = value_name(entry, kind, ""), value_name(entry, kind, "layers.-")
             for value in sorted(each for each in self._stretches if each.startswith(own)):
                 saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])
-                if value.startswith(before) or saved <= wanted.get(value, -1):
+                if value.startswith(before) or value in computed or saved <= wanted.get(value, -1):
                     continue
                 problem = f"has {value}, which the network of this run's recipe does not have"
                 if value in wanted:

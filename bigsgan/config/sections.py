@@ -183,7 +183,8 @@ class Engine(Section):
     accumulation: PositiveInt | None = None
     """Micro-batches in this network's batch, if different from the recipe's ``accumulation``."""
     activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: saves memory and takes about a third more time."""
+    """Recompute each layer in the backward pass: saves memory and takes about a third more time. Exact penalties are
+    then computed in forward mode, unless their ``method`` says otherwise."""
     compile: Literal["none", "layers", "whole"] = "none"
     """What torch.compile compiles at a time for training: faster updates, after some minutes at the start."""
     cuda_graphs: bool = False

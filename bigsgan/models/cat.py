@@ -71,9 +71,9 @@ def shrunk(images: Tensor, side: int) -> Tensor:
 
 
 def corner(table: Tensor, side: int) -> Tensor:
-    """A table's entries of the first rows and columns: (..., P, F) of a square of patches -> (..., side^2, F)."""
-    whole = round(table.shape[-2] ** 0.5)
-    return table.unflatten(-2, (whole, whole))[..., :side, :side, :].flatten(-3, -2)
+    """A table's entries of the first rows and columns: (P, F) of a square of patches -> (side^2, F)."""
+    whole = round(table.shape[0] ** 0.5)
+    return table.unflatten(0, (whole, whole))[:side, :side].flatten(0, 1)
 
 
 class ScaleWiseAttention(Attention):
@@ -82,11 +82,11 @@ class ScaleWiseAttention(Attention):
     def __init__(self, config: CATDiscriminator, sides: Sequence[int]) -> None:
         super().__init__(config.width, config.heads, sides, config.bf16, class_tokens=True)
 
-    def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
+    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend within each level: (N, A, S, E) each -> (N, A, S, E)."""
         lengths = [1 + side**2 for side in self.sides]
         of_levels = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
-        return torch.cat([self.mixed(q, k, v, dual) for q, k, v in of_levels], dim=2)
+        return torch.cat([self.mixed(*level) for level in of_levels], dim=2)
 
 
 class DiscriminatorHead(gat.DiscriminatorHead):

@@ -149,6 +149,22 @@ def has_tangent(x: Tensor) -> bool:
     return forward_mode.unpack_dual(x).tangent is not None
 
 
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """Root mean square norm of an x with a tangent, (..., F), times a weight (F,) without one if there is any.
+
+    torch's own rule (2.14) also multiplies by the weight's tangent, though it is 0, and goes backward through it: 132
+    kernels on a GPU, forward and backward, in the place of 43.
+    """
+    value, tangent = forward_mode.unpack_dual(x)
+    exact, change = full(value), full(tangent)
+    inverse = (exact.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt()
+    normalized = exact * inverse
+    turned = inverse * (change - normalized * (normalized * change).mean(dim=-1, keepdim=True))
+    if weight is not None:
+        normalized, turned = normalized * full(weight), turned * full(weight)
+    return forward_mode.make_dual(normalized.to(x.dtype), turned.to(x.dtype))
+
+
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, written out: torch's (2.14) overwrites inputs of its tangent's backward pass."""
     exact = full(x)

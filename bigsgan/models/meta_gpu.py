@@ -48,19 +48,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    """torch's root mean square norm of features, whose kernel on a GPU keeps only x: (..., F), (F,) -> (..., F)."""
+    """torch's root mean square norm, (..., F), (F,) -> (..., F), whose kernel on a GPU (torch 2.9) keeps only x."""
     if stands_for(x):
         return _RMSNorm.apply(x, weight, epsilon)
     return F.rms_norm(x, x.shape[-1:], weight, epsilon)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The kernel's. Where its gradient or its tangent is differentiated again, these are made of torch's operations."""
+    """The kernel's, whose gradient is made of torch's operations where it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
         ctx.epsilon = epsilon
         return torch.empty_like(x)
 
@@ -69,23 +68,12 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
-        scaled, inverse = grad if weight is None else grad * weight, _inverse(x, ctx.epsilon)
+        scaled = grad if weight is None else grad * weight
+        inverse = (x.square().mean(dim=-1, keepdim=True) + ctx.epsilon).rsqrt()
         normalized = x * inverse
         along = (normalized * scaled).mean(dim=-1, keepdim=True)
         of_weight = None if weight is None else (grad * normalized).flatten(0, -2).sum(0)
         return scaled * inverse - normalized * (along * inverse), of_weight, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        x, weight = ctx.saved_for_forward
-        inverse = _inverse(x, ctx.epsilon)
-        normalized = x * inverse
-        turned = inverse * (tangent - normalized * (normalized * tangent).mean(dim=-1, keepdim=True))
-        return turned if weight is None else turned * weight
-
-
-def _inverse(x: Tensor, epsilon: float) -> Tensor:
-    return (x.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt()
 
 
 class Maps:
@@ -93,7 +81,7 @@ class Maps:
 
     @staticmethod
     def resample(x: Tensor, taps: Tensor, geometry: Any) -> Tensor:
-        """(N, C, H, W) -> (N, C, height, width) of the geometry."""
+        """(N, C, H, W) -> (N, C, height, width) of a ``fused.Geometry``."""
         layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
         shape = (*x.shape[:2], geometry.height, geometry.width)
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import meta_gpu
+from bigsgan.models import dual, meta_gpu
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import TwiceDifferentiable
@@ -95,15 +95,16 @@ class RMSNorm(Constant):
 
 
 def normalized(x: Tensor, epsilon: float | None = _EPSILON, weight: Tensor | None = None) -> Tensor:
-    """Divide by the root mean square of the features, and scale by a weight (F,), in float32: (..., F) -> (..., F).
+    """Divide by the root mean square of the features, and scale by a weight (F,): (..., F) -> (..., F).
 
-    The result has x's type, or the weight's where that is more precise. None for epsilon is float32's distance from 1
-    to the next number.
+    It is computed in float32 at least; the result has the type of both, or that to which torch promotes them. None for
+    epsilon is float32's distance from 1 to the next number.
     """
     added = torch.finfo(torch.float32).eps if epsilon is None else epsilon
-    if weight is None:
-        return meta_gpu.rms_norm(full(x), None, added).to(x.dtype)
-    return meta_gpu.rms_norm(full(x), full(weight), added).to(torch.promote_types(x.dtype, weight.dtype))
+    if weight is not None and weight.dtype != x.dtype:
+        common = torch.promote_types(x.dtype, weight.dtype)
+        x, weight = x.to(common), weight.to(common)
+    return (dual.rms_norm if has_tangent(x) else meta_gpu.rms_norm)(x, weight, added)
 
 
 class Attention(TwiceDifferentiable):
@@ -138,27 +139,31 @@ class Attention(TwiceDifferentiable):
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) -> (N, T, W)."""
         n, num, width = x.shape
-        query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (N, A, T, E) each
-        query, key = self.query_norm(query), self.key_norm(key)
-        query, key = (rotated(each, self.rotation).to(value.dtype) for each in (query, key))
-        mixed = self.attended(query, key, value, has_tangent(x))
+        query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).unbind(2)  # (N, T, A, E) each
+        query, key, rotation = self.query_norm(query), self.key_norm(key), self.rotation[:, None]
+        query, key = (rotated(each, rotation).to(value.dtype) for each in (query, key))
+        mixed = self.attended(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.out(mixed.transpose(1, 2).reshape(n, num, width))
 
-    def attended(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
+    def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to all tokens, (N, A, T, E) each -> (N, A, T, E); a subclass may attend to some."""
-        return self.mixed(query, key, value, dual)
+        return self.mixed(query, key, value)
 
-    def mixed(self, query: Tensor, key: Tensor, value: Tensor, dual: bool) -> Tensor:
-        """Values by the weights of queries and keys, (N, A, T, E) each, in a pass with tangents if ``dual``."""
-        if self.exact or self.written_out or dual:
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Values by the weights of queries and keys, (N, A, T, E) each."""
+        carries_tangents = has_tangent(query)
+        if self.exact or self.written_out or carries_tangents:
             products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
-            return torch.matmul(softmax(products) if dual else torch.softmax(products, dim=-1), value)
+            return torch.matmul(softmax(products) if carries_tangents else torch.softmax(products, dim=-1), value)
         with sdpa_kernel(_FUSED):
             return meta_gpu.attend(query, key, value)
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring features, in float32: (..., T, E), (T, E / 2, 2) -> (..., T, E)."""
+    """Rotate pairs of neighbouring features, which must lie side by side in memory, in float32.
+
+    (..., E) and cosines and sines that expand to (..., E / 2, 2) -> (..., E).
+    """
     pairs = full(x).unflatten(-1, (-1, 2))
     rotation = rotation.to(pairs.dtype)
     if not torch.compiler.is_compiling():

@@ -45,6 +45,20 @@ def test_each_part_of_the_game_counts(family):
         assert distance > 100 * SAME, name
 
 
+RECOMPUTED = [f"engines.{network}.activation_checkpointing=true" for network in NETWORKS]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("auto", marks=pytest.mark.slow), pytest.param("double_backward", marks=pytest.mark.nightly)],
+)
+def test_recomputed_below_stage_3(ranks, method):
+    """Where ``auto`` is forward mode, and a double backward keeps what would be recomputed."""
+    methods = [f"objective.{name}.method={method}" for name in ("r1", "r2")]
+    options = [*GAMES["gat"], *PENALTIES["exact"], *RECOMPUTED, *methods]
+    check(ranks(2), options, {name: zero(1) for name in NETWORKS}, FEWER)
+
+
 ZERO = [
     ("gat", 3, 2, 2, "exact"),
     ("cat", 3, 2, 2, "exact"),

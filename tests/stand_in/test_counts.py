@@ -26,7 +26,8 @@ def test_an_update_keeps_within_its_bounds(on_ranks, name):
     if counts.CASES[name].precise:
         assert found["planned"] == pytest.approx(found["peak"], rel=0.05)
     launches, _, _, num_bytes = map(sum, zip(*found["phases"].values(), strict=True))
-    assert launches == pytest.approx(found["launches"], rel=0.001)
+    # While a mode looks at its operations, torch makes tangents of fewer.
+    assert launches == pytest.approx(found["launches"], rel=0.03 if "exact" in name else 0.001)
     assert num_bytes / 1e9 == pytest.approx(found["products"] + found["rest"])
     if name.startswith("BigGAN"):
         # Two convolutions of 3 x 3 in each of G's blocks; shortcuts, attention and the image are some 5 % more.

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_mode
+import torch.nn.functional as functional
 
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
@@ -194,6 +196,26 @@ def test_the_derivative_of_the_end(largest):
     _, found = dual.end(begun)
     (grad,) = torch.autograd.grad(found.sum(), tangent)
     torch.testing.assert_close(float(grad), largest / float(tangent.detach()))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_norm_and_its_tangent_are_torchs(weighted):
+    draw = torch.Generator().manual_seed(0)
+    x, tangent, *weights = (
+        torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 5, 8), (3, 5, 8), *([(8,)] if weighted else []))
+    )
+    weight = weights[0] if weighted else None
+
+    def derived(norm):
+        with forward_mode.dual_level():
+            found = forward_mode.unpack_dual(norm(forward_mode.make_dual(x, tangent)))
+            total = found.primal.sin().sum() + found.tangent.cos().sum()
+            return *found, *torch.autograd.grad(total, [x, tangent, *weights])
+
+    own = derived(lambda given: dual.rms_norm(given, weight, 1e-3))
+    torchs = derived(lambda given: functional.rms_norm(given, given.shape[-1:], weight, 1e-3))
+    torch.testing.assert_close(own, torchs, rtol=1e-12, atol=1e-12)
 
 
 def test_no_tangent_without_a_dual_level():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 
 from bigsgan.models import meta_gpu
 
@@ -55,12 +54,3 @@ def test_the_record_of_its_backward_pass(weighted, expected):
     assert kept.large() == expected
     second = torch.autograd.grad(first.square().sum(), [x, grad])
     assert [each.shape for each in second] == [SHAPE, SHAPE]
-
-
-def test_its_tangent_can_be_differentiated():
-    x, tangent = (torch.empty(SHAPE, device="meta", requires_grad=True) for _ in range(2))
-    weight = torch.empty(SHAPE[-1], device="meta", requires_grad=True)
-    with meta_gpu.stands_for_gpu(True), forward_ad.dual_level():
-        found = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, tangent), weight)).tangent
-        grads = torch.autograd.grad(found.sum(), [x, tangent, weight])
-    assert [each.shape for each in grads] == [SHAPE, SHAPE, weight.shape]
