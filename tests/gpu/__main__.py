@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from bigsgan.config import NETWORKS
 from bigsgan.table import aligned
 from tests import REPOSITORY
 
@@ -27,6 +28,9 @@ _SYNTHETIC = ["data.kind=synthetic", "data.root=null"]
 _BIGGAN = ["--config", "biggan128_imagenet", *_SYNTHETIC, "batch=64"]
 _STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
 _R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=16"]
+_TOKENS = ["data.codec={kind: pixels}", "data.resolution=32", "metrics=null"]  # as many as of latents
+_GAT = ["--config", "gat_b_imagenet256", *_SYNTHETIC, *_TOKENS, "batch=64"]
+_KEPT = [f"engines.{network}.activation_checkpointing=false" for network in NETWORKS]
 _TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "4"]
 _LAZY_TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "16"]  # R1 once, as published
 _SPEEDS = "baseline_tf32,mixed_precision,mixed_precision+compiled,mixed_precision+deterministic"
@@ -164,6 +168,12 @@ CHECKS = [
         "with R1 and R2 in every update, beside plain PyTorch",
         120,
         [*_BENCH, "train", "--variants", "baseline,zero0,double_backward", *_TIMES, *_R3GAN],
+    ),
+    Check(
+        "speed of GAT",
+        "eager and compiled in bf16, with activations kept, beside plain PyTorch",
+        120,
+        [*_BENCH, "train", "--variants", "baseline,zero0,compiled", *_TIMES, *_GAT, *_KEPT],
     ),
     Check("graphs", "CUDA graphs train the same", 90, _tests("tests/gpu/test_cuda_graphs.py")),
 ]
