@@ -93,11 +93,11 @@ class Reader:
             if name in self._unopened:
                 self._unopened.remove(name)
                 self._open(name)
-        persistent = network.state_dict().keys()
+        not_saved = dict(network.named_buffers()).keys() - saved_buffers(network).keys()
+        computed = {value_name(entry, BUFFER, name) for name in not_saved}
         # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
         for kind, named in ((MASTER, network.named_parameters()), (BUFFER, network.named_buffers())):
             wanted = {value_name(entry, kind, name): each.numel() for name, each in named}
-            computed = wanted.keys() - {value_name(entry, kind, name) for name in persistent}
             own, before = value_name(entry, kind, ""), value_name(entry, kind, "layers.-")
             for value in sorted(each for each in self._stretches if each.startswith(own)):
                 saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])

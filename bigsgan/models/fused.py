@@ -34,7 +34,7 @@ def used_for(x: Tensor, subject: str = MAPS) -> bool:
     On the meta device, kernels of feature maps do where it stands for a GPU (meta_gpu.py).
     """
     if x.is_meta:
-        return meta_gpu.stands_for(x) and subject == MAPS
+        return meta_gpu.is_gpu(x.device) and subject == MAPS
     return obstacle(x.device, x.dtype, subject) is None
 
 

@@ -28,19 +28,18 @@ def stands_for_gpu(stands: bool) -> Iterator[None]:
         _stands_for_gpu = before
 
 
-def stands_for(x: Tensor) -> bool:
-    """Whether a tensor lies on the meta device, and that stands for a GPU."""
-    return x.is_meta and _stands_for_gpu
-
-
 def is_gpu(device: torch.device) -> bool:
     """Whether a device is a GPU, or stands for one."""
     return device.type == "cuda" or (device.type == "meta" and _stands_for_gpu)
 
 
+def _stands_in(x: Tensor) -> bool:
+    return x.is_meta and _stands_for_gpu
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
     """torch's attention, which keeps no weights on a GPU: (N, A, M, E), (N, A, K, E), (N, A, K, F) -> (N, A, M, F)."""
-    if stands_for(query):
+    if _stands_in(query):
         operands = query, key, value, None, True  # no mask; with what the backward pass needs
         mixed: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
         return mixed
@@ -49,7 +48,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """torch's root mean square norm, (..., F), (F,) -> (..., F), whose kernel on a GPU (torch 2.9) keeps only x."""
-    if stands_for(x):
+    if _stands_in(x):
         return _RMSNorm.apply(x, weight, epsilon)
     return F.rms_norm(x, x.shape[-1:], weight, epsilon)
 

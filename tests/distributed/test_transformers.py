@@ -134,8 +134,7 @@ def test_bf16_goes_where_plain_bf16_goes(ranks, family, name, penalty):
     "family", [pytest.param("gat", marks=pytest.mark.slow), pytest.param("cat", marks=pytest.mark.nightly)]
 )
 def test_checkpointing(ranks, family):
-    checkpointing = [f"engines.{name}.activation_checkpointing=true" for name in NETWORKS]
-    options = [*GAMES[family], "accumulation=2", *PENALTIES["exact"], *checkpointing]
+    options = [*GAMES[family], "accumulation=2", *PENALTIES["exact"], *RECOMPUTED]
     check(ranks(2), options, {name: zero(3) for name in NETWORKS}, FEWER)
 
 

@@ -28,8 +28,8 @@ _SYNTHETIC = ["data.kind=synthetic", "data.root=null"]
 _BIGGAN = ["--config", "biggan128_imagenet", *_SYNTHETIC, "batch=64"]
 _STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
 _R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=16"]
-_TOKENS = ["data.codec={kind: pixels}", "data.resolution=32", "metrics=null"]  # as many as of latents
-_GAT = ["--config", "gat_b_imagenet256", *_SYNTHETIC, *_TOKENS, "batch=64"]
+TOKENS = ["data.codec={kind: pixels}", "data.resolution=32", "metrics=null"]  # as many as of latents
+_GAT = ["--config", "gat_b_imagenet256", *_SYNTHETIC, *TOKENS, "batch=64"]
 _KEPT = [f"engines.{network}.activation_checkpointing=false" for network in NETWORKS]
 _TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "4"]
 _LAZY_TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "16"]  # R1 once, as published

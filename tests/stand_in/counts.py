@@ -28,13 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigsgan.bench.phases import label_phases
-from bigsgan.config import RunPlan, load_recipe, plan_run
 from bigsgan.engines import build as engines
-from bigsgan.planner.activations import Traces
-from bigsgan.planner.memory import predict_each
 from bigsgan.runtime import comm
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
+from tests.gpu.__main__ import TOKENS
 from tests.stand_in import build, cells, roofline
 
 RECIPES = Path(__file__).resolve().parents[2] / "launch" / "recipes"
@@ -66,7 +64,6 @@ class Case(NamedTuple):
 BIGGAN = ("biggan128_imagenet.yaml", ["batch=256", *SYNTHETIC])
 R3GAN = ("r3gan_ffhq256.yaml", ["batch=32", *SYNTHETIC])
 STYLEGAN2 = ("stylegan2_256.yaml", ["batch=8", *SYNTHETIC])
-TOKENS = ["data.codec={kind: pixels}", "metrics=null", "data.resolution=32"]  # as many as of latents
 GAT = ("gat_b_imagenet256.yaml", ["batch=64", *SYNTHETIC, *TOKENS])
 EXACT = ["objective.r1.form=exact", "objective.r2.form=exact"]
 
@@ -185,7 +182,6 @@ def count(name: str) -> dict[str, Any]:
     comm.forget_peak_memory()
     scenarios.update(run, 1)
     launches, peak = cells.launches() - before, comm.peak_memory_bytes()
-    (planned,) = predict_each(run_plan(case), Traces())
     run.counters.update -= 1  # the same once more, with torch's operations in view, which launches nothing else
     phases = roofline.Phases(cells.launches)
     label_phases(run, phases.phase)
@@ -198,16 +194,9 @@ def count(name: str) -> dict[str, Any]:
         "products": traffic.gigabytes(True),
         "rest": traffic.gigabytes(False),
         "peak": peak,
-        "planned": planned.updating,
         "phases": roofline.plain(phases.work),
         "most": {each: (n / 1e9, traffic.calls[each]) for each, n in traffic.bytes.most_common(16)},
     }
-
-
-def run_plan(case: Case) -> RunPlan:
-    """Of a case, as its run has it on a GPU."""
-    recipe = RECIPES / case.recipe
-    return plan_run(load_recipe(recipe, case.overrides), 1, recipe.parent, on_gpus=True)
 
 
 def known() -> dict[str, int]:
@@ -234,7 +223,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     print(f"{name}, update {case.update}")
     for key, unit in {"launches": "", "products": "GB", "rest": "GB"}.items():
         print(f"  {key:9} {found[key]:10,.1f} {unit:2} of at most {getattr(case, key):,.1f}")
-    print(f"  memory    {found['peak'] / 2**20:10,.0f} MiB, planned {found['planned'] / 2**20:,.0f}")
+    print(f"  memory    {found['peak'] / 2**20:10,.0f} MiB")
     for operation, (gigabytes, calls) in found["most"].items():
         print(f"    {gigabytes:8.2f} GB in {calls:5} of {operation}")
 

@@ -9,7 +9,7 @@ SHAPE = (50, 40, 30)
 
 
 class Kept:
-    """Counts the storages that the operations of a block keep, over that of one large tensor."""
+    """Tensors of different storages that the operations of a block keep."""
 
     def __init__(self) -> None:
         self.seen = {}
@@ -20,11 +20,8 @@ class Kept:
         return tensor
 
     def large(self):
+        """How many are as large as the input."""
         return sum(tensor.shape == SHAPE for tensor in self.seen.values())
-
-
-def norm(x, weight, epsilon=1e-6):
-    return meta_gpu.rms_norm(x, weight, epsilon)
 
 
 # x; with its weight's operations x and the product that the weight scales.
@@ -34,7 +31,7 @@ def test_a_norm_keeps_its_input(stands, weighted, expected):
     weight = torch.empty(SHAPE[-1], device="meta", requires_grad=True) if weighted else None
     kept = Kept()
     with meta_gpu.stands_for_gpu(stands), kept.hooks:
-        y = norm(x, weight)
+        y = meta_gpu.rms_norm(x, weight, 1e-6)
     assert y.shape == SHAPE
     assert kept.large() == expected
     inputs = [x, weight] if weighted else [x]
@@ -50,7 +47,8 @@ def test_the_record_of_its_backward_pass(weighted, expected):
     weight = torch.empty(SHAPE[-1], device="meta", requires_grad=True) if weighted else None
     kept = Kept()
     with meta_gpu.stands_for_gpu(True), kept.hooks:
-        (first,) = torch.autograd.grad(norm(x, weight), [x], grad, create_graph=True)
+        y = meta_gpu.rms_norm(x, weight, 1e-6)
+        (first,) = torch.autograd.grad(y, [x], grad, create_graph=True)
     assert kept.large() == expected
     second = torch.autograd.grad(first.square().sum(), [x, grad])
     assert [each.shape for each in second] == [SHAPE, SHAPE]
