@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -137,8 +136,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
     num = sum(map(len, parts.values()))
     if not num:
         return {}
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
-    workers = max(1, len(os.sched_getaffinity(0)) // ranks) if options.workers is None else options.workers
+    workers = comm.part_of_cores() if options.workers is None else options.workers
     jobs = (_read_job(task, index, options) for part in parts.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before that
         in_order(read, jobs, min(workers, num)) as results,

@@ -20,7 +20,6 @@ class AdversarialLoss(NamedTuple):
 
     discriminator: LogitLoss  # minimized by D
     generator: LogitLoss  # minimized by G
-    pairs: bool = False  # whether the generator's side reads real logits too
 
 
 LOSSES: dict[str, AdversarialLoss] = {
@@ -44,6 +43,5 @@ LOSSES: dict[str, AdversarialLoss] = {
     "relativistic": AdversarialLoss(
         discriminator=lambda real, fake: F.softplus(fake - real).mean(),
         generator=lambda real, fake: F.softplus(real - fake).mean(),
-        pairs=True,
     ),
 }

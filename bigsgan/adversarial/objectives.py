@@ -14,23 +14,24 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.teacher import distances
-from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher
-from bigsgan.config.objective import Objective, Penalty, num_differentiated
+from bigsgan.config.objective import Objective, num_differentiated
 from bigsgan.engines import MicroBatch
+from bigsgan.engines.phases import Segments
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
 # fp16 would flush small gradients at the images to 0. In other types a power of two changes nothing.
 _PENALTY_SCALE = 2.0**10
 
-_GRADIENTS = ("r1", "r2")
 _SEGMENTS = {"r1": 0, "r2": 1}
 """Number of the segment at whose images each takes D's gradient."""
 
 GRADIENT_PENALTY = "gradient_penalty"
+_NONE = Extras()
 
 
 def statistic_names(section: Objective) -> list[str]:
@@ -39,10 +40,10 @@ def statistic_names(section: Objective) -> list[str]:
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
     names += ["teacher/class", "teacher/patch"] if section.teacher else []
     names += [f"loss/{name}" for name in ("l1", "feature_matching", "consistency") if getattr(section, name)]
-    for name in _GRADIENTS:
-        if (penalty := getattr(section, name)) and penalty.form == "finite_difference" and penalty.check_every:
+    for name, penalty in section.gradient_norms.items():
+        if penalty.form == "finite_difference" and penalty.check_every:
             names += [f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact"]
-    return names + [f"penalty/{name}" for name in (*_GRADIENTS, GRADIENT_PENALTY, "lecam") if getattr(section, name)]
+    return names + [f"penalty/{name}" for name in (*_SEGMENTS, GRADIENT_PENALTY, "lecam") if getattr(section, name)]
 
 
 class DiscriminatorObjective:
@@ -64,9 +65,7 @@ class DiscriminatorObjective:
         statistics: Statistics,
         d_step: int,
         penalty_weights: Mapping[str, float] = MappingProxyType({}),
-        watchers: Sequence[LogitWatcher] = (),
-        anchors: LogitAnchors | None = None,
-        images_per_sample: int = 1,
+        extras: Extras = _NONE,
     ) -> None:
         """Choose the loss of D's step number ``d_step``. R1 and R2 share one interval.
 
@@ -75,15 +74,12 @@ class DiscriminatorObjective:
             statistics: Collects losses and logits.
             d_step: Number of D's step in the run, from 0.
             penalty_weights: Weights of ``r1`` and ``r2`` that replace those of the section.
-            watchers: Objects that observe the logits.
-            anchors: The moving averages for LeCam's regularization.
-            images_per_sample: Number of images of a sample that G makes and D judges.
+            extras: Those that observe the logits, and the number of images of a sample.
         """
-        self._watchers, self._anchors, self._section = watchers, anchors, section
-        self._images_per_sample = images_per_sample
+        self._section, self._extras, self._images_per_sample = section, extras, extras.images_per_sample
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
-        penalties: dict[str, Penalty] = {name: p for name in _GRADIENTS if (p := getattr(section, name))}
+        penalties = section.gradient_norms
         self._penalties = {name: p for name, p in penalties.items() if d_step % p.every == 0}
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
@@ -100,6 +96,11 @@ class DiscriminatorObjective:
         self._exact = {name: _SEGMENTS[name] for name in self._penalties if name not in self.perturbed}
         if self.interpolates:
             self._exact[GRADIENT_PENALTY] = num
+
+    @property
+    def segments(self) -> Segments:
+        """The segments of this step's micro-batches."""
+        return Segments(self.num_segments, self.num_differentiated, bool(self.checked))
 
     @property
     def differentiates_inputs(self) -> bool:
@@ -166,8 +167,8 @@ class DiscriminatorObjective:
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
-        if self._anchors is not None and self._section.lecam:
-            loss = loss + self._recorded("lecam", self._section.lecam.weight * self._anchors.penalty(real, fake))
+        if (anchors := self._extras.anchors) is not None and self._section.lecam:
+            loss = loss + self._recorded("lecam", self._section.lecam.weight * anchors.penalty(real, fake))
         if features:
             loss = loss + self._distance_to_teacher(*features)
         if tangents is not None:
@@ -223,8 +224,8 @@ class DiscriminatorObjective:
     def _distance_to_teacher(self, predicted: Tensor, whole: Tensor, patches: Tensor) -> Tensor:
         assert self._section.teacher is not None, "features are those of a teacher"
         of_class, of_patches = distances(predicted, whole, patches)
-        self._statistics.add("teacher/class", of_class.detach())
-        self._statistics.add("teacher/patch", of_patches.detach())
+        self._statistics.add("teacher/class", of_class)
+        self._statistics.add("teacher/patch", of_patches)
         return self._section.teacher.weight * (of_class + of_patches)
 
     def _exact_penalties(self, segments: Sequence[Tensor]) -> Tensor:
@@ -270,14 +271,14 @@ class DiscriminatorObjective:
 
     def _recorded(self, name: str, value: Tensor) -> Tensor:
         """Record a penalty, and return it."""
-        self._statistics.add(f"penalty/{name}", value.detach())
+        self._statistics.add(f"penalty/{name}", value)
         return value
 
     def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
         real, fake = real.detach(), fake.detach()
-        for watcher in self._watchers:
+        for watcher in self._extras.watchers:
             watcher.observe(real, fake)
-        self._statistics.add("loss/discriminator", loss.detach())
+        self._statistics.add("loss/discriminator", loss)
         self._statistics.add("logits/real", real)
         self._statistics.add("logits/fake", fake)
         self._statistics.add("accuracy/real", (real > 0).float())
@@ -317,7 +318,7 @@ class GeneratorObjective:
         self._statistics = statistics
         self._matching = section.feature_matching
         self.reads_features = self._matching > 0
-        self.pairs = self._loss.pairs or self.reads_features
+        self.pairs = section.pairs
 
     @property
     def num_segments(self) -> int:
@@ -334,7 +335,7 @@ class GeneratorObjective:
         """Return the loss of the logits of ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
-        self._statistics.add("loss/generator", loss.detach())
+        self._statistics.add("loss/generator", loss)
         return loss + self._feature_matching(features) if self.reads_features else loss
 
     def _feature_matching(self, features: Sequence[Tensor]) -> Tensor:
@@ -344,7 +345,7 @@ class GeneratorObjective:
             real, fake = feature.float().chunk(2)  # float32: a mean over many small differences
             distances.append((fake - real.detach()).abs().mean())
         distance = torch.stack(distances).mean()
-        self._statistics.add("loss/feature_matching", distance.detach())
+        self._statistics.add("loss/feature_matching", distance)
         return self._matching * distance
 
 

@@ -146,7 +146,7 @@ class PathLengthPenalty(SharedState):
 
     def _penalty(self, lengths: Tensor, average: Tensor) -> Tensor:
         value = self._section.weight * (lengths - average).square().mean()
-        self._statistics.add(NAME, value.detach())
+        self._statistics.add(NAME, value)
         return value
 
     def _moved(self) -> Tensor:

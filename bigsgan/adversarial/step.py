@@ -36,11 +36,11 @@ from bigsgan.adversarial.objectives import (
     statistic_names,
 )
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
-from bigsgan.config.objective import Objective
+from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Rates, Work
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import Phase
+from bigsgan.engines.phases import Phase, update_phases
 from bigsgan.monitor import Statistics
 
 GetInputs = Callable[[int, Tensor | None], MicroBatch]
@@ -77,8 +77,7 @@ class AdversarialStep:
     def __init__(
         self,
         executor: Executor,
-        phases: Callable[[Sequence[int], bool, Sequence[bool], bool], Sequence[Phase]],
-        section: Objective,
+        plan: RunPlan,
         sources: Sources,
         statistics: Statistics,
         extras: Extras,
@@ -87,20 +86,17 @@ class AdversarialStep:
 
         Args:
             executor: Runs the engines.
-            phases: Returns the phases of an update, given at how many segments each of D's steps differentiates D,
-                whether path length is due, which of D's steps check a finite difference, and whether D has kept images
-                for it.
-            section: The recipe's objective.
+            plan: The run's plan.
             sources: The sources of the inputs.
             statistics: Collects losses, logits and norms.
             extras: Augmentation, regularization and the like, as the recipe asks for.
         """
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
-        self._phases, self._section, self._sources = phases, section, sources
+        self._plan, self._section, self._sources = plan, plan.objective, sources
         self._statistics, self._extras = statistics, extras
-        self._g_objective = GeneratorObjective(section, statistics)
-        statistics.declare(*statistic_names(section), *(["augmentation"] if extras.augmented else []))
+        self._g_objective = GeneratorObjective(self._section, statistics)
+        statistics.declare(*statistic_names(self._section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
         self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
@@ -122,9 +118,11 @@ class AdversarialStep:
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
         section, path_length = self._section, self._extras.path_length
-        objectives = [self._objective(update, d_step, scheduled) for d_step in range(section.d_steps)]
+        objectives = [
+            DiscriminatorObjective(section, self._statistics, number, scheduled.penalty_weights, self._extras)
+            for number in range(update * section.d_steps, (update + 1) * section.d_steps)
+        ]
         regularizer = path_length if path_length is not None and path_length.is_due(update) else None
-        differentiated, checked = [o.num_differentiated for o in objectives], [bool(o.checked) for o in objectives]
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -140,7 +138,7 @@ class AdversarialStep:
 
         kept = self._extras.kept
         has_kept = kept is not None and kept.update == update
-        for phase in self._phases(differentiated, regularizer is not None, checked, has_kept):
+        for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_kept):
             inputs = inputs_of(phase.d_step)
             if phase.does == "makes images":
                 images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)
@@ -173,17 +171,6 @@ class AdversarialStep:
 
         part = functools.cache(lambda j: regularizer.taking_part(inputs.generator(j)))
         return Work(phase, lambda j, images: part(j), Probed(), gradient=gradient, ahead=regularizer.ahead)
-
-    def _objective(self, update: int, d_step: int, scheduled: Scheduled) -> DiscriminatorObjective:
-        return DiscriminatorObjective(
-            self._section,
-            self._statistics,
-            update * self._section.d_steps + d_step,
-            scheduled.penalty_weights,
-            self._extras.watchers,
-            self._extras.anchors,
-            self._extras.images_per_sample,
-        )
 
     def _batch(
         self,
@@ -226,9 +213,7 @@ class AdversarialStep:
         """Build a phase of one of D's steps."""
         d_step = phase.d_step
         assert d_step is not None, "D learns in steps"
-        objective, part = objectives[d_step], self._sources.slices["discriminator"]["discriminator"]
-        num_segments = objective.num_differentiated if phase.does == "differentiates" else objective.num_segments
-        phase, of_reals = phase._replace(num_samples=part.num_samples * num_segments), num_segments == 1
+        objective, of_reals = objectives[d_step], phase.segments == 1
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
         if phase.images_from is None and not of_reals:
             batch = self._with_kept(batch, d_step)
@@ -291,7 +276,6 @@ class AdversarialStep:
             target, *_ = self._sources.inputs.real(reals()[j])
             return grads + l1_grads(section.l1, images, target, self._statistics)
 
-        phase = phase._replace(num_samples=num * objective.num_segments)
         return Work(phase, batch, objective, gradient=gradient)
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> MicroBatch:
@@ -308,6 +292,6 @@ class AdversarialStep:
         if engine.outcomes.last is False or engine.grad_norm is None:  # not finite, or known to other ranks only
             return
         if isinstance(engine.grad_norm, Tensor):
-            self._statistics.add(f"grad_norm/{name}", engine.grad_norm.detach())
+            self._statistics.add(f"grad_norm/{name}", engine.grad_norm)
         else:
             self._statistics.add_host(f"grad_norm/{name}", engine.grad_norm)

@@ -26,11 +26,10 @@ def partly_timed(recipe: Recipe, steps: int) -> list[str]:
 def _cycles(recipe: Recipe) -> dict[str, int]:
     """Number of updates after which each penalty's turns repeat, by field. R1 and R2 count D's steps."""
     section = recipe.objective
-    found = {}
-    for name in ("r1", "r2"):
-        penalty = getattr(section, name)
-        if penalty is not None:
-            found[f"objective.{name}.every"] = penalty.every // math.gcd(penalty.every, section.d_steps)
+    found = {
+        f"objective.{name}.every": penalty.every // math.gcd(penalty.every, section.d_steps)
+        for name, penalty in section.gradient_norms.items()
+    }
     if section.path_length is not None:
         found["objective.path_length.every"] = section.path_length.every
     return found

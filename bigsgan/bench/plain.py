@@ -175,15 +175,7 @@ class PlainLoop:
     ) -> None:
         section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
-        objective = DiscriminatorObjective(
-            section,
-            self._statistics,
-            number,
-            numbers.penalty_weights,
-            self._extras.watchers,
-            self._extras.anchors,
-            self._extras.images_per_sample,
-        )
+        objective = DiscriminatorObjective(section, self._statistics, number, numbers.penalty_weights, self._extras)
         self._choose_kernels(objective.differentiates_inputs)
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws

@@ -170,6 +170,11 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
 
     @property
+    def pairs(self) -> bool:
+        """Whether G's objective compares its images with real ones, so that D judges both."""
+        return self.loss == "relativistic" or self.feature_matching > 0
+
+    @property
     def gradient_norms(self) -> dict[str, Penalty]:
         """R1 and R2, by name, if they are given."""
         return {name: penalty for name, penalty in (("r1", self.r1), ("r2", self.r2)) if penalty}

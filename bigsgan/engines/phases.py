@@ -16,8 +16,12 @@ Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "
 Kind = Literal["forward", "backward", "step"]
 
 
-COUNTED = 2
-"""Segments of D's micro-batches that ``num_samples`` counts: real and fake images. Penalties may add some."""
+class Segments(NamedTuple):
+    """The segments of D's micro-batches in one of its steps: real images, fake images, and what penalties add."""
+
+    trains: int = 2  # all of them
+    differentiated: int = 0  # of these, those at whose images D is differentiated for exact penalties: the first or all
+    checks: bool = False  # whether a finite difference is compared with the exact penalty, before D trains
 
 
 class Phase(NamedTuple):
@@ -30,7 +34,7 @@ class Phase(NamedTuple):
     # updates overlap, D keeps G's images for its steps of the next update.
     does: Does
     num: int  # number of micro-batches
-    num_samples: int  # samples of a micro-batch on one replica
+    num_samples: int  # samples of a micro-batch on one replica, in all its segments
     # whether the first micro-batch moves batch statistics and power iterations, for the update of this phase's network
     begins_update: bool = False
     keeps_graphs: bool = False  # whether the phase that pulls back goes backward through the forward passes of this one
@@ -44,6 +48,7 @@ class Phase(NamedTuple):
     # Number of D's step that this phase is a part of, or whose images it makes or keeps. It counts from the update's
     # first step, on into the next update. None if the phase serves G's update alone.
     d_step: int | None = None
+    segments: int = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
 
     @property
     def forward(self) -> bool:
@@ -91,29 +96,22 @@ class Task(NamedTuple):
 
 
 def update_phases(
-    plan: RunPlan,
-    differentiated: Sequence[int] = (),
-    regularised: bool = False,
-    checked: Sequence[bool] = (),
-    has_kept: bool = True,
+    plan: RunPlan, steps: Sequence[Segments] = (), regularised: bool = False, has_kept: bool = True
 ) -> list[Phase]:
     """Return the phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
     With ``objective.schedule=overlapped`` no network waits within an update for what the other learns in it: D judges
     first and trains on images that it has kept, and G makes the images for D's next update.
 
-    ``num_samples`` leaves out the segments that penalties add to D's micro-batches (``COUNTED``).
-
     Args:
         plan: The run's plan.
-        differentiated: For each of D's steps, at how many segments of its micro-batches D is differentiated for exact
-            penalties: 1 for the real images, more for all, 0 for none. In forward mode D does so before it trains.
+        steps: The segments of each of D's steps; those that are not given have no penalty. In forward mode D is
+            differentiated before it trains.
         regularised: Whether G's update carries path length regularization. If it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
-        checked: Which of D's steps compare a finite difference with the exact penalty.
         has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
-    update = _Update(plan, differentiated, regularised, checked)
+    update = _Update(plan, steps, regularised)
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
     else:
@@ -124,12 +122,10 @@ def update_phases(
 class _Update:
     """Collects the phases of an update; see ``update_phases``."""
 
-    def __init__(
-        self, plan: RunPlan, differentiated: Sequence[int], regularised: bool, checked: Sequence[bool]
-    ) -> None:
+    def __init__(self, plan: RunPlan, steps: Sequence[Segments], regularised: bool) -> None:
         self.phases: list[Phase] = []
         self._plan, self._objective = plan, plan.recipe.objective
-        self._differentiated, self._checked = differentiated, checked
+        self._steps = steps
         self._differentiates_styles = regularised and plan.differentiates_forward("generator")
         self._keeps_graphs = plan.keeps_generator_graphs
 
@@ -164,7 +160,7 @@ class _Update:
         recipe = self._plan.recipe
         num = recipe.accumulation_of(update_of)
         num_samples = segments * recipe.batch // (num * self._plan.placement(network).num_replicas) // shrink
-        self.phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, **more))
+        self.phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, segments=segments, **more))
         return len(self.phases) - 1
 
     def _differentiate_styles(self, d_step: int | None) -> int | None:
@@ -184,19 +180,18 @@ class _Update:
 
     def _train(self, d_step: int, images: int | None) -> None:
         add = partial(self._add, "discriminator", update_of="discriminator", images_from=images, d_step=d_step)
-        if d_step < len(self._checked) and self._checked[d_step]:
-            add("checks", segments=COUNTED)
-        segments = min(self._differentiated[d_step], COUNTED) if d_step < len(self._differentiated) else 0
-        if segments and self._plan.differentiates_forward("discriminator"):
-            read = None if segments == 1 else images
-            tangents = add("differentiates", segments=segments, images_from=read, begins_update=True)
-            add("trains", segments=COUNTED, tangents_from=tangents)
+        own = self._steps[d_step] if d_step < len(self._steps) else Segments()
+        if own.checks:
+            add("checks", segments=own.trains)
+        if own.differentiated and self._plan.differentiates_forward("discriminator"):
+            read = None if own.differentiated == 1 else images
+            tangents = add("differentiates", segments=own.differentiated, images_from=read, begins_update=True)
+            add("trains", segments=own.trains, tangents_from=tangents)
         else:
-            add("trains", segments=COUNTED, begins_update=True)
+            add("trains", segments=own.trains, begins_update=True)
 
     def _judge(self, images: int) -> int:
-        segments = 2 if self._objective.loss == "relativistic" or self._objective.feature_matching else 1  # with real
-        return self._add("discriminator", "judges", "generator", segments, images_from=images)
+        return self._add("discriminator", "judges", "generator", 1 + self._objective.pairs, images_from=images)
 
     def _pull_back(self, images: int, grads: int) -> None:
         if self._keeps_graphs:

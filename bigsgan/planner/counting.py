@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.phases import Segments
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
@@ -22,6 +23,20 @@ _META = torch.device("meta")
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
 """By network, micro-batch and recipe: what ``count_layers`` has found."""
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
+
+
+class Game(NamedTuple):
+    """The properties of an update's losses that determine its work and its memory."""
+
+    segments: Segments  # of each of D's steps
+    regularises: bool  # whether the update has G's path length
+
+
+def game_of(plan: RunPlan, number: int) -> Game:
+    """Return what is minimized in an update; number 0 carries every lazy penalty."""
+    path = plan.objective.path_length
+    loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
+    return Game(loss.segments, path is not None and number % path.every == 0)
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:
@@ -38,7 +53,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps
-    segments = GeneratorObjective(plan.recipe.objective, Statistics(_META)).num_segments
+    segments = 1 + plan.recipe.objective.pairs
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
     num_made = d_steps + made_again
@@ -74,13 +89,12 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
     A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
     forward and back to the images, with R1 alone to real ones: 2; then tangents accompany the values in training: 3.
     """
-    every = next((penalty.every for penalty in (plan.objective.r1, plan.objective.r2) if penalty), 1)
+    every = next((penalty.every for penalty in plan.objective.gradient_norms.values()), 1)
     passes = 0
     for number, times in ((0, 1), (1, every - 1)):
-        loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
-        exact = 3 * loss.num_segments * loss.differentiates_inputs
-        exact += 2 * loss.num_differentiated if method == "forward_mode" else 0
-        passes += times * (3 * (loss.num_segments - 2) + exact)
+        trains, differentiated, _ = game_of(plan, number).segments
+        exact = 3 * trains * (differentiated > 0) + (2 * differentiated if method == "forward_mode" else 0)
+        passes += times * (3 * (trains - 2) + exact)
     return plan.recipe.objective.d_steps * passes * discriminator // every
 
 

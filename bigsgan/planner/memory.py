@@ -6,16 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.models.network import LayerStack
-from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.counting import stage_bounds
-from bigsgan.planner.phases import Game, Part, build_phases, kept_images, order_tasks
+from bigsgan.planner.counting import game_of, stage_bounds
+from bigsgan.planner.phases import Part, build_phases, kept_images, order_tasks
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
@@ -109,7 +105,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
         return peaks(moments, states, gathered)
 
     updates, kept = [], kept_images(plan, parts["discriminator"])
-    for game in dict.fromkeys([_game(plan, 1), _game(plan, 0)]):  # where no penalty is lazy they are one
+    for game in dict.fromkeys([game_of(plan, 1), game_of(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
         updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
     host = Counter({"average": average} if is_offloaded else {})
@@ -122,17 +118,6 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
     penalised = updates[1] if updates[1:] else {}
     return Prediction(states, average, buffers, dict(host), spare, updates[0], penalised, samples)
-
-
-def _game(plan: RunPlan, number: int) -> Game:
-    """What is minimized in update number 0, which carries every lazy penalty, or number 1."""
-    section = plan.objective
-    statistics = Statistics(torch.device("meta"))
-    discriminator = DiscriminatorObjective(section, statistics, number)
-    judges = GeneratorObjective(section, statistics).num_segments
-    regularises = section.path_length is not None and number % section.path_length.every == 0
-    checks = bool(discriminator.checked)
-    return Game(discriminator.num_segments, discriminator.num_differentiated, judges, checks, regularises)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int, kept: int) -> list[Moment]:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import COUNTED, Phase, Task, update_phases
+from bigsgan.engines.phases import Phase, Task, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
+from bigsgan.planner.counting import Game
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import FLOAT, image_bytes
@@ -47,32 +48,9 @@ class Part(NamedTuple):
         return self.stage == self.num_stages - 1
 
 
-class Game(NamedTuple):
-    """The properties of an update's losses that determine memory."""
-
-    trains: int  # segments of a micro-batch that D trains on
-    differentiated: int  # of these, those at whose images D is differentiated: the first, all or none
-    judges: int  # segments of a micro-batch that D judges
-    checks: bool  # whether it has a finite difference that is compared with the exact penalty
-    regularises: bool  # whether the update has G's path length
-
-    def segments(self, phase: Phase) -> int:
-        """Segments of a phase's micro-batches."""
-        if phase.network == "generator":
-            return 1
-        own = {
-            "trains": self.trains,
-            "checks": self.trains,
-            "differentiates": self.differentiated,
-            "judges": self.judges,
-        }
-        return own.get(phase.does, 1)
-
-
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
     """Build the phases of an update for a rank with these parts, in the order of the step."""
-    d_steps = plan.recipe.objective.d_steps
-    phases = update_phases(plan, [game.differentiated] * d_steps, game.regularises, [game.checks] * d_steps)
+    phases = update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularises)
     return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
 
 
@@ -90,12 +68,12 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     carries = phase.tangents_from is not None
     mode: Mode = "judge" if phase.frozen else "train with tangents" if carries else "train"
     trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
-    segments = game.segments(phase)
-    num = phase.num_samples // min(segments, COUNTED)  # samples of a segment on one replica
+    segments = phase.segments
+    num = phase.num_samples // segments  # samples of a segment on one replica
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
-    looks_inside = game.differentiated > 0 if phase.does == "trains" else game.regularises and pulls_back
+    looks_inside = game.segments.differentiated > 0 if phase.does == "trains" else game.regularises and pulls_back
     passes: Passes | WholePass | None
     if phase.does == "keeps":
         passes = None
@@ -104,7 +82,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
     # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.
-    slope = (game.trains if trains else segments) * image
+    slope = (game.segments.trains if trains else segments) * image
     if network == "generator":
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
@@ -124,7 +102,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
         data = phase.num * (image + num * _pixels(plan))
     shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
     return RankPhase(
-        phase=phase._replace(num=shown, num_samples=num * segments),  # pipelines are planned by these
+        phase=phase._replace(num=shown),
         passes=passes,
         keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,

@@ -13,16 +13,12 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-import torch
-
-from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import COUNTED, Phase, Task, in_turn, update_phases
+from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
-from bigsgan.monitor import Statistics
-from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
+from bigsgan.planner.counting import Game, count_heads, count_layers, game_of, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
@@ -40,8 +36,6 @@ class UpdateKind(NamedTuple):
 
     phases: list[Phase]  # of such an update
     share: float  # of all updates that are so
-    segments: int  # of D's micro-batches in training
-    differentiated: int  # of these, those at whose images D is differentiated: the first, all or none
     twice: dict[int, float]  # by phase, samples of all its micro-batches that a double backward goes through
 
 
@@ -75,10 +69,7 @@ class Work:
             return 0.0
         network, own = phase.network, self.stages[phase.network][stage]
         samples: float = phase.num_samples * self.plan.placement(network).num_replicas
-        heads = own.heads * samples / 2 if phase.does == "trains" else 0.0
-        if network == "discriminator":
-            segments = {"trains": kind.segments, "differentiates": kind.differentiated}.get(phase.does, 1)
-            samples *= segments / min(segments, COUNTED)
+        heads = own.heads * samples / phase.segments if phase.does == "trains" else 0.0
         forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0)) + heads
         if task.kind == "forward":
             return forward
@@ -132,25 +123,24 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:
     objective, d_steps, batch = plan.objective, plan.recipe.objective.d_steps, plan.recipe.batch
-    path, statistics = objective.path_length, Statistics(torch.device("meta"))
-    period = min(_LONGEST, math.lcm(*(p.every for p in (objective.r1, objective.r2, path) if p)))
-    found: Counter[tuple[int, int, bool]] = Counter()
+    path = objective.path_length
+    period = min(_LONGEST, math.lcm(*(p.every for p in (*objective.gradient_norms.values(), path) if p)))
+    found: Counter[Game] = Counter()
     for number in range(period):
-        loss = DiscriminatorObjective(objective, statistics, number)
-        found[loss.num_differentiated, loss.num_segments, path is not None and number % path.every == 0] += 1
+        game = game_of(plan, number)
+        found[game._replace(segments=game.segments._replace(checks=False))] += 1  # one micro-batch now and then
     kinds = []
-    for (differentiated, segments, regularises), times in found.items():
-        phases = update_phases(plan, [differentiated] * d_steps, regularises)
+    for game, times in found.items():
+        phases = update_phases(plan, [game.segments] * d_steps, game.regularises)
         twice: dict[int, float] = {}
         for number, phase in enumerate(phases):
-            if phase.tangents_from is not None:
+            if plan.differentiates_forward(phase.network):
                 continue
-            if phase.does == "trains" and differentiated and not plan.differentiates_forward(phase.network):
-                twice[number] = batch * segments
-            elif phase.does == "pulls back" and path is not None and regularises:
-                is_forward = plan.differentiates_forward(phase.network)
-                twice |= {} if is_forward else {number: batch / path.batch_shrink}
-        kinds.append(UpdateKind(phases, times / period, segments, differentiated, twice))
+            if phase.does == "trains" and game.segments.differentiated:
+                twice[number] = batch * phase.segments
+            elif phase.does == "pulls back" and path is not None and game.regularises:
+                twice[number] = batch / path.batch_shrink
+        kinds.append(UpdateKind(phases, times / period, twice))
     return kinds
 
 

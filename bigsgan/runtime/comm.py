@@ -49,27 +49,27 @@ def initialize(patience_seconds: float | None = None) -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    local_size = launched.local_size(os.environ)
+    cores = part_of_cores()
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(_part_of_cores(local_size))
+        torch.set_num_threads(cores)
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
             problem = f"must be a device of {socket.gethostname()}"
             name = get_accelerator().device_name()
             raise UserError("DS_ACCELERATOR", name, problem, "run `unset DS_ACCELERATOR`", "an environment variable")
-        if local_size > devices:
+        if (num_sharing := launched.num_sharing(os.environ)) > devices:
             remedy = "start at most one rank for each device"
             problem = f"must be at most {devices}, the number of devices of this host"
-            raise UserError("LOCAL_SIZE", local_size, problem, remedy)
+            raise UserError("LOCAL_SIZE", num_sharing, problem, remedy)
         # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
-        if (num_threads := _threads_beside_a_gpu(local_size)) is not None:
-            torch.set_num_threads(num_threads)
+        if not _has_chosen_threads():
+            torch.set_num_threads(cores)
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
@@ -82,12 +82,13 @@ def initialize(patience_seconds: float | None = None) -> None:
     del store  # torch's own has shared it since
 
 
-def _part_of_cores(local_size: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // local_size)
+def part_of_cores() -> int:
+    """Return the number of cores of this host for each of its ranks."""
+    return max(1, len(os.sched_getaffinity(0)) // launched.local_size(os.environ))
 
 
-def _threads_beside_a_gpu(local_size: int) -> int | None:
-    """Return this rank's part of the host's cores, or None where the user or the launcher has chosen.
+def _has_chosen_threads() -> bool:
+    """Return whether the user or the launcher has chosen the number of threads of a rank with a GPU.
 
     The deepspeed launcher unsets OMP_NUM_THREADS, so that every rank would take all cores; torchrun sets it to 1, with
     which the first weights of a large network take long. Slurm binds each rank to its own cores.
@@ -95,7 +96,7 @@ def _threads_beside_a_gpu(local_size: int) -> int | None:
     asked = os.environ.get("OMP_NUM_THREADS")
     is_torchruns = asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ
     is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-    return None if is_bound or (asked and not is_torchruns) else _part_of_cores(local_size)
+    return is_bound or bool(asked and not is_torchruns)
 
 
 def extend_patience() -> None:

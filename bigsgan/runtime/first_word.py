@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 
 from bigsgan.errors import number_from_environment as number
+from bigsgan.runtime.launched import keeps_store
 
 _PATIENCE_SECONDS = 30.0
 """How long rank 0 and the others wait for each other: few imports come before this point."""
@@ -59,5 +60,4 @@ def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:
 def _address() -> tuple[str, int] | None:
     host, port = os.environ.get("MASTER_ADDR"), number("MASTER_PORT")
     # torchrun may host the store itself, and then answers for a rank 0 that has ended.
-    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return (host, port) if host and 0 < port < 65_536 and not is_torchruns else None
+    return (host, port) if host and 0 < port < 65_536 and keeps_store(0) else None

@@ -28,10 +28,11 @@ def own_device(environment: Mapping[str, str]) -> dict[str, str]:
     gpus, listed = nvidia_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     visible = [str(number) for number in range(len(gpus))] if listed is None else listed.split(",")
     local_rank = int(environment.get("LOCAL_RANK") or 0)
-    local_size = launched.local_size(environment)
-    if not (gpus and local_rank < local_size <= len(visible)) or local_size == 1:
+    num_sharing = launched.num_sharing(environment)
+    if not (gpus and local_rank < num_sharing <= len(visible)) or num_sharing == 1:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": visible[local_rank].strip(), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    own = {"CUDA_VISIBLE_DEVICES": visible[local_rank].strip(), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    return {**own, "LOCAL_WORLD_SIZE": str(launched.local_size(environment))}  # ranks divide the host's cores
 
 
 def _opens(path: Path) -> bool:

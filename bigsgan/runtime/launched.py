@@ -30,6 +30,11 @@ def rank() -> int:
 
 def local_size(environment: Mapping[str, str]) -> int:
     """Return the number of ranks on this host, which launchers name differently; 1 without a launcher."""
+    return int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or 1)
+
+
+def num_sharing(environment: Mapping[str, str]) -> int:
+    """Return among how many ranks the devices that this one sees are divided: 1 if it sees its own alone."""
     return int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE") or 1)
 
 

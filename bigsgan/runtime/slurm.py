@@ -14,7 +14,7 @@ _MOST_DIGITS = 10
 
 
 def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, MASTER_ADDR and MASTER_PORT of a task that `srun` started.
+    """Return the variables of torch's launcher for a task that `srun` started, and LOCAL_SIZE as DeepSpeed's has it.
 
     Empty if another launcher has set RANK, or if this is not a task of `srun`, but for example a batch script.
 
@@ -25,14 +25,16 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
     local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
+    num_sharing = local_size
     if _sees_own_device(environment, local_size):  # its device is number 0
-        local_rank, local_size = "0", 1
+        local_rank, num_sharing = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {
         "RANK": _number(environment, "SLURM_PROCID"),
         "WORLD_SIZE": _number(environment, "SLURM_STEP_NUM_TASKS"),
         "LOCAL_RANK": local_rank,
-        "LOCAL_SIZE": str(local_size),
+        "LOCAL_SIZE": str(num_sharing),
+        "LOCAL_WORLD_SIZE": str(local_size),
         "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(_text(environment, "SLURM_STEP_NODELIST")),
         # Jobs that share a host have different numbers, and so different ports.
         "MASTER_PORT": environment.get("MASTER_PORT") or str(_FIRST_PORT + job % _NUM_PORTS),

@@ -22,7 +22,6 @@ from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
@@ -84,7 +83,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
-    step = AdversarialStep(executor, partial(update_phases, plan), plan.objective, sources, statistics, extras)
+    step = AdversarialStep(executor, plan, sources, statistics, extras)
     rank_log.detail, rank_log.awaited = (lambda: executor.doing), executor.awaited
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(

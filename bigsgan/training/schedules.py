@@ -17,8 +17,8 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
     total_nimg, objective = recipe.total_nimg, recipe.objective
     weights = {
         name: penalty_weight(penalty, nimg, total_nimg)
-        for name, penalty in (("r1", objective.r1), ("r2", objective.r2))
-        if penalty is not None and penalty.final_weight is not None
+        for name, penalty in objective.gradient_norms.items()
+        if penalty.final_weight is not None
     }
 
     def rates(network: str) -> Rates:

@@ -23,6 +23,7 @@ from bigsgan.doctor.saving import saved_parts as saved_parts
 from bigsgan.doctor.saving import whole_values as whole_values
 from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed import device_skip
+from bigsgan.engines.phases import Segments, update_phases
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.training.build import build_run
@@ -45,9 +46,8 @@ def labels_of_phases(overrides: list[str], ds: dict[str, Any], on_gpus: bool) ->
     directory = Path(tempfile.mkdtemp())
     plan = replace(tiny_plan(directory, comm.world_size(), overrides, ds), on_gpus=on_gpus)
     run = build_run(plan, directory, Start(None), RankLog(directory / "log", comm.rank(), print))
-    labels = [phase.label for phase in run.step._phases([1], False, [False], False)]
     destroy(run)
-    return labels
+    return [phase.label for phase in update_phases(run.step._plan, [Segments(differentiated=1)], has_kept=False)]
 
 
 def local_state(run: Run) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from bigsgan.bench.arithmetic import matrix_flops_per_second, matrix_precision
 from bigsgan.bench.comm import least_bytes, network_of
 from bigsgan.bench.phases import PHASES, PhaseClock, name_of
 from bigsgan.bench.profile import costliest
-from bigsgan.engines.phases import all_in_turn, update_phases
+from bigsgan.engines.phases import Segments, all_in_turn, update_phases
 from tests.tiny import both, tiny_plan, zero
 
 
@@ -75,7 +75,7 @@ def test_names_are_the_labels_of_the_phases(tmp_path):
     """Every task of an update has a name with its phase's label, which the output has in its order."""
     overrides = ["objective.r1={weight: 1, method: forward_mode}", "objective.d_steps=2"]
     plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
-    update = update_phases(plan, differentiated=[1, 0], checked=[True, False])
+    update = update_phases(plan, [Segments(differentiated=1, checks=True)])
     found = [(update[task.phase].label, name_of(update[task.phase], task)) for task in all_in_turn(update)]
     assert all(name.startswith(label) for label, name in found)
     named = {name for _, name in found}
@@ -83,7 +83,7 @@ def test_names_are_the_labels_of_the_phases(tmp_path):
     assert {"D checks", "D differentiates", "D trains: forward", "D trains: step", "D judges"} <= named
     assert {label for label, _ in found} == {phase.label for phase in update}
     plan = tiny_plan(tmp_path, 1, [*overrides, "objective.schedule=overlapped"], both(0))
-    update = update_phases(plan, differentiated=[1, 0], checked=[True, False])
+    update = update_phases(plan, [Segments(differentiated=1, checks=True)])
     tasks = [*all_in_turn(update)]
     assert {name_of(update[task.phase], task) for task in tasks} <= set(PHASES)
     assert {update[task.phase].label for task in tasks} == {phase.label for phase in update}

@@ -24,11 +24,13 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
     """A part of the cores, unless the user has chosen, or the launcher has divided them."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
+    monkeypatch.setenv("LOCAL_SIZE", "1")  # a rank that sees a GPU of its own divides the cores nevertheless
     for name, value in (("OMP_NUM_THREADS", asked), ("TORCHELASTIC_RUN_ID", "none" if by_torchrun else None)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert comm._threads_beside_a_gpu(local_size) == expected
+    assert (None if comm._has_chosen_threads() else comm.part_of_cores()) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.objective import Objective
@@ -115,7 +116,7 @@ def check(network, record, name, convert, rate):
 def test_an_update_of_the_discriminator(record, networks):
     g, d = networks
     section, statistics = objective()
-    game = DiscriminatorObjective(section, statistics, 0, images_per_sample=LEVELS)
+    game = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=LEVELS))
     with torch.no_grad():
         made = g(record["z"], record["y"])
     real = record["images"], record["y"], record["seeds.real"]

@@ -27,8 +27,9 @@ def four_gpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("environment, device", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 def test_a_rank_sees_its_own_device(environment, device):
-    found = {} if device is None else {"CUDA_VISIBLE_DEVICES": device, "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
-    assert gpus.own_device(environment) == found
+    num_ranks = environment.get("LOCAL_SIZE") or environment["LOCAL_WORLD_SIZE"]
+    own = {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": num_ranks}
+    assert gpus.own_device(environment) == ({} if device is None else {"CUDA_VISIBLE_DEVICES": device, **own})
 
 
 def test_a_machine_without_gpus(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
@@ -211,7 +212,7 @@ def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
     """A real image stands in the place of each: R1 is on the gradient of D(x, x, x) by x, and R2 by all three."""
     statistics = Statistics(torch.device("cpu"))
     section = Objective(loss="wasserstein", **dict.fromkeys(names, R1))
-    objective = DiscriminatorObjective(section, statistics, 0, images_per_sample=3)
+    objective = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=3))
     a = torch.linspace(-1, 2, 12).view(3, 2, 2).requires_grad_()
     fake = torch.cat([images(f"fake{level}", 5) for level in range(3)], dim=1)
     (real, labels), at = labelled("real", 5, 1), {}
@@ -231,7 +232,7 @@ def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
 
 def test_finite_differences_perturb_all_copies_of_a_real_image_alike():
     section = Objective(r1=finite(1.0, 0.1), r2=finite(1.0, 0.3))
-    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 0, images_per_sample=2)
+    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 0, extras=Extras(images_per_sample=2))
     real, fake = labelled("real", 3, 1), (torch.cat([images("coarse", 3), images("fine", 3)], dim=1), torch.ones(3))
     drawn = objective.noise(SampleDraws(Draws(0), torch.device("cpu")), (0,), range(3), real[0], fake[0])
     assert {name: x.shape for name, x in drawn.items()} == {"r1": real[0].shape, "r2": fake[0].shape}

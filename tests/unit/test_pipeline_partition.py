@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from functools import partial
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from bigsgan.data import LabelledImages, Slice
 from bigsgan.draws import Draws
 from bigsgan.engines.base import Rates
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import Phase, update_phases
+from bigsgan.engines.phases import Phase, Segments, update_phases
 from bigsgan.engines.pipeline.layout import (
     Division,
     describe_bubble,
@@ -197,7 +196,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
     statistics = Statistics(cpu)
     extras = build_extras(recipe, LayerStack([]), statistics, cpu, lambda tensor: tensor)
-    step = AdversarialStep(executor, partial(update_phases, plan), plan.objective, sources, statistics, extras)
+    step = AdversarialStep(executor, plan, sources, statistics, extras)
     step.executor = lambda works: found.extend(work.phase for work in works)
     step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
@@ -220,7 +219,8 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), *options, f"pipeline.generator_phase={mode}"], {})
     objective = plan.recipe.objective
-    planned = update_phases(plan, [int(objective.r1 is not None), 0], objective.path_length is not None)
+    first = Segments(differentiated=int(objective.r1 is not None))
+    planned = update_phases(plan, [first], objective.path_length is not None)
     assert planned == asked_phases(plan)
 
 
@@ -248,8 +248,7 @@ def test_a_finite_difference_is_checked_on_one_micro_batch(tmp_path):
     assert of_d == [("checks", 1, 4), ("trains", 4, 4), ("trains", 4, 2), ("judges", 4, 1)]
     assert [phase.begins_update for phase in found[1:3]] == [False, True]
     assert found[1].images_from == found[2].images_from == 0
-    of_plan = [phase._replace(num_samples=0) for phase in update_phases(plan, checked=[True, False])]
-    assert of_plan == [phase._replace(num_samples=0) for phase in found]
+    assert update_phases(plan, [Segments(trains=4, checks=True)]) == found
 
 
 @pytest.mark.parametrize("num_stages, num", [(2, 4), (2, 8), (4, 8)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients, statistic_names
 from bigsgan.config.objective import Objective
 from bigsgan.models import dual
@@ -100,7 +101,7 @@ def test_tangents_and_a_double_backward_give_the_same_gradient(name):
 def test_real_images_alone_are_the_first_segment_of_the_batch(name):
     """They are repeated once for each image of a sample."""
     section = Objective.model_validate({"loss": "non_saturating", **PENALTIES[name]})
-    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 8, images_per_sample=2)
+    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 8, extras=Extras(images_per_sample=2))
     draw = torch.Generator().manual_seed(3)
     real, fake = (torch.randn(5, channels, 3, 3, generator=draw) for channels in (2, 4))
     noise = {"r1": torch.randn(5, 2, 3, 3, generator=draw), "gradient_penalty": torch.rand(5, 1, 1, 1, generator=draw)}

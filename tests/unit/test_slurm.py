@@ -21,8 +21,8 @@ TASK = {
 
 def test_a_task_has_the_ranks_that_torch_reads():
     assert launcher_variables(TASK) == {
-        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "MASTER_ADDR": "node1",
-        "MASTER_PORT": "23456",
+        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "node1", "MASTER_PORT": "23456",
     }  # fmt: skip
     own = launcher_variables({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"})
     assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("10.0.0.1", "29501")
@@ -50,6 +50,7 @@ def test_a_task_that_sees_one_device_takes_it(seen, device):
     found = launcher_variables({**second, **seen})
     # The number of local ranks that share what is visible; comm.initialize refuses more ranks than devices.
     assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_SIZE"]) == ("1", device, "1" if device == "0" else "2")
+    assert found["LOCAL_WORLD_SIZE"] == "2"
 
 
 def test_ports_are_below_those_of_outgoing_connections():

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
+from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.objectives import DiscriminatorObjective, statistic_names
 from bigsgan.adversarial.teacher import PATH, Teacher, build_teacher
 from bigsgan.config import objective as sections
@@ -89,7 +90,7 @@ def test_losses_and_gradients_are_the_published_ones(record, side):
     assert section.teacher is not None
     network, statistics = discriminator(record, section.teacher), Statistics(CPU)
     statistics.declare(*statistic_names(section))
-    game = DiscriminatorObjective(section, statistics, 0, images_per_sample=4)
+    game = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=4))
     made = record["made"].double().transpose(0, 1).flatten(1, 2)
     batch = game.batch((record["images"].double(), record["y"]), (made, record["y"]), {})
     targets = record[f"{side}.class"].double(), record[f"{side}.patches"].double()

@@ -12,7 +12,7 @@ import torch
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.objective import num_differentiated
 from bigsgan.engines.base import DTYPES, MicroBatch
-from bigsgan.engines.phases import COUNTED, Phase, update_phases
+from bigsgan.engines.phases import Phase, Segments, update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -165,9 +165,9 @@ def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
     objective = plan.recipe.objective
     exact = [name for name, p in objective.exact_penalties.items() if getattr(p, "every", 1) == 1]
-    differentiated = [num_differentiated(exact, COUNTED)] * objective.d_steps
+    steps = [Segments(differentiated=num_differentiated(exact, Segments().trains))] * objective.d_steps
     regularised = objective.path_length is not None and objective.path_length.every == 1
-    return update_phases(plan, differentiated, regularised)
+    return update_phases(plan, steps, regularised)
 
 
 def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
