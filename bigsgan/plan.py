@@ -116,9 +116,9 @@ def _pipelines_as_json(plan: RunPlan, divisions: Mapping[str, Division]) -> dict
         found[network] = [
             {
                 "layers": division.bounds[stage : stage + 2],
-                "parameters": sum(layer.numel for layer in division.of_stage(stage)),
-                "forward_seconds": num_samples * sum(layer.forward for layer in division.of_stage(stage)),
-                "backward_seconds": num_samples * sum(layer.backward for layer in division.of_stage(stage)),
+                "parameters": division.of_stage(stage).numel,
+                "forward_seconds": num_samples * division.of_stage(stage).forward,
+                "backward_seconds": num_samples * division.of_stage(stage).backward,
                 "sent_bytes": sum(spec.num_bytes for spec in division.boundaries.at(stage + 1, num_samples)),
             }
             for stage in range(division.num_stages)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsgan.data import LabelledImages, Slice
+from bigsgan.data import LabelledImages, RealImages, Slice
 from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -83,7 +83,33 @@ class InputSource(Protocol):
         """Release the source's readers."""
 
 
-class LatentSource:
+class DataSource:
+    """What sources of inputs do with the data."""
+
+    def __init__(self, own: RealImages | None = None) -> None:
+        """Begin at the first phase of ``own``, which reads the data for G if G and D compute different samples here."""
+        self._own = own
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Return images and labels."""
+        return tuple(batch)
+
+    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
+        """Resume at another position of the data, and pass over the stretches ``skipped``."""
+        if self._own is not None:
+            self._own.rewind(position, skipped)
+
+    def close(self) -> None:
+        """End the loading processes of ``own``."""
+        if self._own is not None:
+            self._own.close()
+
+    def _of_generator(self, reals: Reals) -> Reals:
+        """Return the data for G's inputs: the micro-batches that D sees on this rank, unless G computes others."""
+        return reals if self._own is None else functools.cache(self._own.next_phase)
+
+
+class LatentSource(DataSource):
     """Draws the inputs of a generator that makes images from latents.
 
     The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 and, if the generator draws noise, seeds
@@ -91,6 +117,7 @@ class LatentSource:
     """
 
     def __init__(self, draws: SampleDraws, latent_size: int, num_classes: int, seeded: bool = False) -> None:
+        super().__init__()
         self._draws, self._latent_size, self._num_classes = draws, latent_size, max(num_classes, 1)
         self._seeded = seeded
 
@@ -117,16 +144,6 @@ class LatentSource:
             return (self._labels(stream, counters, judged.positions(index)),)
 
         return Inputs(self.phase(stream, counters, slices["generator"]), conditions)
-
-    def real(self, batch: LabelledImages) -> MicroBatch:
-        """Return images and labels."""
-        return tuple(batch)
-
-    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
-        """Do nothing: the draws depend only on the update."""
-
-    def close(self) -> None:
-        """Do nothing: there is no reader."""
 
     def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
         return self._draws.labels(f"{stream}/label", counters, samples, self._num_classes)

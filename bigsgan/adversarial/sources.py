@@ -6,15 +6,11 @@ pair, R pixels a side.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from bigsgan.adversarial.latents import Inputs, InputSource, LatentSource, Reals, SampleDraws
+from bigsgan.adversarial.latents import DataSource, Inputs, InputSource, LatentSource, Reals, SampleDraws
 from bigsgan.config import Recipe
 from bigsgan.data import LabelledImages, RealImages, Slice
-from bigsgan.data.order import Stretch
 from bigsgan.engines import MicroBatch
 
 
@@ -32,29 +28,7 @@ def build_source(recipe: Recipe, draws: SampleDraws, own: RealImages | None = No
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
 
-class _DataSource:
-    """A source whose inputs depend on the data."""
-
-    def __init__(self, own: RealImages | None) -> None:
-        """Begin at the first phase of ``own``; see ``build_source``."""
-        self._own = own
-
-    def rewind(self, position: int, skipped: Sequence[Stretch]) -> None:
-        """Resume at another position of the data, and pass over the stretches ``skipped``."""
-        if self._own is not None:
-            self._own.rewind(position, skipped)
-
-    def close(self) -> None:
-        """End the loading processes of ``own``."""
-        if self._own is not None:
-            self._own.close()
-
-    def _of_generator(self, reals: Reals) -> Reals:
-        """Return the data for G's inputs: the micro-batches that D sees on this rank, unless G computes others."""
-        return reals if self._own is None else functools.cache(self._own.next_phase)
-
-
-class LatentsOfClasses(_DataSource):
+class LatentsOfClasses(DataSource):
     """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images that D sees with them."""
 
     def __init__(self, latents: LatentSource, own: RealImages | None = None) -> None:
@@ -71,12 +45,8 @@ class LatentsOfClasses(_DataSource):
 
         return Inputs(generator, lambda index: (reals()[index].labels,))
 
-    def real(self, batch: LabelledImages) -> MicroBatch:
-        """Return images and labels."""
-        return tuple(batch)
 
-
-class PairSource(_DataSource):
+class PairSource(DataSource):
     """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
 
     def __init__(self, draws: SampleDraws, input_channels: int, own: RealImages | None = None) -> None:

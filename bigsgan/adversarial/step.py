@@ -194,11 +194,11 @@ class AdversarialStep:
 
         return batch
 
-    def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch] | None:
-        """Build the function that returns a teacher's features of the real images that D sees."""
+    def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch]:
+        """Build the function that returns a teacher's features, if there is one, of the real images that D sees."""
         part, teacher = self._sources.slices["discriminator"]["discriminator"], self._extras.teacher
         if teacher is None:
-            return None
+            return lambda j: ()
         return lambda j: teacher(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
 
     def _learn(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import RunPlan
 from bigsgan.engines.base import Engine, Shard
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
@@ -38,7 +38,7 @@ class AbsentEngine:
         self._loss_scale: float | Tensor = 1.0
 
     def learn(self, num_updates: int, news: Tensor) -> None:
-        """Count the last updates, given ``news`` from ``OutcomesOfBoth``."""
+        """Count the last updates, given ``news`` from ``share_outcomes``."""
         num_skipped, applied, scale = news.tolist() if news.device.type == "cpu" else news.unbind()
         self.outcomes.follow(num_updates, num_skipped, applied > 0)
         self._loss_scale = scale
@@ -77,26 +77,18 @@ class AbsentEngine:
     destroy = settle  # the executor joins the divided ranks again
 
 
-class OutcomesOfBoth:
-    """Tells the ranks that do not hold a network how its updates ended."""
-
-    def __init__(self, plan: RunPlan, engines: Mapping[str, Engine]) -> None:
-        self._engines = engines
-        self._first = {network: plan.placement(network).ranks.start for network in NETWORKS}
-
-    def __call__(self, phases: Sequence[Phase]) -> None:
-        """Share the outcomes of an adversarial update. Every rank calls this."""
-        for network, engine in self._engines.items():
-            num = sum(phase.step for phase in phases if phase.network == network)
-            news = torch.zeros(3, dtype=torch.float64, device=comm.device())
-            if engine.is_held:
-                outcomes = engine.outcomes
-                news = torch.stack(
-                    [_number(value) for value in (outcomes.num_skipped_so_far, outcomes.last, engine.loss_scale)]
-                )
-            comm.broadcast([news], self._first[network])
-            if isinstance(engine, AbsentEngine):
-                engine.learn(num, news)
+def share_outcomes(plan: RunPlan, engines: Mapping[str, Engine], phases: Sequence[Phase]) -> None:
+    """Tell the ranks that do not hold a network how its updates in these phases ended. Every rank calls this."""
+    for network, engine in engines.items():
+        num = sum(phase.step for phase in phases if phase.network == network)
+        news = torch.zeros(3, dtype=torch.float64, device=comm.device())
+        if engine.is_held:
+            outcomes = engine.outcomes
+            told = (outcomes.num_skipped_so_far, outcomes.last, engine.loss_scale)
+            news = torch.stack([_number(value) for value in told])
+        comm.broadcast([news], plan.placement(network).ranks.start)
+        if isinstance(engine, AbsentEngine):
+            engine.learn(num, news)
 
 
 def _number(value: float | Tensor) -> Tensor:

@@ -112,17 +112,12 @@ class Work:
     # by, and dL/dx, float32; returns the gradient at G's images, or the direction of tangents
     gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
     # Returns a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a micro-batch,
-    # given its number; None unless the loss compares D's predictions with them. Called on the ranks that compute the
+    # given its number; nothing unless the loss compares D's predictions with them. Called on the ranks that compute the
     # loss, once a forward pass.
-    targets: Callable[[int], MicroBatch] | None = None
+    targets: Callable[[int], MicroBatch] = lambda index: ()
     # by micro-batch, on the ranks that compute them: images, detached, or gradients at images
     outputs: dict[int, Tensor] = field(default_factory=dict)
     graphs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, the graph that its backward pass will need
-
-
-def targets_of(work: Work, index: int) -> MicroBatch:
-    """Return a teacher's features of a micro-batch; empty if the loss compares none."""
-    return () if work.targets is None else work.targets(index)
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,27 @@ from torch import nn
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.engines.absent import AbsentEngine, OutcomesOfBoth
+from bigsgan.engines.absent import AbsentEngine, share_outcomes
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
-from bigsgan.engines.deepspeed.native_ops import build_async_io, build_for_both
+from bigsgan.engines.deepspeed.native_ops import ASYNC_IO, build_for_both, build_once
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
-from bigsgan.engines.pipeline.build import PipelineBuilder
+from bigsgan.engines.pipeline.build import build_pipeline
+from bigsgan.engines.pipeline.layout import Division, comparable, describe_bubble
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.monitor import NOTICE
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.together import by_each
@@ -65,13 +68,13 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         check_cuda_graphs(plan, network)
     if any(map(plan.differentiates_forward, NETWORKS)):
         dual.load_rules()
-    pipelines, exchange = PipelineBuilder(plan), build_exchange(plan)
+    exchange, divided = build_exchange(plan), dict[str, Division]()
     if plan.is_split:
         build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
         divide_ranks([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
 
     def build() -> dict[str, Engine]:
-        return _build_held(plan, configs, divisions, pipelines)
+        return _build_held(plan, configs, divisions, divided)
 
     with keeping_notices() as notices:
         engines = by_each(comm, build) if plan.is_split else build()
@@ -79,23 +82,28 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     if plan.is_split:
         _show_on_rank_zero(plan, notices)
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
-    order = Order(plan, stages, pipelines.costs())
+    order = Order(plan, stages, comparable(divided))
+    if bubble := describe_bubble(plan, divided):
+        _log.log(NOTICE, bubble)
+    observer = Observer(Path(plan.recipe.out) / TRACE_FILE) if bubble or plan.is_split else None
     if not plan.is_split:
-        return Executor(engines, order, exchange, pipelines.observer())
+        return Executor(engines, order, exchange, observer)
     for network in NETWORKS:
         own = engines.get(network)
         bounds = comm.from_rank(plan.placement(network).ranks.start, own and own.division)
         if own is None:
             engines[network] = AbsentEngine(plan.engines[network].file.precision == "fp16", bounds)
     engines = {network: engines[network] for network in NETWORKS}
-    observer = Observer(Path(plan.recipe.out) / TRACE_FILE)
-    return Executor(engines, order, exchange, observer, OutcomesOfBoth(plan, engines))
+    return Executor(engines, order, exchange, observer, partial(share_outcomes, plan, engines))
 
 
 def _build_held(
-    plan: RunPlan, configs: Mapping[str, dict[str, Any]], divisions: Mapping[str, list[int]], pipelines: PipelineBuilder
+    plan: RunPlan,
+    configs: Mapping[str, dict[str, Any]],
+    divisions: Mapping[str, list[int]],
+    divided: dict[str, Division],
 ) -> dict[str, Engine]:
-    """Build the engines of the networks that this rank holds."""
+    """Build the engines of the networks that this rank holds; ``divided`` gets the divisions of those in stages."""
     engines: dict[str, Engine] = {}
     for network, config in configs.items():
         if comm.rank() not in plan.placement(network).ranks:
@@ -103,7 +111,8 @@ def _build_held(
         forget_pipeline()
         with division.within_part():
             if plan.placement(network).num_stages > 1:
-                engines[network] = pipelines.build(network, config, divisions.get(network))
+                engine, divided[network] = build_pipeline(plan, network, config, divisions.get(network))
+                engines[network] = engine
             else:
                 engines[network] = _build_zero(plan, network, config)
     forget_pipeline()
@@ -148,7 +157,7 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
     path, release = by_each(
         comm, lambda: nvme.open_swap_directory(file, network, comm.rank()), undo=lambda opened: opened[1]()
     )
-    build_async_io()
+    build_once(ASYNC_IO)
     zero = config["zero_optimization"]
     zero["offload_optimizer"] = {**zero["offload_optimizer"], "nvme_path": str(path), "buffer_count": buffers}
     return release

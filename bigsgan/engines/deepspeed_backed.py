@@ -140,10 +140,9 @@ class DeepSpeedBacked:
         """Restore the numbers that ``scalars`` returned."""
         num_applied, num_skipped = int(values["num_applied"]), int(values["num_skipped"])
         self.outcomes.restore(num_applied, num_skipped)
-        if self.scales_loss and any(key.startswith("scaler.") for key in values):  # saved in fp16
-            self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
         scaler = {key.removeprefix("scaler."): v for key, v in values.items() if key.startswith("scaler.")}
-        if self.scales_loss:
+        if self.scales_loss and scaler:  # saved in fp16
+            self._seam_scale, self._seam_good = values["seam_scale"], int(values["seam_good"])
             internals.set_loss_scaler_numbers(self._engine, scaler)
         internals.set_counters(self._engine, num_applied + num_skipped, num_skipped)
 

@@ -89,16 +89,6 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
         zero["allgather_bucket_size"] += -zero["allgather_bucket_size"] % PART_MULTIPLE
 
 
-def elements_of_group(plan: RunPlan, network: str, numel: int) -> int | None:
-    """Return the largest number of elements in a group of parameters, which ZeRO 1 and 2 reduce and update together.
-
-    It is None without a limit. ``numel`` is the number of parameters in the network's layers on this rank.
-    """
-    if not plan.engines[network].reduces_by_group:
-        return None
-    return zero_settings(plan, network, numel).reduce_bucket_size
-
-
 class AtATime(NamedTuple):
     """How many elements ZeRO 0 copies at a time; the other ZeRO stages have sizes in their files."""
 

@@ -11,7 +11,7 @@ from torch import nn
 from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
-from bigsgan.engines.deepspeed_config import elements_of_group, size_buckets, stage_0_at_a_time
+from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
 
@@ -30,7 +30,8 @@ def initialize_engine(
     own = plan.engines[network]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
     size_buckets(config, plan, network, numel)
-    at_a_time = elements_of_group(plan, network, numel)
+    # ZeRO 1 and 2 reduce and update groups of at most so many elements.
+    at_a_time = int(config["zero_optimization"]["reduce_bucket_size"]) if own.reduces_by_group else None
     optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
     align_parts(not own.is_stock)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)

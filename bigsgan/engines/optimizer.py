@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
 from bigsgan.engines.base import Rates
-from bigsgan.engines.deepspeed.native_ops import build_cpu_adam, needs_cpu_adam
+from bigsgan.engines.deepspeed.native_ops import CPU_ADAM, build_once, needs_cpu_adam
 from bigsgan.models.network import LayerStack
 
 Groups: TypeAlias = list[dict[str, Any]]
@@ -35,7 +36,8 @@ def build_optimizer(
         groups = [{**group, "params": part} for group in groups for part in grouped(group["params"], at_a_time)]
     decoupled = section.kind == "adamw"
     if section.is_adam and needs_cpu_adam(file):
-        return build_cpu_adam()(groups, **_adam_options(section), adamw_mode=decoupled)
+        build_once(CPU_ADAM)
+        return DeepSpeedCPUAdam(groups, **_adam_options(section), adamw_mode=decoupled)
     if _has_no_momentum(section, file):
         return AdamWithoutMomentum(groups, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
     return build_torch_optimizer(section, groups)

@@ -62,6 +62,5 @@ class Order:
         """Return this rank's tasks of the plan for all stages."""
         network = phases[0].network
         num_stages, stage = self._num_stages[network], self._stages[network]
-        device = num_stages - 1 - stage if network == "discriminator" else stage
-        plan = schedule.plan(phases, num_stages, self._costs, ["discriminator"])
-        return [timed.task for timed in plan.devices[device]]
+        plan = schedule.plan(phases, num_stages, self._costs)
+        return [timed.task for timed in plan.devices[schedule.device_of(network, stage, num_stages)]]

@@ -29,11 +29,6 @@ class Outcomes:
         self._num_updates = 0
 
     @property
-    def applied(self) -> bool:
-        """Whether the last update changed the parameters; waits for the device where the device decides."""
-        return bool(self.last)
-
-    @property
     def num_applied(self) -> int:
         """Number of applied updates; may wait for the device."""
         return self._num_updates - self.num_skipped

@@ -12,7 +12,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work, targets_of
+from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -250,7 +250,7 @@ class ZeroEngine(DeepSpeedBacked):
         twice = looks_inside and tangents is None
         self._kind = (work.phase.does == "trains", twice, tangents is not None)
         self._prefetching.expect(self._kind)
-        targets = targets_of(work, index) if loss is not None else ()  # before parameters are gathered
+        targets = work.targets(index) if loss is not None else ()  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
         if loss is not None:

@@ -222,7 +222,7 @@ def expected_bubble(num_stages, options, name):
     with tempfile.TemporaryDirectory() as directory:
         plan = tiny_plan(Path(directory), num_stages, options, DS)
     costs = {network: [Cost(1.0, 2.0)] * num_stages for network in NETWORKS}
-    return SCHEDULES[name](usual_phases(plan), num_stages, costs, ["discriminator"]).bubble
+    return SCHEDULES[name](usual_phases(plan), num_stages, costs).bubble
 
 
 def seconds(by_rank):

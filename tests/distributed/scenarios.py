@@ -297,11 +297,11 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
     update(run, 1)
     after = full_state(run)
     hook.remove()
-    counts = (engine.outcomes.num_applied, engine.outcomes.num_skipped, engine.outcomes.applied)
+    counts = (engine.outcomes.num_applied, engine.outcomes.num_skipped, bool(engine.outcomes.last))
     update(run, 1)
     result = {
         "counts": counts,
-        "later": (engine.outcomes.num_applied, engine.outcomes.num_skipped, engine.outcomes.applied),
+        "later": (engine.outcomes.num_applied, engine.outcomes.num_skipped, bool(engine.outcomes.last)),
         "moved": [k for k in before if k.startswith(own) and not np.array_equal(before[k], after[k])],
         "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
         "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),

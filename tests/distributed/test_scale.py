@@ -63,7 +63,7 @@ def host_bytes(run):
     for network in NETWORKS:
         engine = getattr(run.step, network)
         optimizer = engine._engine.optimizer
-        assert engine.outcomes.applied
+        assert bool(engine.outcomes.last)
         for master in internals._keys(engine._engine):  # not ``shards``, which may be files on a drive
             state = engine._engine.basic_optimizer.state.get(master, {}).values()
             tensors += [master, *(value for value in state if torch.is_tensor(value))]
@@ -105,7 +105,7 @@ def step(overrides, ds):
         seconds.append(time.perf_counter() - start)
 
     def applied(run):
-        return all(getattr(run.step, network).outcomes.applied == 1 for network in NETWORKS)
+        return all(bool(getattr(run.step, network).outcomes.last) for network in NETWORKS)
 
     with closing(HostPeak()) as host, mock.patch.object(scenarios, "update", timed):
         found = allocations.peaks(overrides, ds, 1, GAT_XL, applied)

@@ -110,7 +110,7 @@ def test_one_rank_of_each_host_builds(rank, builds, monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(native_ops.comm, name, value)
     builder = SimpleNamespace(load=lambda verbose: loaded.append(rank))
-    native_ops._build(native_ops._CPU_ADAM._replace(builder=lambda: builder), needed=True)
+    native_ops._build(native_ops.CPU_ADAM._replace(builder=lambda: builder), needed=True)
     assert bool(loaded) == builds
 
 
@@ -152,7 +152,7 @@ def test_one_rank_of_each_host_builds_for_ranks_of_both_networks(files, builders
             monkeypatch.setattr(native_ops.comm, name, value)
         builder = SimpleNamespace(load=lambda verbose, rank=rank: loaded.append(rank))
         monkeypatch.setattr(
-            native_ops, "_CPU_ADAM", native_ops._CPU_ADAM._replace(builder=lambda builder=builder: builder)
+            native_ops, "CPU_ADAM", native_ops.CPU_ADAM._replace(builder=lambda builder=builder: builder)
         )
         for _ in range(2):  # the second time when the engine is built, in its part alone
             native_ops.build_for_both(by_network, held[rank])
@@ -170,6 +170,6 @@ def test_all_ranks_hear_of_a_build_that_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(native_ops.comm, "patient_barrier", lambda: lambda: told.append("waited"))
     monkeypatch.setattr(native_ops.comm, "gather_objects", lambda own: told.append(own) or [own])
     with pytest.raises(UserError, match="needs DeepSpeed's cpu_adam, which cannot be built here: no compiler; install"):
-        native_ops._build(native_ops._CPU_ADAM._replace(builder=lambda: SimpleNamespace(load=load)), needed=True)
+        native_ops._build(native_ops.CPU_ADAM._replace(builder=lambda: SimpleNamespace(load=load)), needed=True)
     assert told[1] == "waited"
     assert isinstance(told[2], UserError)

@@ -16,7 +16,6 @@ from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.schedule import Cost, Plan, Timed, one_after_the_other, plan
 
 NETWORKS = ("generator", "discriminator")
-REVERSED = ["discriminator"]
 EXACT = 1e-9
 """Of a relative difference between sums of floats."""
 
@@ -98,11 +97,11 @@ class Case:
 
     @cached_property
     def joint(self) -> Plan:
-        return plan(self.phases, self.num_stages, self.costs, REVERSED)
+        return plan(self.phases, self.num_stages, self.costs)
 
     @cached_property
     def apart(self) -> Plan:
-        return one_after_the_other(self.phases, self.num_stages, self.costs, REVERSED)
+        return one_after_the_other(self.phases, self.num_stages, self.costs)
 
     def stage(self, task: Task, device: int) -> int:
         """Stage of the task's network on a device."""
@@ -209,7 +208,7 @@ def test_one_phase_fills_and_drains_once(num_stages, num):
     phase = Phase("generator", "trains", num, 3)
     expected = (num_stages - 1) / (num + num_stages - 1)
     costs = equal(num_stages, backward=1.0 + num % 3)
-    assert plan([phase], num_stages, costs, []).bubble == pytest.approx(expected, rel=EXACT)
+    assert plan([phase], num_stages, costs).bubble == pytest.approx(expected, rel=EXACT)
 
 
 def test_an_update_of_4_stages_and_8_micro_batches():
@@ -331,4 +330,4 @@ def test_phases_that_wait_for_each_other_are_refused():
     first = Phase("generator", "judges", 1, 1, grads_from=1)
     second = Phase("discriminator", "judges", 1, 1, grads_from=0)
     with pytest.raises(RuntimeError, match="wait for each other"):
-        plan([first, second], 2, equal(2), REVERSED)
+        plan([first, second], 2, equal(2))

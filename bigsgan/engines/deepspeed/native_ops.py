@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
 from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.ops.op_builder.pin_memory import PinMemoryBuilder
@@ -47,14 +46,14 @@ class _Op(NamedTuple):
     remedy: str
 
 
-_CPU_ADAM = _Op(
+CPU_ADAM = _Op(
     CPUAdamBuilder,
     (CPUAdamBuilder.NAME,),
     "zero_force_ds_cpu_optimizer",
     True,
     "install a C++ compiler and ninja, or set it to false for torch's own Adam",
 )
-_ASYNC_IO = _Op(
+ASYNC_IO = _Op(
     AsyncIOBuilder,
     (PinMemoryBuilder.NAME, AsyncIOBuilder.NAME),
     "zero_optimization.offload_optimizer.device",
@@ -65,23 +64,15 @@ _built: set[str] = set()
 """The last name of each ``_Op`` that was built, on the hosts that need it."""
 
 
-def build_cpu_adam() -> type[DeepSpeedCPUAdam]:
-    """Compile DeepSpeed's Adam for offloaded state, once on each host, and return its class.
+def build_once(op: _Op, needed: bool = True) -> None:
+    """Compile ``CPU_ADAM`` or ``ASYNC_IO``, once on each host that needs it. Every rank calls this.
 
     Raises:
-        UserError: A killed build left its lock behind, or there is no compiler.
+        UserError: A killed build left its lock behind, or a compiler or a library is missing.
     """
-    _build_once(_CPU_ADAM)
-    return DeepSpeedCPUAdam
-
-
-def build_async_io() -> None:
-    """Compile DeepSpeed's ops that read and write NVMe drives, once on each host.
-
-    Raises:
-        UserError: A killed build left its lock behind, or something is missing.
-    """
-    _build_once(_ASYNC_IO)
+    if op.names[-1] not in _built:
+        _build(op, needed)
+        _built.add(op.names[-1])
 
 
 def build_for_both(files: Mapping[str, DeepSpeedFile], held: str) -> None:
@@ -96,9 +87,9 @@ def build_for_both(files: Mapping[str, DeepSpeedFile], held: str) -> None:
     Raises:
         UserError: A killed build left its lock behind, or something is missing.
     """
-    for op, needs in ((_CPU_ADAM, needs_cpu_adam), (_ASYNC_IO, lambda file: file.uses_nvme)):
+    for op, needs in ((CPU_ADAM, needs_cpu_adam), (ASYNC_IO, lambda file: file.uses_nvme)):
         if any(needs(file) for file in files.values()):
-            _build_once(op, needs(files[held]))
+            build_once(op, needs(files[held]))
 
 
 def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -160,12 +151,6 @@ def is_left_behind(build_directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return _FILE_IS_LOCK and age > GRACE_SECONDS and not _is_building(build_directory)
-
-
-def _build_once(op: _Op, needed: bool = True) -> None:
-    if op.names[-1] not in _built:
-        _build(op, needed)
-        _built.add(op.names[-1])
 
 
 def _build(op: _Op, needed: bool) -> None:

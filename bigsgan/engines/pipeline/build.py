@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bigsgan.config import RunPlan
@@ -14,14 +13,10 @@ from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import (
     Division,
     build_on_meta,
-    comparable,
-    describe_bubble,
     divide_network,
     measure_layers,
     samples_of,
 )
-from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
-from bigsgan.engines.pipeline.schedule import Cost
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
@@ -32,49 +27,31 @@ from bigsgan.runtime import comm
 _log = logging.getLogger(__name__)
 
 
-class PipelineBuilder:
-    """Builds the pipelines of a run."""
+def build_pipeline(
+    plan: RunPlan, network: str, config: dict[str, Any], bounds: Sequence[int] | None
+) -> tuple[PipelineEngine, Division]:
+    """Build ``generator`` or ``discriminator``, with only this rank's layers. All ranks of the network call this.
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self._divisions: dict[str, Division] = {}
+    ``config`` is DeepSpeed's configuration; ``bounds`` are those of a checkpoint's stages, or None to divide anew.
 
-    def build(self, network: str, config: dict[str, Any], bounds: Sequence[int] | None) -> PipelineEngine:
-        """Build ``generator`` or ``discriminator``, with only this rank's layers. All ranks of the network call this.
-
-        ``config`` is DeepSpeed's configuration; ``bounds`` are those of a checkpoint's stages, or None to divide anew.
-
-        Raises:
-            UserError: There are fewer layers than stages.
-        """
-        plan, rank, device = self._plan, comm.rank(), comm.device()
-        placement, file = plan.placement(network).local, plan.engines[network].file
-        measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
-        division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
-        self._divisions[network] = division
-        _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
-        stage = placement.stage(rank)
-        part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
-        part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
-        initialize(part, initial_seed(plan.recipe, network))
-        clip_norm = config["gradient_clipping"]
-        if file.stage == 0 and file.precision == "fp32":
-            config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
-        module = internals.pipeline_module(part, placement, rank)
-        engine, _ = initialize_engine(plan, network, part, module, config)
-        first = placement.rank(stage, 0)
-        join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
-        channels = open_channels(placement, rank, device)
-        return PipelineEngine(engine, part, placement, rank, division, channels, clip_norm)
-
-    def costs(self) -> dict[str, Sequence[Cost]]:
-        """Return the cost of each stage, by network built so far."""
-        return comparable({name: division.costs() for name, division in self._divisions.items()})
-
-    def observer(self) -> Observer | None:
-        """Where two pipelines meet, log the expected bubble, and return the observer of one of the first updates."""
-        text = describe_bubble(self._plan, self._divisions)
-        if text is None:
-            return None
-        _log.log(NOTICE, text)
-        return Observer(Path(self._plan.recipe.out) / TRACE_FILE)
+    Raises:
+        UserError: There are fewer layers than stages.
+    """
+    rank, device = comm.rank(), comm.device()
+    placement, file = plan.placement(network).local, plan.engines[network].file
+    measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
+    division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
+    _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
+    stage = placement.stage(rank)
+    part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
+    part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
+    initialize(part, initial_seed(plan.recipe, network))
+    clip_norm = config["gradient_clipping"]
+    if file.stage == 0 and file.precision == "fp32":
+        config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
+    module = internals.pipeline_module(part, placement, rank)
+    engine, _ = initialize_engine(plan, network, part, module, config)
+    first = placement.rank(stage, 0)
+    join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
+    channels = open_channels(placement, rank, device)
+    return PipelineEngine(engine, part, placement, rank, division, channels, clip_norm), division

@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.config.placement import Placement
-from bigsgan.engines.base import MicroBatch, Work, targets_of
+from bigsgan.engines.base import MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.phases import Phase, Task
@@ -142,7 +142,7 @@ class PipelineEngine(DeepSpeedBacked):
             if tangents is not None:
                 largest = partial(comm.largest_over_ranks, group=self._replicas)
                 carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
-            targets = targets_of(work, index) if self._is_last else ()
+            targets = work.targets(index) if self._is_last else ()
             outputs, features, along = self._fold(
                 network, carry, num_segments, phase.tangents_from is not None, targets
             )

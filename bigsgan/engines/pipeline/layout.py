@@ -39,28 +39,29 @@ class Division:
         """Number of stages."""
         return len(self.bounds) - 1
 
-    def of_stage(self, stage: int) -> list[LayerCost]:
-        """Return the layers of a stage."""
-        return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
+    def of_stage(self, stage: int) -> LayerCost:
+        """Return the cost of a stage, the sum over its layers."""
+        _, *columns = zip(*self.layers[self.bounds[stage] : self.bounds[stage + 1]], strict=True)
+        return LayerCost(f"stage {stage}", *map(sum, columns))
 
     def costs(self) -> list[Cost]:
         """Return the cost of each stage, in seconds a sample if measured."""
         stages = [self.of_stage(stage) for stage in range(self.num_stages)]
         if not any(layer.forward for layer in self.layers):
             return [EQUAL] * self.num_stages
-        return [Cost(sum(c.forward for c in stage), sum(c.backward for c in stage)) for stage in stages]
+        return [Cost(stage.forward, stage.backward) for stage in stages]
 
     def table(self, num_samples: int) -> str:
         """Describe the stages for micro-batches of ``num_samples``."""
         lines = [f"{self.network} in {self.num_stages} stages, micro-batches of {num_samples}:"]
         for stage in range(self.num_stages):
-            layers = self.of_stage(stage)
+            own = self.of_stage(stage)
             text = f"  stage {stage}  layers {self.bounds[stage]}-{self.bounds[stage + 1] - 1}"
-            text += f"  {sum(c.numel for c in layers):,} parameters"
-            if any(c.forward for c in layers):
-                text += f"  forward {num_samples * 1e3 * sum(c.forward for c in layers):.2f} ms"
-                text += f"  backward {num_samples * 1e3 * sum(c.backward for c in layers):.2f} ms"
-                text += f"  activations {num_samples * sum(c.saved_bytes for c in layers) / 2**20:.1f} MiB"
+            text += f"  {own.numel:,} parameters"
+            if own.forward:
+                text += f"  forward {num_samples * 1e3 * own.forward:.2f} ms"
+                text += f"  backward {num_samples * 1e3 * own.backward:.2f} ms"
+                text += f"  activations {num_samples * own.saved_bytes / 2**20:.1f} MiB"
             sent = sum(spec.num_bytes for spec in self.boundaries.at(stage + 1, num_samples))
             lines.append(text + f"  sends {sent / 2**20:.2f} MiB")
         return "\n".join(lines)
@@ -155,10 +156,10 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
     """
     if len(divisions) < len(NETWORKS) or plan.images_travel:
         return None
-    costs = comparable({network: division.costs() for network, division in divisions.items()})
+    costs = comparable(divisions)
     make = schedule.plan if plan.recipe.pipeline.schedule == "joint" else schedule.one_after_the_other
     num_stages = plan.placement("generator").num_stages
-    return make(usual_phases(plan), num_stages, costs, ["discriminator"]).bubble
+    return make(usual_phases(plan), num_stages, costs).bubble
 
 
 def usual_phases(plan: RunPlan) -> list[Phase]:
@@ -170,11 +171,12 @@ def usual_phases(plan: RunPlan) -> list[Phase]:
     return update_phases(plan, steps, regularised)
 
 
-def comparable(costs: Mapping[str, Sequence[Cost]]) -> dict[str, Sequence[Cost]]:
-    """Bring measured and assumed costs to one unit, the mean forward pass of a stage, if there are both."""
+def comparable(divisions: Mapping[str, Division]) -> dict[str, Sequence[Cost]]:
+    """Return the cost of each stage, in one unit: the mean forward pass of a stage, unless all or none are measured."""
+    costs: dict[str, Sequence[Cost]] = {network: division.costs() for network, division in divisions.items()}
     measured = [list(stages) != [EQUAL] * len(stages) for stages in costs.values()]
     if all(measured) or not any(measured):
-        return dict(costs)
+        return costs
     scaled: dict[str, Sequence[Cost]] = {}
     for network, stages in costs.items():
         unit = sum(cost.forward for cost in stages) / len(stages)

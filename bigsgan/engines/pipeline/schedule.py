@@ -38,7 +38,7 @@ class Timed(NamedTuple):
 class Plan(NamedTuple):
     """Each device's tasks in order."""
 
-    devices: list[list[Timed]]  # by device; device d computes stage d of a network that is not reversed
+    devices: list[list[Timed]]  # by device; device d computes stage d of the generator
     makespan: float  # when the last task ends
 
     @property
@@ -52,9 +52,12 @@ _Node = tuple[Task, int]
 """A task on a stage of its network."""
 
 
-def plan(
-    phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
-) -> Plan:
+def device_of(network: str, stage: int, num_stages: int) -> int:
+    """Return the device of a stage; the discriminator's first stage is on the last device, as in ``Placement``."""
+    return num_stages - 1 - stage if network == "discriminator" else stage
+
+
+def plan(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> Plan:
     """Plan the phases for all devices.
 
     List scheduling: a free device takes the most urgent of the tasks whose inputs have arrived. Messages of one
@@ -66,9 +69,8 @@ def plan(
         phases: The phases in the order in which they are asked for; numbers in them point to earlier ones.
         num_stages: Number of stages of each network, and of devices.
         costs: By network, the cost of each stage.
-        reversed_networks: Networks whose first stage is on the last device.
     """
-    graph = _Graph(phases, num_stages, costs, frozenset(reversed_networks))
+    graph = _Graph(phases, num_stages, costs)
     plans = [
         # Steps come first in every rule: their collectives wait for all stages, so no stage may wait for another task.
         graph.simulate(lambda n: (n[0].kind != "step", n[0].phase, _KIND_ORDER[n[0].kind], n[0].micro_batch)),
@@ -77,19 +79,16 @@ def plan(
     left = graph.time_left()
     by_time = graph.simulate(lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch))
     if len(phases) > 1:
-        plans.append(one_after_the_other(phases, num_stages, costs, reversed_networks))
+        plans.append(one_after_the_other(phases, num_stages, costs))
     return min([by_time, *plans], key=lambda found: found.makespan)
 
 
-def one_after_the_other(
-    phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reversed_networks: Iterable[str]
-) -> Plan:
+def one_after_the_other(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> Plan:
     """Plan each phase separately: the pipelines fill and drain once a phase, as in DeepSpeed's own engine."""
-    reverse = frozenset(reversed_networks)
     devices: list[list[Timed]] = [[] for _ in range(num_stages)]
     now = 0.0
     for number, phase in enumerate(phases):
-        part = plan([alone(phase)], num_stages, costs, reverse)
+        part = plan([alone(phase)], num_stages, costs)
         for device, tasks in zip(devices, part.devices, strict=True):
             device += [Timed(t.task._replace(phase=number), now + t.start, now + t.end) for t in tasks]
         now += part.makespan
@@ -109,10 +108,8 @@ _KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}
 class _Graph:
     """All tasks and their dependencies."""
 
-    def __init__(
-        self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], reverse: frozenset[str]
-    ) -> None:
-        self._phases, self._last, self._costs, self._reverse = phases, num_stages - 1, costs, reverse
+    def __init__(self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> None:
+        self._phases, self._last, self._costs = phases, num_stages - 1, costs
         self.needs: dict[_Node, list[_Node]] = {}
         for number, phase in enumerate(phases):
             for stage in range(1 if phase.does == "keeps" else num_stages):  # images are kept where D's inputs are read
@@ -139,7 +136,7 @@ class _Graph:
     def device(self, node: _Node) -> int:
         """Return the device of a node's stage."""
         task, stage = node
-        return self._last - stage if self._phases[task.phase].network in self._reverse else stage
+        return device_of(self._phases[task.phase].network, stage, self._last + 1)
 
     def time_left(self) -> dict[_Node, float]:
         """Return the length of the longest chain that begins with each node; ``simulate`` has refused circles."""
