@@ -147,7 +147,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     join_replicas(stack, comm.world_size(), group=division.part())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = plan.engines[network].is_stock
-    return ZeroEngine(engine, root, comm.rank(), comm.world_size(), release, averaged, device_skip, stock)
+    return ZeroEngine(engine, root, release, averaged, device_skip, stock)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.checkpoint import saved_buffers
-from bigsgan.engines.base import Rates, Shard, Work
+from bigsgan.engines.base import Shard, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.optimizer import fit_state, set_rates
 from bigsgan.engines.outcomes import Outcome, Outcomes
@@ -74,6 +74,11 @@ class DeepSpeedBacked:
         self._copies = (replica, num_replicas) if internals.has_whole_masters(engine) else (0, 1)
         self._buffers = list(saved_buffers(network).values())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
+        # Without an optimizer wrapper (ZeRO 0 in float32) DeepSpeed would apply NaN, where the others skip the update,
+        # and each stage of a pipeline would clip by a norm of its own.
+        self._checks_gradients = not internals.has_optimizer_wrapper(engine)
+        if self._checks_gradients:
+            internals.clip_with(engine, self._clip)
         self.scales_loss = engine.fp16_enabled()
         self._seam_scale = SEAM_SCALE_MAX if self.scales_loss else 1.0
         self._seam_good = 0
@@ -155,8 +160,26 @@ class DeepSpeedBacked:
         """Release the engine's hooks and buffers."""
         self._engine.destroy()
 
-    def _set_rates(self, rates: Rates) -> None:
-        set_rates(self._engine.optimizer, rates)
+    def _set_rates(self, work: Work) -> None:
+        assert work.rates is not None, "a step has rates"
+        set_rates(self._engine.optimizer, work.rates)
+
+    def _norm(self) -> Tensor:
+        """Return the norm of this rank's averaged gradients."""
+        return torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+
+    def _clip(self) -> None:
+        norm = torch.as_tensor(self.grad_norm)
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, self._engine.gradient_clipping(), norm)
+
+    def _update(self, step: Callable[[], None]) -> bool:
+        """Let DeepSpeed update, unless gradients are checked and not finite; return whether it did."""
+        is_finite = not self._checks_gradients or bool(torch.isfinite(torch.as_tensor(self.grad_norm)))
+        if not is_finite:
+            self.network.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
+        with self._explained():
+            step()
+        return is_finite and self._engine.was_step_applied()
 
     def _begin_update(self) -> None:
         """Keep the buffers before an update's forward passes, in case it is skipped, and scale penalties."""

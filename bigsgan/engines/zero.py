@@ -139,8 +139,6 @@ class ZeroEngine(DeepSpeedBacked):
         self,
         engine: DeepSpeedEngine,
         root: Root,
-        rank: int,
-        world_size: int,
         release: Callable[[], None] | None = None,
         averaged: AveragedGradients | None = None,
         device_skip: DeviceSkip | None = None,
@@ -151,23 +149,17 @@ class ZeroEngine(DeepSpeedBacked):
         Args:
             engine: The DeepSpeed engine.
             root: The engine's module.
-            rank: This process's rank in the network, which is also the index of its replica.
-            world_size: Number of the network's ranks.
             release: Removes resources made for the engine outside of it, such as swap files.
             averaged: Averages gradients, and is waited for before they are used. While they travel, DeepSpeed's step of
                 a micro-batch waits for the network's next task, so that the other network can compute meanwhile.
             device_skip: Makes the steps where the device, not the host, decides whether to update.
             stock: Whether DeepSpeed keeps its own buffers and prefetching.
         """
-        super().__init__(engine, root.network, rank, world_size, division.part())
+        super().__init__(engine, root.network, comm.rank(), comm.world_size(), division.part())
         self.division: list[int] | None = None
         self.replays = root.replays
         self._root, self._release, self._averaged, self._device_skip = root, release, averaged, device_skip
         self._is_step_open = False
-        # ZeRO 0 in fp32 has no optimizer wrapper: it would apply NaN where the others skip the update.
-        self._checks_gradients = engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled()
-        if self._checks_gradients:
-            internals.clip_with(engine, self._clip)
         self._gathers_for_double_backward = engine.zero_optimization_stage() == 3 and not self.network.checkpointing
         # Outside of this network's backward passes, the other network needs their memory.
         self._gradient_buffers = [] if stock else internals.gradient_buffers(engine)
@@ -222,8 +214,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     def step(self, work: Work) -> None:
         """Update, and keep count."""
-        assert work.rates is not None, "a step has rates"
-        self._set_rates(work.rates)
+        self._set_rates(work)
         self._step()
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
@@ -292,34 +283,19 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.settle()
         return internals.pinned(self._parameters)
 
-    def _clip(self) -> None:
-        norm = torch.as_tensor(self.grad_norm)
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, self._engine.gradient_clipping(), norm)
-
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""
         self._is_step_open = False
-        is_update = self._engine.is_gradient_accumulation_boundary()
         if self._averaged is not None:
             self._averaged.wait()
-        finite = True
-        if is_update and self._checks_gradients:
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            self.grad_norm = torch.nn.utils.get_total_norm(gradients)
-            if self._device_skip is not None:
-                self._device_skip.judge(self.grad_norm)
-            elif not bool(torch.isfinite(self.grad_norm)):
-                finite = False
-                self.network.zero_grad(set_to_none=True)  # optimizers pass over parameters without a gradient
-        applied: Outcome
-        if is_update and self._device_skip is not None:
-            applied = self._device_skip.step()
-        else:
-            with self._explained():
-                self._engine.step()
-            applied = finite and self._engine.was_step_applied()
-        if not is_update:
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()
             return
+        if self._checks_gradients:
+            self.grad_norm = norm = self._norm()
+            if self._device_skip is not None:
+                self._device_skip.judge(norm)
+        applied: Outcome = self._update(self._engine.step) if self._device_skip is None else self._device_skip.step()
         internals.release(self._gradient_buffers)
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()

@@ -90,14 +90,13 @@ TOUCHED = (
         "runtime/engine.py",
         "engines/deepspeed_backed.py",
         reads="basic_optimizer optimizer",
-        calls="destroy fp16_enabled get_global_grad_norm gradient_accumulation_steps",
+        calls="destroy fp16_enabled get_global_grad_norm gradient_accumulation_steps gradient_clipping "
+        "was_step_applied",
     ),
-    Touched("runtime/engine.py", "engines/pipeline/engine.py", calls="was_step_applied"),
     Touched(
         "runtime/engine.py",
         "engines/zero.py",
-        calls="bfloat16_enabled gradient_clipping is_gradient_accumulation_boundary was_step_applied "
-        "zero_optimization_stage",
+        calls="is_gradient_accumulation_boundary zero_optimization_stage",
     ),
     Touched(
         "runtime/fp16/loss_scaler.py",

@@ -38,7 +38,7 @@ def build_pipeline(
         UserError: There are fewer layers than stages.
     """
     rank, device = comm.rank(), comm.device()
-    placement, file = plan.placement(network).local, plan.engines[network].file
+    placement = plan.placement(network).local
     measured = comm.from_rank_zero(measure_layers(plan, network, device) if rank == 0 else None)
     division = divide_network(plan, network, measured, None if bounds is None else list(bounds))
     _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
@@ -46,12 +46,9 @@ def build_pipeline(
     part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
     part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
     initialize(part, initial_seed(plan.recipe, network))
-    clip_norm = config["gradient_clipping"]
-    if file.stage == 0 and file.precision == "fp32":
-        config = {**config, "gradient_clipping": 0.0}  # each stage would clip by a norm of its own
     module = internals.pipeline_module(part, placement, rank)
     engine, _ = initialize_engine(plan, network, part, module, config)
     first = placement.rank(stage, 0)
     join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
     channels = open_channels(placement, rank, device)
-    return PipelineEngine(engine, part, placement, rank, division, channels, clip_norm), division
+    return PipelineEngine(engine, part, placement, rank, division, channels), division

@@ -52,7 +52,6 @@ class PipelineEngine(DeepSpeedBacked):
         rank: int,
         division: Division,
         channels: tuple[Channel, Channel],
-        clip_norm: float,
     ) -> None:
         """Wrap an engine.
 
@@ -63,7 +62,6 @@ class PipelineEngine(DeepSpeedBacked):
             rank: This process's rank.
             division: The division of the layers into stages.
             channels: The channels to the next stage and back.
-            clip_norm: Largest norm of a gradient, 0 for any; used where DeepSpeed does not clip.
         """
         replicas = internals.replica_group(engine)
         super().__init__(engine, network, placement.replica(rank), placement.num_replicas, replicas)
@@ -73,10 +71,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._to_next, self._to_previous = channels
         self._stage = placement.stage(rank)
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
-        self._clip_norm = clip_norm
         self._device = next(network.parameters()).device
-        # Without an optimizer wrapper DeepSpeed would apply NaN, and each stage would clip by a norm of its own.
-        self._checks_gradients = not internals.has_optimizer_wrapper(engine)
 
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
@@ -192,22 +187,14 @@ class PipelineEngine(DeepSpeedBacked):
 
     def step(self, work: Work) -> None:
         """Reduce the gradients over the replicas, update, and count it; either all stages apply an update or none."""
-        assert work.rates is not None, "a step has rates"
-        self._set_rates(work.rates)
+        self._set_rates(work)
         internals.reduce_pipeline_gradients(self._engine)
-        finite = True
         if self._checks_gradients:
             self.grad_norm = self._norm()
-            finite = bool(torch.isfinite(self.grad_norm))
-            if not finite:
-                self.network.zero_grad(set_to_none=True)
-            elif self._clip_norm:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, self.grad_norm)
-        with self._explained():
-            internals.step_pipeline(self._engine)
+        applied = self._update(partial(internals.step_pipeline, self._engine))
         if not self._checks_gradients:
             self.grad_norm = self._reported_norm()
-        self._count(finite and self._engine.was_step_applied())
+        self._count(applied)
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
@@ -243,7 +230,6 @@ class PipelineEngine(DeepSpeedBacked):
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradient over all stages."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        square = torch.nn.utils.get_total_norm(gradients).square()
+        square = super()._norm().square()
         dist.all_reduce(square, group=internals.pipe_group(self._engine))
         return square.sqrt()
