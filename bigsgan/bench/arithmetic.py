@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bigsgan.bench.measure import Stopwatch
+from bigsgan.bench.measure import fastest
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.build import on_this_machine
@@ -14,7 +14,6 @@ from bigsgan.planner.counting import count_work, mean_flop
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 
-_MATRIX_REPEATS = 5
 _FIELDS = ("flops", "flops_per_second", "matrix_precision", "matrix_flops_per_second", "achieved_share")
 
 
@@ -58,14 +57,8 @@ def matrix_flops_per_second(dtype: torch.dtype, device: torch.device) -> float:
     """
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # equal numbers would need less power
-    found = []
     with tf32(torch.backends.cudnn.allow_tf32):
-        torch.mm(a, b)  # loads the library
-        for _ in range(_MATRIX_REPEATS):
-            watch = Stopwatch()
-            torch.mm(a, b)
-            found.append(2 * size**3 / watch.seconds())
-    return max(found)
+        return 2 * size**3 / fastest(lambda: torch.mm(a, b))
 
 
 def matrix_precision(precision: str, device: torch.device) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,7 +110,7 @@ def _measured_case(network: LayerStack, recipe: Recipe, case: dict[str, Any], ca
         with sampling_mode(cast, recipe.sample_statistics):
             images, first, seconds = _timed_batches(generate, inputs, cases)
         return {
-            **{f"p{p}_seconds": percentile(seconds, p) for p in _PERCENTILES},
+            **{f"p{p}_seconds": float(np.percentile(seconds, p)) for p in _PERCENTILES},
             "images_per_second": len(expected) * len(seconds) / sum(seconds),
             "device_peak_bytes": None if comm.device().type == "cpu" else comm.peak_memory_bytes(),
             "host_peak_bytes": host.peak(),
@@ -138,11 +139,6 @@ def _timed_batches(generate: Generate, inputs: MicroBatch, cases: Cases) -> tupl
         generate(*inputs)
         seconds.append(watch.seconds())
     return images, first, seconds
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that ``percent`` of all values do not exceed, interpolated linearly between two values."""
-    return float(torch.tensor(values, dtype=torch.float64).quantile(percent / 100))
 
 
 def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:

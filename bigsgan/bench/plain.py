@@ -23,7 +23,7 @@ from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObje
 from bigsgan.adversarial.step import Scheduled, Sources
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
+from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch, Rates
 from bigsgan.engines.optimizer import build_torch_optimizer, decay_groups, set_rates
@@ -250,8 +250,8 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}
     dataset = build_training_dataset(recipe.data)
     part = parts["discriminator"]
-    dataset = WithImages(dataset, recipe.data) if recipe.objective.teacher else dataset
-    reals = RealImages(dataset, recipe.data, draws, part, device)
+    shows = recipe.objective.teacher is not None
+    reals = RealImages(dataset, recipe.data, draws, part, device, shows=shows)
     sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
     source = build_source(recipe, sample_draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor

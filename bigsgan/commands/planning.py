@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bigsgan.commands.parsing import import_quietly
-from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
+from bigsgan.config import Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
@@ -27,7 +27,7 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
         return plan_run(recipe, world_size, directory, on_gpus=True)
     if os.environ.get("RANK"):
         launched.check_launcher()
-    if any(recipe.engine(network).compile != "none" for network in NETWORKS):
+    if recipe.compiles:
         os.environ.update(own_device(os.environ))  # before torch looks for devices
     module = import_quietly("bigsgan.planner.balance")
     plan, text = module.plan_balanced(recipe, world_size, directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
-from bigsgan.config import NETWORKS, Recipe, load_recipe
+from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
 from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             print(text)
         return 0
     launched.check_launcher()
-    if any(planned.engines[network].section.compile != "none" for network in NETWORKS):
+    if planned.recipe.compiles:
         os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)
     module = importlib.import_module("bigsgan.train")

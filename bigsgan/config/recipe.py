@@ -76,6 +76,15 @@ class Recipe(Section):
         """Return the engine section of ``generator`` or ``discriminator``."""
         return getattr(self.engines, network)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a network goes through torch.compile."""
+        return any(self.engine(network).compile != "none" for network in NETWORKS)
+
+    def updates_of(self, network: str) -> int:
+        """Return how often a network is updated in an update: D in each of its steps."""
+        return self.objective.d_steps if network == "discriminator" else 1
+
     def accumulation_of(self, network: str) -> int:
         """Return a network's number of micro-batches: its engine's own, or the recipe's."""
         return self.engine(network).accumulation or self.accumulation

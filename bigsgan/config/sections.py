@@ -140,6 +140,11 @@ class EMA(Section):
     power: PowerEMA | None = None
     """Keep further averages, from which an EMA of any width can be made after training. Off unless given."""
 
+    @property
+    def widths(self) -> list[float]:
+        """The widths of the power function averages."""
+        return list(self.power.widths) if self.power else []
+
 
 class KeepBest(Section):
     """Which checkpoint is the best so far."""

@@ -2,7 +2,6 @@
 
 from bigsgan.data.build import build_dataset, build_training_dataset
 from bigsgan.data.datasets import readable_images
-from bigsgan.data.latents import WithImages
 from bigsgan.data.loader import LabelledImages, RealImages, ShownImages
 from bigsgan.data.order import Slice
 
@@ -11,7 +10,6 @@ __all__ = [
     "RealImages",
     "ShownImages",
     "Slice",
-    "WithImages",
     "build_dataset",
     "build_training_dataset",
     "readable_images",

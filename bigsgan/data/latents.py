@@ -133,38 +133,16 @@ def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.n
     return found.reshape(shape[-3:]).astype(np.float32)
 
 
-class WithImages(ImageDataset):
-    """A data set that also provides images for a teacher, even if networks see latents.
+def check_images(dataset: ImageDataset, data: Data) -> None:
+    """Refuse latents without their images, which a teacher sees.
 
-    Attributes:
-        image: Returns the image that was kept with latents; None if the data set itself holds images.
+    Raises:
+        UserError: Some latents have no image.
     """
-
-    def __init__(self, dataset: ImageDataset, data: Data) -> None:
-        """Take the data set of ``data``.
-
-        Raises:
-            UserError: Some latents have no image.
-        """
-        self._dataset, self.in_memory = dataset, dataset.in_memory
-        self.image: Callable[[int], Tensor | None] | None = None
-        if not isinstance(dataset, LatentFiles):
-            return
-        if path := dataset.without_image():
-            remedy = "encode them with --keep-images, or remove objective.teacher"
-            problem, detail = "has latents without their images", f"a teacher sees them; {path}"
-            raise UserError("data.root", data.root, problem, remedy, detail)
-        self.image = dataset.image
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._dataset[index]
-
-    def fingerprint(self) -> Fingerprint:
-        """Return the data set's fingerprint."""
-        return self._dataset.fingerprint()
+    if isinstance(dataset, LatentFiles) and (path := dataset.without_image()):
+        remedy = "encode them with --keep-images, or remove objective.teacher"
+        problem, detail = "has latents without their images", f"a teacher sees them; {path}"
+        raise UserError("data.root", data.root, problem, remedy, detail)
 
 
 def build_latents(data: Data) -> LatentFiles:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.latents import WithImages
+from bigsgan.data.latents import LatentFiles, check_images
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end
@@ -70,19 +70,26 @@ class RealImages:
         *,
         start: tuple[int, Sequence[Stretch]] = (0, ()),
         reads: bool = True,
+        shows: bool = False,
     ) -> None:
         """Take this replica's part of every micro-batch.
 
         Args:
-            dataset: The images, from ``build_training_dataset``; ``WithImages`` for a teacher.
+            dataset: The images, from ``build_training_dataset``.
             data: The recipe's section: loading processes, crops, flips, tolerated corrupt images.
             draws: The source of the order, the crops and the flips.
             part: The part of each batch that the replica takes.
             device: The device of the images. A CUDA device must be the current one.
             start: Position of the first image of the first ``next_phase``; intervals of positions to skip, ascending.
             reads: Whether this rank reads images; other ranks of its replica load none.
+            shows: Whether a teacher sees the images too, which are then kept with latents.
+
+        Raises:
+            UserError: Some latents have no image that could be shown.
         """
-        self._shows = isinstance(dataset, WithImages)
+        if shows:
+            check_images(dataset, data)
+        self._shows = shows
         self.data, self.draws, self.device, self._codec = data, draws, device, build_codec(data, device)
         self._part = part
         self.reads = reads
@@ -99,7 +106,8 @@ class RealImages:
         if self.reads:
             order, phases = EpochOrder(self.draws, len(self._dataset)), map(self._positions, self._starts(position))
             indices = (order.indices(positions).tolist() for micro_batches in phases for positions in micro_batches)
-            self._batches = read_batches(self._dataset, self.data, indices, pin_memory=self.device.type == "cuda")
+            pins = self.device.type == "cuda"
+            self._batches = read_batches(self._dataset, self.data, indices, pins, self._shows)
 
     def next_phase(self) -> list[LabelledImages]:
         """Return this rank's micro-batches of the next phase, and advance.
@@ -318,15 +326,18 @@ def _free_shared_memory() -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def read_batches(dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool) -> Iterator[Batch]:
+def read_batches(
+    dataset: ImageDataset, data: Data, indices: Iterator[list[int]], pin_memory: bool, shows: bool = False
+) -> Iterator[Batch]:
     """Read batches in the given order, in this process or ahead of time in ``data.num_workers`` others.
 
-    ``indices`` are the images of each batch. Pinned memory is for asynchronous copies to a GPU.
+    ``indices`` are the images of each batch. Pinned memory is for asynchronous copies to a GPU. ``shows`` adds the
+    images that were kept with latents.
 
     Raises:
         UserError: The prefetched batches do not fit into /dev/shm.
     """
-    shown = dataset.image if isinstance(dataset, WithImages) else None
+    shown = dataset.image if shows and isinstance(dataset, LatentFiles) else None
     readable = _ReadableImages(dataset, data.max_corrupt, shown)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from bigsgan.bench.comm import sent_in_ring
+from bigsgan.bench.measure import fastest
 from bigsgan.doctor import links
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.devices import place_of
-from bigsgan.doctor.speed import fastest
 from bigsgan.runtime import comm
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)

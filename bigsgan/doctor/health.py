@@ -6,10 +6,8 @@ import logging
 import os
 import shutil
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from logging.handlers import BufferingHandler
 from typing import Any
 
 from bigsgan.checkpoint import tags
@@ -18,6 +16,7 @@ from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.rows import LATEST, num_ranks, reports
 from bigsgan.doctor.storage import directory_of
+from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.memory import size
 from bigsgan.training.alarms import Alarms
@@ -39,14 +38,11 @@ LATE = 10
 
 def checkpoints(subject: Subject) -> Finding:
     """Check that all tags are complete, and that the newest one's files have the checksums of its manifest."""
-    directory, messages = subject.run_directory() / "checkpoints", BufferingHandler(sys.maxsize)
-    logging.getLogger(tags.__name__).addHandler(messages)
-    try:
+    directory = subject.run_directory() / "checkpoints"
+    with keeping_notices() as records:
         found = list(tags.complete(directory))
-    finally:
-        logging.getLogger(tags.__name__).removeHandler(messages)
     partial = sorted(path.name for path in directory.glob(f"*{tags.PARTIAL}"))
-    damaged = [record.getMessage() for record in messages.buffer if _is_about_a_file(record)]
+    damaged = [record.getMessage() for record in records if _is_about_a_file(record)]
     numbers: dict[str, Any] = {"complete": [c.nimg for c in found], "damaged": damaged, "partial": partial}
     remedy = "remove that directory, or restore an intact copy; a run resumes from the newest that is intact"
     if damaged:
@@ -210,7 +206,7 @@ def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
     if len(known) < 2 or known[-1][0] <= known[0][0]:
         return 0.0
     updates = (known[-1][0] - known[0][0]) / recipe.batch
-    updates *= recipe.objective.d_steps if network == "discriminator" else 1
+    updates *= recipe.updates_of(network)
     return max(0.0, float(known[-1][1] - known[0][1])) / updates
 
 

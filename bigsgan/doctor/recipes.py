@@ -25,8 +25,7 @@ _PROGRAM = "#include <Python.h>\n#include <vector>\nint main() { return std::vec
 
 def checkpoint_bytes(plan: RunPlan) -> int:
     """Bytes of a checkpoint of all ranks: float32 weights and optimizer state of both networks, all EMAs, buffers."""
-    total, power = 0, plan.recipe.ema.power
-    averages = 1 + (len(power.widths) if power else 0)
+    total, averages = 0, 1 + len(plan.recipe.ema.widths)
     networks = {network: network_on_meta(plan.recipe, network) for network in NETWORKS}
     for network, stack in networks.items():
         engine = plan.engines[network]
@@ -62,8 +61,8 @@ def compilers(subject: Subject) -> Finding:
     for network in NETWORKS:
         check_compiler(plan, network)
     ops = {builder.NAME: builder for network in NETWORKS for builder in builders(plan.engines[network].file)}
-    numbers = {"compile": compiles(plan), "ops": list(ops)}
-    if not (ops or compiles(plan)):
+    numbers = {"compile": plan.recipe.compiles, "ops": list(ops)}
+    if not (ops or plan.recipe.compiles):
         return not_applicable("the recipe compiles nothing", numbers)
     compiler = os.environ.get("CXX", "g++")
     if problem := _does_not_compile(compiler):
@@ -75,13 +74,8 @@ def compilers(subject: Subject) -> Finding:
         if not builder.is_compatible(verbose=True):
             remedy = "see the messages above; `ds_report` shows what DeepSpeed's ops lack"
             return failed(f"DeepSpeed's {name} cannot be built here", remedy, numbers)
-    what = [*(["torch.compile"] if compiles(plan) else []), *ops]
+    what = [*(["torch.compile"] if plan.recipe.compiles else []), *ops]
     return passed(f"{compiler} compiles, for {', '.join(what)}", numbers)
-
-
-def compiles(plan: RunPlan) -> bool:
-    """Whether a network goes through torch.compile."""
-    return any(plan.engines[network].section.compile != "none" for network in NETWORKS)
 
 
 def _does_not_compile(compiler: str) -> str:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from bigsgan.adversarial import LatentSource, SampleDraws
 from bigsgan.adversarial.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
-from bigsgan.data import RealImages, Slice, WithImages, build_training_dataset
+from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.games import awake
 from bigsgan.draws import Draws
 from bigsgan.models import noise
@@ -90,8 +90,8 @@ class Reference:
         part = self.parts["discriminator"]
         self.teacher: Any = build_teacher(recipe, self.device)
         dataset = build_training_dataset(recipe.data)
-        dataset = WithImages(dataset, recipe.data) if self.teacher else dataset
-        self.reals = RealImages(dataset, recipe.data, draws, part, self.device)
+        shows = self.teacher is not None
+        self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=shows)
 
     def forward(self, network, moving, *inputs):
         """A network's outputs; its state moves if ``moving``."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bigsgan.bench.product import build_engine_loop
+from bigsgan.bench.product import EngineLoop, build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
@@ -23,7 +23,6 @@ from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.loop import Run
-from bigsgan.training.schedules import scheduled
 
 SEED = 2
 
@@ -79,28 +78,21 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def running(game: Game, found: Checkpoint | None = None) -> Iterator[Run]:
+def running(game: Game, found: Checkpoint | None = None) -> Iterator[EngineLoop]:
     """Build a game's run, from a checkpoint if one is given, and remove it after the block. Every rank calls this."""
     with leaving_nothing(), _quiet(), tempfile.TemporaryDirectory(prefix="bigsgan-doctor-") as name:
         plan = tiny_plan(Path(name), comm.world_size(), game.options(comm.world_size()), dict(game.ds))
         with closing(build_engine_loop(plan, found)) as loop:
-            yield loop.run
-
-
-def update(run: Run, num_updates: int = 1) -> None:
-    """Make updates as the training loop does, without its reports."""
-    for _ in range(num_updates):
-        run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
-        run.count_update()
+            yield loop
 
 
 def played(game: Game) -> list[dict[str, Any]]:
     """Play a game: this rank's ``snapshot`` before the first and after each update. Every rank calls this."""
-    with running(game) as run:
-        states = [snapshot(run)]
+    with running(game) as loop:
+        states = [snapshot(loop.run)]
         for _ in range(game.num_updates):
-            update(run)
-            states.append(snapshot(run))
+            loop()
+            states.append(snapshot(loop.run))
         return [on_host(state) for state in states]
 
 

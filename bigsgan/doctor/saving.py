@@ -14,7 +14,7 @@ from bigsgan import checkpoint
 from bigsgan.config.sections import Checkpoints
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.games import both, stages
-from bigsgan.doctor.runs import Game, exact, running, update
+from bigsgan.doctor.runs import Game, exact, running
 from bigsgan.doctor.storage import directory_of
 from bigsgan.errors import reason
 from bigsgan.runtime import comm
@@ -39,13 +39,13 @@ def checkpoints(subject: Subject) -> Finding:
         done: list[str] = []
         with exact():
             for name, options, ds in layouts:
-                with running(Game(name, [*_ADAM, *options], ds), found) as run:
-                    now = _whole(run)
+                with running(Game(name, [*_ADAM, *options], ds), found) as loop:
+                    now = _whole(loop.run)
                     if before and not differs:
                         differs = _difference(before, now, f"read in layout {name}, saved in {done[-1]}")
-                    update(run)
-                    before = _whole(run)
-                    save(run, directory)
+                    loop()
+                    before = _whole(loop.run)
+                    save(loop.run, directory)
                 done.append(name)
                 comm.barrier()
                 found = checkpoint.newest(directory)

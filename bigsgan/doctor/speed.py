@@ -6,14 +6,14 @@ import os
 import statistics
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bigsgan.bench.arithmetic import matrix_flops_per_second
-from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.bench.measure import fastest
+from bigsgan.data import build_training_dataset
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.recipes import checkpoint_bytes
 from bigsgan.doctor.rows import LATEST, num_ranks, reports
@@ -22,6 +22,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import reason
 from bigsgan.runtime import comm
 from bigsgan.runtime.memory import size
+from bigsgan.training.build import batch_slices, build_reals
 
 LEAST_DISK_RATE = 20e6
 """Least bytes a second that all ranks must write together if no recipe tells the size of a checkpoint."""
@@ -30,7 +31,7 @@ MOST_CHECKPOINT_SECONDS = 600.0
 """Most time that all ranks together may take to write a checkpoint."""
 
 _PIECE, _MOST_PIECES, _DISK_SECONDS = 32 << 20, 8, 5.0
-_COPIED, _REPEATS = 256 << 20, 5
+_COPIED = 256 << 20
 _READING_SECONDS = 4.0
 
 
@@ -108,17 +109,15 @@ def product(subject: Subject) -> Finding:
 def data(subject: Subject) -> Finding:
     """Read real images as a run does, all ranks at once; compare with what updates took, if ``out`` has reports."""
     plan, start = subject.recipe_plan(), 0.0
-    recipe, place = plan.recipe, plan.placement("discriminator")
-    rank, num = subject.ranks.rank, 0
-    part = Slice(recipe.batch, recipe.accumulation_of("discriminator"), place.replica(rank), place.num_replicas)
-    dataset, reads = build_training_dataset(recipe.data), place.stage(rank) == 0
-    reals = RealImages(dataset, recipe.data, Draws(recipe.seed), part, torch.device("cpu"), reads=reads)
+    recipe, dataset, num = plan.recipe, build_training_dataset(plan.recipe.data), 0
+    slices, cpu = batch_slices(plan, subject.ranks.rank)["discriminator"], torch.device("cpu")
+    reals = build_reals(plan, "discriminator", slices, dataset, Draws(recipe.seed), cpu)
     try:
-        if reads:
+        if reals.reads:
             reals.next_phase()  # not timed: it starts processes
         subject.ranks.gather(None)
         start = time.perf_counter()
-        while reads and time.perf_counter() - start < _READING_SECONDS:
+        while reals.reads and time.perf_counter() - start < _READING_SECONDS:
             num += sum(len(each.images) for each in reals.next_phase())
         rate = num / (time.perf_counter() - start)
     finally:
@@ -135,15 +134,3 @@ def data(subject: Subject) -> Finding:
         remedy = "raise data.num_workers, pack the images (`bigsgan data prepare`), or copy them to a local disk"
         return failed(f"{text}, updates of this run took {needed:.0f}", remedy, numbers, -rate)
     return passed(f"{text}, updates took {needed:.0f}", numbers, -rate)
-
-
-def fastest(operation: Callable[[], Any]) -> float:
-    """Seconds of the fastest of a few calls, after one that is not timed."""
-    found = []
-    for _ in range(1 + _REPEATS):
-        comm.synchronize()
-        start = time.perf_counter()
-        operation()
-        comm.synchronize()
-        found.append(time.perf_counter() - start)
-    return min(found[1:])

@@ -10,7 +10,6 @@ from bigsgan.bench.measure import Settings, Visit, visit
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.config import RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
-from bigsgan.doctor.recipes import compiles
 from bigsgan.engines.build import on_this_machine
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
@@ -37,14 +36,14 @@ _WAITS, _TALKS, _BUSY = 0.1, 0.2, 0.8
 
 def updates(subject: Subject) -> Finding:
     """Make six updates of the recipe, time the last four, and compare the planner's memory with the allocator's."""
-    if compiles(subject.recipe_plan()):
+    if subject.recipe_plan().recipe.compiles:
         return not_applicable("the recipe compiles, which takes minutes: see recipe.compiled")
     return _measured(subject.recipe_plan(), subject, _SETTINGS)
 
 
 def compiled_updates(subject: Subject) -> Finding:
     """Make the updates of a recipe that compiles, and compare memory in the same way."""
-    if not compiles(subject.recipe_plan()):
+    if not subject.recipe_plan().recipe.compiles:
         return not_applicable("the recipe compiles nothing")
     return _measured(subject.recipe_plan(), subject, _COMPILED)
 

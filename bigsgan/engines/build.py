@@ -76,11 +76,11 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     def build() -> dict[str, Engine]:
         return _build_held(plan, configs, divisions, divided)
 
-    with keeping_notices() as notices:
+    with keeping_notices() as records:
         engines = by_each(comm, build) if plan.is_split else build()
     comm.extend_patience()
     if plan.is_split:
-        _show_on_rank_zero(plan, notices)
+        _show_on_rank_zero(plan, [(record.levelno, record.getMessage()) for record in records])
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}
     order = Order(plan, stages, comparable(divided))
     if bubble := describe_bubble(plan, divided):

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from bigsgan.runtime.paths import check_regular, writing
@@ -100,25 +101,14 @@ class _Console(logging.Handler):
             self._log.write(self.format(record))
 
 
-class _Kept(logging.Handler):
-    """Keeps the records that rank 0's terminal would show."""
-
-    def __init__(self) -> None:
-        super().__init__(NOTICE)
-        self.notices: list[tuple[int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record."""
-        self.notices.append((record.levelno, record.getMessage()))
-
-
 @contextmanager
-def keeping_notices() -> Iterator[list[tuple[int, str]]]:
-    """Yield a list of the notices and warnings that this rank logs inside the block, each with its level and text."""
-    handler, ours = _Kept(), logging.getLogger("bigsgan")
+def keeping_notices() -> Iterator[list[logging.LogRecord]]:
+    """Yield a list of the notices and warnings that this rank logs inside the block."""
+    handler, ours = BufferingHandler(sys.maxsize), logging.getLogger("bigsgan")
+    handler.setLevel(NOTICE)
     ours.addHandler(handler)
     try:
-        yield handler.notices
+        yield handler.buffer
     finally:
         ours.removeHandler(handler)
 

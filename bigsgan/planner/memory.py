@@ -90,9 +90,8 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
     """Go through an update without lazy penalties, one with them, and sampling."""
     states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
-    power = plan.recipe.ema.power
     one = FLOAT * states["generator"].num_masters
-    average = one * (1 + len(power.widths if power else ()))
+    average = one * (1 + len(plan.recipe.ema.widths))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
     # averaged too.

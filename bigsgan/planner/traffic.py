@@ -51,18 +51,16 @@ def turns(plan: RunPlan, network: str) -> int:
     number. A network that fits in that distance also stays from an update's forward to its backward pass, and needs
     less.
     """
-    file, d_steps = plan.engines[network].file, plan.recipe.objective.d_steps
-    phases = {"generator": plan.recipe.accumulation_of("generator")}
-    phases["discriminator"] = d_steps * plan.recipe.accumulation_of("discriminator")  # micro-batches of all its updates
-    updates = d_steps if network == "discriminator" else 1
-    if file.stage <= 1:
+    recipe, stage, updates = plan.recipe, plan.engines[network].file.stage, plan.recipe.updates_of(network)
+    passes = {n: recipe.updates_of(n) * recipe.accumulation_of(n) for n in NETWORKS}  # micro-batches of all its updates
+    if stage <= 1:
         return 2 * updates
-    if file.stage == 2:
-        return phases[network] + updates
-    others = sum(own for other, own in phases.items() if other != network)
-    if network == "generator" and plan.recipe.objective.reuse_fakes and plan.keeps_generator_graphs:
-        others -= phases["discriminator"] // d_steps
-    return 3 * phases[network] + others
+    if stage == 2:
+        return passes[network] + updates
+    others = sum(passes.values()) - passes[network]
+    if network == "generator" and recipe.objective.reuse_fakes and plan.keeps_generator_graphs:
+        others -= recipe.accumulation_of("discriminator")
+    return 3 * passes[network] + others
 
 
 class Model:
@@ -83,21 +81,16 @@ class Model:
 
     def speed(self, numbers: Mapping[str, int]) -> Speed:
         """The speed of so many ranks of each network, for `sides.time_update`."""
-        plan, recipe = self.apart.plan, self.apart.plan.recipe
-        updates = {"generator": 1, "discriminator": recipe.objective.d_steps}
+        recipe = self.apart.plan.recipe
         replicas = {network: number // len(self.apart.stages[network]) for network, number in numbers.items()}
         link = self.machine.link(sum(numbers.values()))
-        travel = {}
-        for network in NETWORKS:
-            # G makes images for D's steps in D's micro-batches; those of its own update may have another size.
-            num = min(plan.recipe.accumulation_of(each) for each in NETWORKS)
-            travel[network] = (
-                recipe.batch / num / min(replicas.values()) * image_bytes(recipe) / link + self.machine.latency
-            )
+        # G makes images for D's steps in D's micro-batches; those of its own update may have another size.
+        num = min(recipe.accumulation_of(each) for each in NETWORKS)
+        travel = recipe.batch / num / min(replicas.values()) * image_bytes(recipe) / link + self.machine.latency
         return Speed(
             dict.fromkeys(NETWORKS, 1 / self.machine.operations),
-            {n: self._waits(self.apart, n, numbers[n]) / updates[n] for n in NETWORKS},
-            travel,
+            {n: self._waits(self.apart, n, numbers[n]) / recipe.updates_of(n) for n in NETWORKS},
+            dict.fromkeys(NETWORKS, travel),
         )
 
     def _waits(self, work: Work, network: str, ranks: int) -> float:
@@ -105,14 +98,12 @@ class Model:
         plan, stages = work.plan, len(work.stages[network])
         file, replicas = plan.engines[network].file, ranks // stages
         num_bytes = self._numel[network] / stages * DTYPES[file.precision].itemsize
-        times = turns(plan, network)
         passes = work.total(network) if file.stage == 3 else work.total(network, "backward")
         hidden = passes / ranks / self.machine.operations
-        if file.stage in (1, 2):  # weights are gathered after the step, and nothing hides that
-            updates = plan.recipe.objective.d_steps if network == "discriminator" else 1
-            gathers = updates * self.machine.collective(num_bytes, replicas)
-            return gathers + max(0.0, (times - updates) * self.machine.collective(num_bytes, replicas) - hidden)
-        return max(0.0, times * self.machine.collective(num_bytes, replicas) - hidden)
+        once = self.machine.collective(num_bytes, replicas)
+        # At ZeRO 1 and 2 weights are gathered after the step, and nothing hides that.
+        after = plan.recipe.updates_of(network) if file.stage in (1, 2) else 0
+        return after * once + max(0.0, (turns(plan, network) - after) * once - hidden)
 
 
 def sent_bytes(work: Work) -> dict[str, float]:

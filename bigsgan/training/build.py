@@ -16,8 +16,10 @@ from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.kept import build_kept
 from bigsgan.adversarial.step import Sources
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.data import RealImages, Slice, WithImages, build_dataset, build_training_dataset, readable_images
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.latents import check_images
+from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
@@ -54,7 +56,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         UserError: The data, the checkpoint or this machine do not fit the plan.
     """
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
-    recipe, slices, draws = plan.recipe, _slices(plan, rank), Draws(plan.recipe.seed)
+    recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     teacher = checked_teacher(recipe, start.found.layout if start.found else {})
@@ -67,11 +69,11 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         layout[DATA] = shown.fingerprint()._asdict()
     if teacher is not None:
         layout[TEACHER] = teacher
-    ema = ShardedEMA(engines["generator"], recipe.ema.power.widths if recipe.ema.power else ())
+    ema = ShardedEMA(engines["generator"], recipe.ema.widths)
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
-    statistics, counters = Statistics(device), _imported_counters(start, recipe)
-    sample_draws = SampleDraws(draws, device)
+    statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
+    counters = _imported_counters(start, recipe)
     sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
     extras = extras._replace(kept=build_kept(plan, rank, slices["discriminator"]["discriminator"], device))
@@ -80,7 +82,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
         _restore(start.found, entries, layout, recipe)
-    reals = _build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, counters)
+    reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
     step = AdversarialStep(executor, plan, sources, statistics, extras)
@@ -110,9 +112,11 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 
 def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
-    """Return the data set to train on: ``shown`` or crops of its images, with their pixels if there is a teacher."""
+    """Return the data set to train on: ``shown`` or crops of its images. A teacher needs the images of latents."""
     dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
-    return WithImages(dataset, recipe.data) if recipe.objective.teacher else dataset
+    if recipe.objective.teacher:
+        check_images(dataset, recipe.data)  # before engines are built
+    return dataset
 
 
 def _build_snapshots(
@@ -216,7 +220,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
     return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
 
 
-def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
+def batch_slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
     """Return the part of a batch that each network computes on this rank in each phase: ``slices[phase][network]``."""
     places = {network: plan.placement(network) for network in NETWORKS}
     batch, accumulation = plan.recipe.batch, plan.recipe.accumulation_of
@@ -226,21 +230,25 @@ def _slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
     }
 
 
-def _build_reals(
-    plan: RunPlan, network: str, slices: dict[str, Slice], dataset: ImageDataset, draws: Draws, counters: Counters
+def build_reals(
+    plan: RunPlan,
+    network: str,
+    slices: dict[str, Slice],
+    dataset: ImageDataset,
+    draws: Draws,
+    device: torch.device,
+    start: tuple[int, Sequence[Stretch]] = (0, ()),
 ) -> RealImages:
     """Start to read this rank's part of the data, on the ranks of the network's first stage, and who else has to."""
-    recipe, part, place = plan.recipe, slices[network], plan.placement(network)
-    stages = {0}
-    if recipe.objective.teacher and network == "discriminator":  # D's last stage compares features with the teacher's
+    recipe, place = plan.recipe, plan.placement(network)
+    shows, stages = recipe.objective.teacher is not None and network == "discriminator", {0}
+    if shows:  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
     # G's last stage takes the seeds of path length's probe from G's inputs, which it cannot have without the data.
     if recipe.objective.path_length and network == "generator":
         stages.add(place.num_stages - 1)
-    start = counters.position, counters.skipped
-    return RealImages(
-        dataset, recipe.data, draws, part, comm.device(), start=start, reads=place.stage(comm.rank()) in stages
-    )
+    reads = place.stage(comm.rank()) in stages
+    return RealImages(dataset, recipe.data, draws, slices[network], device, start=start, reads=reads, shows=shows)
 
 
 def _build_source(
@@ -251,7 +259,7 @@ def _build_source(
     places = [plan.placement(network) for network in NETWORKS]
     own = None
     if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
-        own = _build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), counters)
+        own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
     source, standing = build_source(recipe, draws, own), list[MicroBatch]()
     if not recipe.data.paired and has_standing_statistics(recipe):
         latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)

@@ -168,6 +168,11 @@ class Counters:
     # intervals of that order, ascending, which the run passes over because non-finite updates read them
     skipped: tuple[Stretch, ...] = ()
 
+    @property
+    def start(self) -> tuple[int, tuple[Stretch, ...]]:
+        """Where to go on in the data's order, and what to pass over, as ``RealImages`` takes it."""
+        return self.position, self.skipped
+
     def count(self, batch: int) -> None:
         """Count an update on ``batch`` images."""
         self.update += 1

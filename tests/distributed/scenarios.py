@@ -14,7 +14,7 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.config.run_directory import write_recipe
-from bigsgan.doctor.runs import buffers, masters, update
+from bigsgan.doctor.runs import buffers, masters
 from bigsgan.doctor.runs import merge as merge
 from bigsgan.doctor.runs import on_host as on_host
 from bigsgan.doctor.runs import snapshot as snapshot
@@ -30,6 +30,7 @@ from bigsgan.training.build import build_run
 from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.power import power_kind
+from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
 from tests.tiny import tiny_plan
 
@@ -39,6 +40,13 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
     directory = Path(tempfile.mkdtemp())
     plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
+
+
+def update(run: Run, num_updates: int) -> None:
+    """Make updates as the training loop does, without its reports."""
+    for _ in range(num_updates):
+        run.step(run.counters.update, scheduled(run.recipe, run.counters.nimg))
+        run.count_update()
 
 
 def labels_of_phases(overrides: list[str], ds: dict[str, Any], on_gpus: bool) -> list[str]:

@@ -242,7 +242,7 @@ def noticed(overrides, ds):
     with keeping_notices() as notices:
         scenarios.destroy(scenarios.build(overrides, ds))
     logger.setLevel(level)
-    return [text for _, text in notices]
+    return [record.getMessage() for record in notices]
 
 
 @pytest.mark.parametrize("stages_of", [pytest.param((1, 2), marks=SLOW), pytest.param((2, 1), marks=NIGHTLY)])

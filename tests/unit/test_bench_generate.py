@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bigsgan.bench import generate
-from bigsgan.bench.generate import Cases, measured, percentile
+from bigsgan.bench.generate import Cases, measured
 from bigsgan.cli import main
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
@@ -84,10 +84,6 @@ def test_each_batch_is_compiled_anew(tmp_path, one_thread, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda network, dynamic: [order.append("compile"), network][1])
     cases(tmp_path, batches=[1, 2, 3], precisions=["fp32"], modes=["compiled"])
     assert order == ["reset", "compile"] * 3
-
-
-def test_percentiles():
-    assert [percentile([4.0, 1.0, 3.0, 2.0, 5.0], p) for p in (50, 90, 100)] == [3.0, pytest.approx(4.6), 5.0]
 
 
 def test_the_command_prints_json(one_thread, capsys):

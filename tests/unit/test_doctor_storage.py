@@ -16,13 +16,15 @@ import pytest
 import torch
 
 from bigsgan.config import load_recipe, plan_run
+from bigsgan.data import RealImages, ShownImages
 from bigsgan.doctor import recipes, saving, speed, storage
 from bigsgan.doctor.checks import Subject
 from bigsgan.models.build import build_network
 from bigsgan.runtime.memory import size
 from tests import REPOSITORY
 from tests.examined import alone, examined, small_disk
-from tests.tiny import tiny_recipe
+from tests.teachers import write_teacher
+from tests.tiny import FAMILIES, tiny_recipe
 
 NFS = """
 import fcntl, os
@@ -286,6 +288,21 @@ def test_reading_images_for_many_ranks(tmp_path, monkeypatch):
     ranks = SimpleNamespace(rank=0, size=32, gather=lambda value: [value] * 32)
     found = speed.data(Subject(ranks, plan=plan_of(tmp_path), out=tmp_path))
     assert found.numbers["needed_images_per_second"] == 2e12
+
+
+def test_reading_images_for_a_teacher(tmp_path, monkeypatch):
+    """Their pixels are read too, as a run reads them."""
+    monkeypatch.setattr(speed, "_READING_SECONDS", 0.2)
+    read, next_phase = [], RealImages.next_phase
+
+    def record(reals):
+        read.extend(found := next_phase(reals))
+        return found
+
+    monkeypatch.setattr(RealImages, "next_phase", record)
+    plan = plan_of(tmp_path, *FAMILIES["gat"], *write_teacher(tmp_path / "teacher.pt", 4))
+    assert alone(speed.data, plan=plan, out=tmp_path).status == "pass"
+    assert {type(batch) for batch in read} == {ShownImages}
 
 
 def test_numbers_of_the_host(monkeypatch):

@@ -26,7 +26,7 @@ from bigsgan.config import objective as sections
 from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.objective import Objective
-from bigsgan.data import RealImages, ShownImages, Slice, WithImages, build_dataset
+from bigsgan.data import RealImages, ShownImages, Slice, build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines.zero import Root
 from bigsgan.errors import UserError
@@ -205,7 +205,7 @@ def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path):
 
 def shown(root, *, horizontal_flip=False, **more):
     data = Data.model_validate({"num_workers": 0, "horizontal_flip": horizontal_flip, **more, "root": root})
-    reals = RealImages(WithImages(build_dataset(data), data), data, Draws(0), Slice(6, 2, 0, 1), CPU)
+    reals = RealImages(build_dataset(data), data, Draws(0), Slice(6, 2, 0, 1), CPU, shows=True)
     with closing(reals):
         return reals.next_phase()
 
