@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
+import zlib
 from typing import Any
 
 import pytest
@@ -46,12 +49,29 @@ def choose(files: list[str], is_first: bool) -> str:
     return next((file for file in own if file.startswith(LONG)), own[0])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="I/N", type=shard_of, help="run one of N shards of the tests, with I from 0")
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """Read ``I/N``."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, got {text}")
+    return int(found[1]), int(found[2])
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the nightly cells of a slow test out of the slow tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the nightly cells of a slow test out of the slow tier, and all but a shard out of a run of a shard.
+
+    A test's name decides on its shard, so that each has some of every table.
+    """
     for item in items:
         if item.get_closest_marker("nightly") is not None:
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
+    number, num = config.getoption("shard") or (0, 1)
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % num == number]
 
 
 def pytest_collection_finish() -> None:

@@ -150,6 +150,7 @@ def test_a_dry_run_prints_what_was_overridden(clone):
     assert list(clone.glob("runs")) == []
 
 
+@pytest.mark.slow
 def test_train_look_sample_and_export(clone, capsys):
     printed = execute([*COMMANDS[1], *SHORT])
     assert "training: images 0 to 64, " in printed

@@ -237,7 +237,8 @@ def profile_of(overrides, ds):
     return found, json.loads((out / "trace.json").read_text())["traceEvents"] if comm.rank() == 0 else []
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_profile_names_the_phases(ranks, stage):
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     (found, events), _ = ranks(2).run(profile_of, ["objective.d_steps=2"], ds)

@@ -179,13 +179,14 @@ GAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, name",
     [
-        pytest.param(0, "micro_batches", marks=pytest.mark.slow),
+        (0, "micro_batches"),
         (2, "reused_fakes"),
         (1, "orthogonal"),
-        pytest.param(1, "tangents", marks=pytest.mark.slow),
+        (1, "tangents"),
     ],
 )
 def test_nothing_is_used_once_it_is_written_over(ranks, stage, name):

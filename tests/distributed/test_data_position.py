@@ -39,7 +39,9 @@ def read_on_resume(overrides, ds, directory, batches, num_updates):
     return read, nimg
 
 
-@pytest.mark.parametrize("more, d_steps", [([], 1), (["objective.d_steps=3", "accumulation=2"], 3)])
+@pytest.mark.parametrize(
+    "more, d_steps", [([], 1), pytest.param(["objective.d_steps=3", "accumulation=2"], 3, marks=pytest.mark.slow)]
+)
 def test_another_batch_goes_on_where_the_last_one_ended(ranks, tmp_path, more, d_steps):
     batches, num_updates = [8, 16], 4
     ds = dict.fromkeys(("generator", "discriminator"), zero(0))

@@ -108,6 +108,7 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
     assert calls["reduce"] == 0
 
 
+@pytest.mark.slow
 def test_an_update_in_parts_is_the_same(ranks):
     """bf16 at stage 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
     both_ways(ranks, zero(0, **BF16))
@@ -116,7 +117,8 @@ def test_an_update_in_parts_is_the_same(ranks):
     both_ways(ranks, zero(0, **BF16), *clipped, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("overlaps", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlaps", [True, False])
 def test_averaged_gradients_are_the_reduced_ones(ranks, overlaps):
     """Stage 0, in groups of a few parameters each; its own type, and another on the wire."""
     calls = both_ways(ranks, zero(0, zero={"overlap_comm": overlaps}))
@@ -151,6 +153,7 @@ def test_gradients_of_stage_0_travel_while_images_are_made(ranks, stage, then):
         assert order == ["images", "backward", *then, "backward", *then]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_groups_in_another_order_are_the_reduced_ones(ranks, stage):
     """DeepSpeed deals parameters out to the ranks in turn then."""

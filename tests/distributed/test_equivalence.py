@@ -193,6 +193,7 @@ def test_offload_changes_nothing(ranks, stage, section):
     check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], ds, FEWER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", ["null", "0.05"])
 def test_a_norm_on_the_host_is_the_same(ranks, clip_norm):
     """As of gradients that stay on the device, of two micro-batches; and so is what it clips."""
@@ -217,6 +218,7 @@ def test_every_tensor_moves():
                 assert reference.distance(end[entry][name], value) > 10 * SAME, f"{entry}.{name}"
 
 
+@pytest.mark.slow
 def test_penalties_matter():
     """The matrix would prove nothing about penalties that are too weak to see."""
     plain = expected()

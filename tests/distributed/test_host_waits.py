@@ -131,7 +131,10 @@ ONCE_TOO = {
 
 @pytest.mark.parametrize(
     "ds",
-    [*ONCE.values(), *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values())],
+    [
+        *(ds if name == "3-bf16" else pytest.param(ds, marks=pytest.mark.slow) for name, ds in ONCE.items()),
+        *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values()),
+    ],
     ids=[*ONCE, *ONCE_TOO],
 )
 def test_an_update_waits_once_for_each_network(ranks, ds):
@@ -143,7 +146,16 @@ def test_an_update_waits_once_for_each_network(ranks, ds):
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 
 
-@pytest.mark.parametrize("ds", [zero(0), zero(0, **BF16), zero(1), zero(2, **BF16)], ids=["0", "0-bf16", "1", "2-bf16"])
+@pytest.mark.parametrize(
+    "ds",
+    [
+        pytest.param(zero(0), marks=pytest.mark.slow),
+        pytest.param(zero(0, **BF16), marks=pytest.mark.slow),
+        zero(1),
+        pytest.param(zero(2, **BF16), marks=pytest.mark.slow),
+    ],
+    ids=["0", "0-bf16", "1", "2-bf16"],
+)
 @pytest.mark.parametrize(
     "more", [[], pytest.param(["accumulation=2"], marks=pytest.mark.nightly)], ids=["", "accumulating"]
 )
@@ -170,6 +182,7 @@ def test_an_update_that_overlaps_keeps_the_record_of_each_pass(ranks):
         assert set(counts) == {"an event"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision",
     [{}, pytest.param(BF16, marks=pytest.mark.nightly), pytest.param(FP16, marks=pytest.mark.nightly)],

@@ -35,7 +35,8 @@ def check(launcher: str, result: subprocess.CompletedProcess[str], message: str)
     assert f"{REPOSITORY / 'bigsgan'}{os.sep}" not in result.stdout, result.stdout
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 def test_a_bad_recipe_is_answered_once(launcher, tmp_path):
     result = launch(launcher, tmp_path, "batch=63")
     problem = "must be a multiple of 2, got 63 (1 micro-batch on 2 ranks for the generator)"

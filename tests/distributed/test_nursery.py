@@ -22,6 +22,7 @@ def test_ranks_differ_in_the_order_of_a_set(ranks):
     assert len({*first[1:], *second[1:]}) == 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_dead_fails_one_test_and_is_replaced():
     pool = RankPool(2)
     (_, (_, before, _)) = pool.run(known)

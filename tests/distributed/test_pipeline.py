@@ -152,7 +152,8 @@ def test_stages_of_several_groups_of_parameters(ranks):
     assert reference.worst(*states)[0] < 1e-5
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1])
 def test_clipping_knows_the_norm_of_all_stages(ranks, stage):
     """The norm of each update and the result agree with an engine that has all layers on each rank."""
     options = [

@@ -164,6 +164,7 @@ def ended(overrides, ds, spoil):
     return message, [sorted(int(p.name) for p in d.glob("0*")) for d in directories]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_save_its_last_snapshot_is_not_complete(ranks):
     both, every = dict.fromkeys(NETWORKS, zero(1)), [*ADAM, f"ema.power={{snapshot_nimg: {BATCH}}}"]
     assert ranks(1).run(ended, every, both, False) == [("", [[8, 16], [8, 16]])]
@@ -216,6 +217,7 @@ def changed(overrides, then, ds, directory):
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [[], ["ema.power={widths: [0.2], snapshot_nimg: 8}"]], ids=["none", "another"])
 def test_other_widths_begin_anew(ranks, before, tmp_path):
     both = dict.fromkeys(NETWORKS, zero(1))

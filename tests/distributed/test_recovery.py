@@ -192,11 +192,12 @@ LATE = [0, 1, 2, 3, 4, 3]
 """Update 3 is found out after update 4, and repeated."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, more, bad, stop_in, skipped, made",
     [
-        pytest.param(0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
-        pytest.param(3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5], marks=pytest.mark.slow),
+        (0, ["objective.d_steps=2"], (3,), None, (48, 64), [*LATE, 3, 4, 5]),
+        (3, [], (3, 4), None, (24, 32), [*LATE, 3, 4, 5]),
         (2, [], (3,), 4, (24, 32), [*LATE, 3]),
         pytest.param(1, [], (5,), None, (40, 48), [0, 1, 2, 3, 4, 5, 5, 3, 4, 5], marks=pytest.mark.nightly),
     ],
@@ -240,6 +241,7 @@ def check_passed_over(found, expected, counts):
             assert np.array_equal(value, reference[key]), key
 
 
+@pytest.mark.slow
 def test_too_many_rollbacks_end_the_run_with_a_report(ranks):
     both = {"generator": zero(1), "discriminator": zero(1)}
     for message in ranks(2).run(not_finite, ["max_rollbacks=1"], both, "discriminator", 5):
@@ -273,20 +275,19 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     assert recovery._newest_not_bad([]).nimg == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, spoil, every, more, bad, stop_in, skipped, made, tags",
     [
         (0, "master", 16, [], 5, None, (32, 48), [0, 1, 2, 3, 4, 5, 4, 5], [16, 32, 48]),
-        pytest.param(2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32], marks=pytest.mark.slow),
+        (2, "master", 24, [], 3, 2, (24, 32), [0, 1, 2, 3, 3], [24, 32]),
         pytest.param(
             *(1, "exp_avg_sq", 16, [], 3, None, (16, 48)),
             *([0, 1, 2, 3, 4, 5, 2, 3, 4, 5], [16, 32, 48]),
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             *(1, "exp_avg_sq", 16, ["checkpoints.background=false"], 3, None, (16, 32)),
             *([0, 1, 2, 3, 2, 3, 4, 5], None),
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["at the last update", "asked to stop", "in a checkpoint before", "in the foreground"],
@@ -321,6 +322,7 @@ def test_a_state_that_is_lost_before_the_first_checkpoint_is_told_so(ranks):
         assert re.search(r"\(rank [01]: generator/master/.* has non-finite values\); lower the learning rates", message)
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(ranks):
     both = {"generator": zero(0), "discriminator": zero(0)}
     for message in ranks(2).run(not_finite, [], both, "generator", 1, 40):

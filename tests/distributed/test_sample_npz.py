@@ -62,6 +62,7 @@ def test_any_number_of_ranks_writes_the_same_bytes(ranks, run, tmp_path):
         assert len({image.tobytes() for image in found["arr_0"]}) == NUM
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_writes_the_same_files(ranks, run, tmp_path):
     written = []
     for num in (1, 2):

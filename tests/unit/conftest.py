@@ -12,6 +12,7 @@ import torch
 
 from bigsgan.data import prepare
 from bigsgan.runtime import comm
+from bigsgan.training import sampling
 from tests.bad_input import RECIPE, WentOnError
 from tests.bad_runs import make_run
 from tests.preparing import write_source
@@ -35,6 +36,12 @@ def seeded() -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `bigsgan data prepare` writes at a time has four images, so that a few make several parts."""
     monkeypatch.setattr(prepare, "_PART_SIZE", 4)
+
+
+@pytest.fixture
+def few_standing_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standing statistics come from 16 batches, however small, and not from 1,600 images."""
+    monkeypatch.setattr(sampling, "STANDING_IMAGES", 1)
 
 
 @pytest.fixture

@@ -221,9 +221,8 @@ PARTS = [pytest.param(name, marks=pytest.mark.nightly) for name in ADA_PIPELINES
 """Of which ``bgcfnc`` has all augmentations."""
 
 
-@pytest.mark.parametrize(
-    "name", ["diffaugment", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bgcfnc", "r3gan")), *PARTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diffaugment", "bgcfnc", "r3gan", *PARTS])
 def test_augmentations_leave_a_compiled_network_one_graph(tmp_path, name):
     section = f"{{kind: ada, target: 0.6, pipeline: {name}}}" if name in ADA_PIPELINES else "{kind: diffaugment}"
     network = build_network(tiny_recipe(tmp_path, f"augmentation={section}"), "discriminator")

@@ -223,6 +223,7 @@ def test_a_damaged_tag_is_saved_again(tmp_path):
     assert names(tmp_path) == {"000000000064", "000000000128", "latest"}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_loses_no_intact_tag(tmp_path):
     """Twenty processes save and save again, until each is killed somewhere."""
     draw = random.Random(0)

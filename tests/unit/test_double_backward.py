@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
 
 
-LONG = ("biggan_deep", "biggan_light", "dcgan_light")
+QUICK = ("biggan", "stylegan2", "gat")
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.slow if f in LONG else ()) for f in (*BIGGAN, *FAMILIES)]
+    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*BIGGAN, *FAMILIES)]
 )
 def test_discriminators_are_differentiable_twice(family, tmp_path: Path):
     recipe = tiny_recipe(tmp_path, *{**BIGGAN, **FAMILIES}[family])

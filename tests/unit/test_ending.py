@@ -129,6 +129,7 @@ raise SystemExit(ending.exit_status(work))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks, status", [(2, 2), (1, -6)])
 def test_one_of_several_ranks_ends_without_taking_libraries_down(ranks, status):
     command = [sys.executable, "-u", "-c", ABORTING.format(ranks=ranks)]

@@ -174,6 +174,7 @@ def command_lines(draw: Callable[..., Any]) -> list[str]:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_command_lines(light, depth):
     statuses: set[int] = set()
@@ -245,6 +246,7 @@ def test_recipe_files(light, depth):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_recipe_bytes(light, depth):
     @depth
@@ -256,6 +258,7 @@ def test_recipe_bytes(light, depth):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_deepspeed_files(light, depth):
     inner = st.dictionaries(st.sampled_from(["stage", "enabled", "device", "offload_optimizer"]) | TEXT, VALUES)
@@ -336,6 +339,7 @@ def damages(draw: Callable[..., Any]) -> Callable[[Path], None]:
     return damage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", RUN_DEPTHS)
 def test_run_directories(place, good_run, depth):
     statuses: set[int] = set()

@@ -31,6 +31,7 @@ def test_the_checks_take_40_minutes_and_are_there():
             assert check.command[check.command.index("--config") + 1] in shipped.recipe_names()
 
 
+@pytest.mark.slow
 def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     found = [
         Check("good", "that it prints", 60, [*PYTHON, "print('a figure')"]),
@@ -54,6 +55,7 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     assert checks.main(["--only", "unknown"]) == 2
 
 
+@pytest.mark.slow
 def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, capsys):
     """Each writes when it began and ended; what is not a test is alone, and has all threads."""
     code = "import os, time; begin = time.time(); time.sleep(1); "
@@ -75,6 +77,7 @@ def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, caps
         checks.main(["--jobs", "0"])
 
 
+@pytest.mark.slow
 def test_benches_take_their_options(capsys):
     """As far as they can be checked without a GPU: what they are asked is a recipe and variants that there are."""
     for check in CHECKS:

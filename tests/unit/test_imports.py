@@ -171,12 +171,14 @@ def test_the_command_line_loads_neither_torch_nor_deepspeed():
     assert not loaded & {"torch", "torchvision", "deepspeed", "sklearn", "tensorboard"}
 
 
+@pytest.mark.slow
 def test_sampling_and_exporting_need_no_deepspeed():
     loaded = loaded_after("import bigsgan.sample, bigsgan.export")
     assert "torch" in loaded
     assert not loaded & {"deepspeed", "torch._dynamo", "torch._inductor"}  # torch's compiler takes seconds
 
 
+@pytest.mark.slow
 def test_training_on_digits_loads_nothing_that_takes_seconds():
     digits = "from bigsgan.config.data import Data; bigsgan.training.build.build_dataset(Data())"
     loaded = loaded_after(f"import bigsgan.train; {digits}")

@@ -54,6 +54,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_optimizers_state_is_named_and_left(classes, tmp_path, capsys, other):
     change, problem = OTHERS[other]

@@ -107,6 +107,7 @@ def gat_parameters(depths, width, heads):
     return g, (64 + 1) * width + width + depths[1] * (block + 4 * width) + judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, depths, width, heads", [("gat_xl_imagenet256", (28, 28), 1152, 16), ("gat_8b", (32, 40), 4096, 32)]
 )
@@ -132,7 +133,8 @@ def test_gat_of_published_and_of_great_size(name, depths, width, heads, capsys):
     assert counted["penalties_flop"] == 6 * d["forward_flop"]
 
 
-@pytest.mark.parametrize("size, published", [("m", 46), pytest.param("h", 167, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size, published", [("m", 46), ("h", 167)])
 def test_operations_of_cat(size, published, capsys):
     """Published are GFLOP of multiply-adds; D, which is the same in both, counts each of its four sizes for itself."""
     assert main(["plan", "--config", str(RECIPES / f"cat_{size}_imagenet256.yaml"), "--gpus", "8", "--json"]) == 0
@@ -146,6 +148,7 @@ def test_operations_of_cat(size, published, capsys):
     assert count_heads(plan_run(taught, 8)) == 2 * tokens[-1] * (width * 2048 + 2048**2 + 2048 * 768)
 
 
+@pytest.mark.slow
 def test_how_long_a_run_takes(capsys):
     config = ["plan", "--config", str(RECIPES / "gat_xl_imagenet256.yaml"), "--gpus", "64"]
     assert main([*config, "--mfu", "0.4", "--peak-tflops", "989", "--json"]) == 0

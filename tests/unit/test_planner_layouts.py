@@ -155,6 +155,7 @@ def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
     assert line.startswith("bigsgan: --gpu-memory: must be at least ")
 
 
+@pytest.mark.slow
 def test_offloading_asks_for_memory_of_the_nodes():
     bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in ("generator", "discriminator")]
     roomy, _ = survey(4, GIB, bf16)

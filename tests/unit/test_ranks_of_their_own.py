@@ -120,6 +120,7 @@ def test_they_are_recommended_where_they_win_by_much():
     assert best.best is survey.best
 
 
+@pytest.mark.slow
 def test_they_are_recommended_where_they_alone_fit():
     survey, comparison, _ = found_for(2, GIB)
     least = min(each.layout.prediction.peak for each in comparison.apart)

@@ -69,6 +69,7 @@ def test_without_ssh_nothing_is_known_of_hosts(monkeypatch):
     assert roll_call._hosts_without_ranks([1], ["node1", "node2"]) == []
 
 
+@pytest.mark.slow
 def test_ranks_that_have_not_come_are_named(monkeypatch, capsys):
     port = free_port()
     for name, value in {"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():

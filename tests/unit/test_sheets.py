@@ -25,7 +25,7 @@ from tests.tiny import FAMILIES, tiny_recipe
 CPU = torch.device("cpu")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_standing_images")
 
 
 @pytest.fixture

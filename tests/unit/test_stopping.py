@@ -97,6 +97,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ENDS)
 def test_a_process_that_has_nothing_to_save_ends_at_once(what):
     """But before its input is known to be good the request is only noted."""
@@ -136,6 +137,7 @@ def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_so
     assert error == "bigsgan: stopped 1 s after the end of its launcher\n"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_process_that_is_stuck_and_one_that_a_launcher_passes_on_does_not():
     command = [sys.executable, "-c", STUCK, "60", "launched"]
     with subprocess.Popen(command, env={**os.environ, "RANK": "0"}, **PIPES) as process:

@@ -136,6 +136,7 @@ def test_where_one_rank_ends_the_run_the_others_do_not_wait_for_it(tmp_path, mon
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_rank_that_follows_lets_its_file_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.3)
     board, log, ended = Board(), RankLog(tmp_path / "rank1.log", 1, print), threading.Event()
@@ -176,6 +177,7 @@ def rank_log(path: Path) -> RankLog:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phases, seconds",
     [(["build", "samples", "update 7"], 2.0), (["samples", "update 7", "report", "update 8"], 0.5)],
@@ -224,7 +226,8 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
             full.close()
 
 
-@pytest.mark.parametrize("compiler", ["this rank", pytest.param("another", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["this rank", "another"])
 def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
     ended, compiled = threading.Event(), threading.Event()
     log = rank_log(tmp_path / "rank00000.log")
@@ -268,9 +271,8 @@ def test_a_compilation_without_an_end_ends_the_run(tmp_path, monkeypatch):
         assert ended.wait(60)
 
 
-@pytest.mark.parametrize(
-    "phase, mover", [("checkpoint", "this rank"), pytest.param("rollback", "another", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("phase, mover", [("checkpoint", "this rank"), ("rollback", "another")])
 def test_files_may_take_long_as_long_as_they_move(tmp_path, capfd, phase, mover):
     ended, moving = threading.Event(), threading.Event()
     log, board = rank_log(tmp_path / "rank00000.log"), Board()
