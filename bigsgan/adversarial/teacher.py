@@ -21,7 +21,7 @@ from torch.export.passes import move_to_device_pass
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
-from bigsgan.data.autoencoders import load_program, program_digest
+from bigsgan.data.autoencoders import load_program, weights_digest
 from bigsgan.errors import UserError, reason
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full
@@ -158,11 +158,11 @@ def teacher_digest(recipe: Recipe) -> str | None:
         UserError: The program cannot be read.
     """
     section = recipe.objective.teacher
-    return None if section is None else program_digest(Path(section.path), PATH)
+    return None if section is None else weights_digest([Path(section.path)], PATH)
 
 
 def _load_export(path: Path, device: torch.device) -> Any:
-    program_digest(path, PATH)  # reports a missing file
+    weights_digest([path], PATH)  # reports a missing file
     try:
         program = torch.export.load(path)
         if device.type != "cpu":

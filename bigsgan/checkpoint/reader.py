@@ -186,9 +186,17 @@ class SavedValues:
             UserError: The checkpoint lacks values or has others, or a file is damaged.
         """
         self._reader.refuse_others(self._entry, network)
-        wanted: dict[tuple[str, str], Tensor] = {(MASTER, name): p for name, p in network.named_parameters()}
-        wanted.update({(BUFFER, name): buffer for name, buffer in saved_buffers(network).items()})
-        for (kind, name), tensor in wanted.items():
+        self.read_into(MASTER, dict(network.named_parameters()))
+        self.read_into(BUFFER, saved_buffers(network))
+
+    @torch.no_grad()
+    def read_into(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Fill tensors, on any device, with whole values of one kind, by name.
+
+        Raises:
+            UserError: A value was not saved, or a file is damaged.
+        """
+        for name, tensor in tensors.items():
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
             self.read(kind, name, 0, flat)
             tensor.copy_(flat.view(tensor.shape))
@@ -218,8 +226,7 @@ class SharedState(ABC):
 
     def load(self, saved: SavedValues) -> None:
         """Restore all tensors in place."""
-        for name, tensor in self.state().items():
-            saved.read("state", name, 0, tensor.view(-1))
+        saved.read_into("state", self.state())
 
 
 def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:

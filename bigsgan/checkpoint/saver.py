@@ -92,7 +92,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.finish()
-        job = _Job(self.directory, nimg, self._ranks, self._section, self._moved, self._what, frozenset(self.bad))
+        job = _Job(self, nimg)
         first = self._ranks.rank() == 0
         parts = {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
         ready = self._together(job, lambda: job.begin(parts))
@@ -163,23 +163,14 @@ class _Job:
         tasks: Begun by ``start``: this rank's file, and on rank 0 the manifest, after all ranks have written.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        nimg: int,
-        ranks: ObjectCollectives,
-        section: Checkpoints,
-        moved: Moved,
-        what: str,
-        bad: frozenset[str],
-    ) -> None:
-        self.nimg, self.write_seconds, self._what = nimg, 0.0, what
-        self._directory, self._tag = directory, f"{nimg:012d}"
-        self._partial = directory / f"{self._tag}{PARTIAL}"
-        self._ranks, self._section, self._moved, self._bad = ranks, section, moved, bad
+    def __init__(self, saver: Saver, nimg: int) -> None:
+        self._ranks, self._section, self._moved, self._what = saver._ranks, saver._section, saver._moved, saver._what
+        self._directory, self._tag = saver.directory, f"{nimg:012d}"
+        self._partial = self._directory / f"{self._tag}{PARTIAL}"
+        self._bad = frozenset(saver.bad)  # a copy, as a thread reads it
+        self.nimg, self.num_bytes, self.write_seconds = nimg, 0, 0.0
         self.tasks: list[Future[None]] = []
         self._cancelled = threading.Event()
-        self.num_bytes = 0
 
     def begin(self, parts: dict[str, list[StateShard]]) -> None:
         """Make the tag's directory, and check that all ranks can write to it. A collective."""

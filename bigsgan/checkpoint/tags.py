@@ -20,7 +20,7 @@ from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
-from bigsgan.runtime.paths import check_regular, read_text
+from bigsgan.runtime.paths import check_regular, parse_json, read_text
 from bigsgan.runtime.together import by_rank_zero, compared, first_told
 
 FORMAT = 2
@@ -102,9 +102,10 @@ def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | 
     return found
 
 
-def newest_or_none(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | None:
-    """Return the newest complete checkpoint that is not in ``passed_over``, or None."""
-    return next((c for c in complete(directory) if c.path not in passed_over), None)
+def newest_or_none(directory: Path, passed_over: Collection[Path] = (), bad: Collection[str] = ()) -> Checkpoint | None:
+    """Return the newest complete checkpoint that is not in ``passed_over``, nor has a checksum in ``bad``, or None."""
+    found = (c for c in complete(directory) if c.path not in passed_over and c.manifest["sha256"] not in bad)
+    return next(found, None)
 
 
 def find(
@@ -287,7 +288,7 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
             fits = sizes == described and int(path.name) == manifest["nimg"]
             fits &= sealed(manifest)["sha256"] == manifest["sha256"]
             is_complete = fits and _is_well_formed(manifest)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _log.warning("skipping %s: it is not complete: %s", path, error)
             continue
         if not is_complete:
@@ -297,7 +298,7 @@ def complete(directory: Path) -> Iterator[Checkpoint]:
 
 
 def _read_manifest(path: Path) -> Any:
-    return json.loads(read_text(path / MANIFEST, _MOST_MANIFEST_BYTES))
+    return parse_json(read_text(path / MANIFEST, _MOST_MANIFEST_BYTES))
 
 
 def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
@@ -353,7 +354,7 @@ def other_format(path: Path) -> int | None:
     """Return the format of a tag of another version of bigsgan; None if it is this version's or unreadable."""
     try:
         number = _read_manifest(path)["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return number if isinstance(number, int) and number != FORMAT else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.config.messages import choose
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import expanded
@@ -82,7 +82,7 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.D
 def given_overrides(options: argparse.Namespace) -> list[str]:
     """The overrides of ``--deepspeed_config``, then the given ones."""
     file = getattr(options, "deepspeed_config", None)
-    short = [] if file is None else [f"engines.{network}.ds_config={file}" for network in NETWORKS]
+    short = [] if file is None else both_engines(f"ds_config={file}")
     return short + options.overrides
 
 

@@ -5,7 +5,6 @@ Each setting has one owner: the file owns ZeRO, offload, buckets, precision and 
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from bigsgan.config.deepspeed_keys import FILE, check_values
 from bigsgan.errors import UserError, reason
-from bigsgan.runtime.paths import read_text
+from bigsgan.runtime.paths import parse_json, read_text
 from bigsgan.shipped import ROOT
 
 # Settings that the recipe owns, as {key in the DeepSpeed file: key in the recipe}.
@@ -152,10 +151,10 @@ def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_text(path), object_pairs_hook=_refuse_duplicates)
+        content = parse_json(read_text(path), object_pairs_hook=_refuse_duplicates)
     except OSError as error:
         raise UserError(field, str(path), f"cannot be read: {reason(error, path)}", "fix its permissions") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(field, str(path), "must be valid JSON", "fix the file", str(error)) from None
     if not isinstance(content, dict):
         raise UserError(field, str(path), "must be a JSON object", 'write {"zero_optimization": {"stage": 1}}')

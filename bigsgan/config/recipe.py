@@ -34,6 +34,11 @@ from bigsgan.errors import UserError
 NETWORKS = ("generator", "discriminator")
 
 
+def both_engines(*settings: str) -> list[str]:
+    """Return overrides of the engines of both networks, given those of one, such as ``compile=whole``."""
+    return [f"engines.{network}.{setting}" for network in NETWORKS for setting in settings]
+
+
 class Recipe(Section):
     """The top of a recipe. Every number about length is in images (``nimg``)."""
 

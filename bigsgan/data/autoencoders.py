@@ -20,7 +20,7 @@ from torch import Tensor
 from bigsgan.config.data import Codec
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.extras import require
-from bigsgan.runtime.paths import check_regular
+from bigsgan.runtime.paths import check_regular, parse_json, read_text
 
 _PIXELS_AT_A_TIME = 2**18
 """Pixels of all images that are decoded or encoded together: enough for four images of 256x256."""
@@ -64,7 +64,7 @@ def identity(section: Codec) -> Identity:
         about = check_folder(section)
         return Identity(folder_digest(Path(str(section.path))), f"scale {about.scale:g}, shift {about.shift:g}")
     if section.kind == "torchscript":
-        return Identity(program_digest(Path(str(section.path))), f"scale {section.scale or 1.0:g}")
+        return Identity(weights_digest([Path(str(section.path))]), f"scale {section.scale or 1.0:g}")
     return Identity("", "")
 
 
@@ -96,8 +96,7 @@ def read_folder(folder: Path, field: str) -> About:
         return UserError(field, str(folder), problem, _FOLDER)
 
     try:
-        check_regular(folder / "config.json")
-        about: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        about: Any = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError) as error:
         raise refuse(f"cannot be read: {reason(error)}") from None
     if not isinstance(about, dict):
@@ -160,7 +159,7 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
     Raises:
         UserError: The file cannot be read.
     """
-    program_digest(path, field)
+    weights_digest([path], field)
     try:
         return torch.jit.load(str(path), map_location=device).eval()
     except (MemoryError, torch.OutOfMemoryError):
@@ -182,19 +181,15 @@ def folder_digest(folder: Path, field: str = PATH) -> str:
         files = sorted(folder.glob(_PARTS))
     if not files or not os.path.isfile(files[0]):
         raise UserError(field, str(folder), f"cannot be read: it has no {_WEIGHTS}", _FOLDER)
-    return _digest(files, field)
+    return weights_digest(files, field)
 
 
-def program_digest(path: Path, field: str = PATH) -> str:
-    """Return the digest of a program.
+def weights_digest(files: list[Path], field: str = PATH) -> str:
+    """Return the digest of files of weights.
 
     Raises:
-        UserError: The file cannot be read.
+        UserError: A file cannot be read.
     """
-    return _digest([path], field)
-
-
-def _digest(files: list[Path], field: str) -> str:
     try:
         states = []
         for file in files:

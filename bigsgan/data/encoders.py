@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Codec, Data
-from bigsgan.data.autoencoders import identity, in_chunks, load_folder, load_program, program_digest, read_folder
+from bigsgan.data.autoencoders import identity, in_chunks, load_folder, load_program, read_folder, weights_digest
 from bigsgan.data.codecs import build_codec
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import to_cosines
@@ -65,8 +65,7 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
         num_classes=0,
         codec=Codec(**found.codec),
     )
-    with torch.no_grad():
-        made = found.encode(torch.zeros(1, channels, resolution, resolution, device=device))
+    made = found.encode(torch.zeros(1, channels, resolution, resolution, device=device))
     num, shape = data.channels, (data.side, data.side)
     if made.shape not in [(1, times * num, *shape) for times in (1, 2)]:
         problem = f"makes latents of the shape {tuple(made.shape[1:])}, not {(num, *shape)} or {(2 * num, *shape)}"
@@ -93,15 +92,11 @@ def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, devi
     """Open programs of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
     program = load_program(encoder, _FIELD, device)
 
-    def run(images: Tensor) -> Any:
-        with torch.no_grad():
-            return program(images)
-
     def part(images: Tensor) -> Tensor:
-        made = run(images)
+        made = program(images)
         return (torch.cat(list(made), dim=1) if isinstance(made, tuple) else made).float()
 
-    made = run(torch.zeros(1, channels, resolution, resolution, device=device))
+    made = program(torch.zeros(1, channels, resolution, resolution, device=device))
     first = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     if not isinstance(first, Tensor) or first.ndim != 4 or first.shape[2] < 1 or resolution % first.shape[2]:
         problem = f"must make latents, or a tuple of means and deviations, of images (n, {channels}, R, R)"
@@ -109,5 +104,5 @@ def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, devi
         raise UserError(_FIELD, str(encoder), problem, remedy)
     codec = {"kind": "torchscript", "path": str(decoder), "factor": resolution // first.shape[2]}
     codec["channels"] = first.shape[1]
-    about = {"encoder": program_digest(encoder, _FIELD)}
+    about = {"encoder": weights_digest([encoder], _FIELD)}
     return Encoder(codec, about, functools.partial(in_chunks, part, pixels=resolution**2))

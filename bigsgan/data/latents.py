@@ -9,7 +9,6 @@ Shapes: N latents in a data set, C channels, R numbers a side.
 from __future__ import annotations
 
 import io
-import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -27,17 +26,15 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_files, zip_members
 from bigsgan.data.shards import is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
+from bigsgan.images.npz import array_header
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
-from bigsgan.runtime.paths import check_regular
+from bigsgan.runtime.paths import parse_json, read_text
 
 ABOUT_FILE = "codec.json"
 """File in which `bigsgan data encode` describes the shards beside it."""
 
 _SUFFIX = ".npy"
-_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_MOST_BYTES = 1 << 26  # of that file, which has a checksum for each shard
 
 
 class PackedLatents(PackedFiles):
@@ -116,10 +113,7 @@ def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.n
     """
     file = io.BytesIO(content)
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in _HEADERS:
-            raise ValueError(f"its version {version} is not supported")
-        shape, is_fortran, dtype = _HEADERS[version](file)
+        shape, is_fortran, dtype = array_header(file)
     except Exception as error:  # damaged headers make numpy raise all kinds
         raise CorruptImage(path, reason(error)) from None
     if dtype.kind not in "fiu":
@@ -206,8 +200,7 @@ def _check_codec(data: Data, path: Path) -> None:
     if not os.path.isfile(path):
         return
     try:
-        check_regular(path)
-        about = dict(json.loads(path.read_text(encoding="utf-8"))["codec"])
+        about = dict(parse_json(read_text(path, _MOST_BYTES))["codec"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"has a damaged {ABOUT_FILE}: {reason(error)}"
         raise UserError("data.root", data.root, problem, "encode the images again, or remove that file") from None
@@ -226,7 +219,7 @@ def _check_codec(data: Data, path: Path) -> None:
 def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> tuple[list[str], list[int]]:
     """Return names and classes from dataset.json; all files if it has no classes and none are wanted."""
     try:
-        labels: Any = json.loads(content)["labels"]
+        labels: Any = parse_json(content)["labels"]
         if labels is None and not data.num_classes:
             pairs = sorted((name, 0) for name in all_names() if name.endswith(_SUFFIX))
         else:

@@ -32,6 +32,7 @@ from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.locking import hold
+from bigsgan.runtime.paths import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ def _taken(task: Task, problem: str) -> UserError:
 
 def _read_json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return {}
 

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.doctor import layouts
 from bigsgan.doctor.checks import Finding, Subject, failed, judged, not_applicable, passed
 from bigsgan.doctor.games import FAMILIES, both, tiny_plan
@@ -172,11 +172,11 @@ def compiled(subject: Subject) -> Finding:
     """Check that compiled networks, and on a GPU replayed CUDA graphs, train as plain PyTorch does."""
     games = []
     for unit in ("whole", "layers"):
-        own = [f"engines.{network}.compile={unit}" for network in NETWORKS]
+        own = both_engines(f"compile={unit}")
         game = [*COMPILED, "accumulation=2", "objective.r1={weight: 0.2, every: 2}", *own]
         games.append(Game(f"compiled {unit}", game))
     if comm.device().type == "cuda":
-        own = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
+        own = both_engines("compile=whole", "cuda_graphs=true")
         games.append(Game("CUDA graphs", [*COMPILED, "accumulation=2", *own], num_updates=4))
     torch.compiler.reset()
     return layouts.compare(subject, games)

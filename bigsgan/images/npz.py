@@ -9,10 +9,10 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _members(path: Path, names: Collection[str]) -> Iterator[tuple[zipfile.ZipFi
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most_bytes: int) -> np.ndarray:
     with archive.open(info) as member:  # the header first: it alone says how much memory the array takes
-        shape, _, dtype = _header(member)
+        shape, _, dtype = array_header(member)
         if dtype.hasobject or _size(shape, dtype) > most_bytes:
             raise ValueError(f"{info.filename} is larger than {most_bytes >> 20} MiB, or has Python objects")
     with archive.open(info) as member:
@@ -104,7 +104,7 @@ def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
     _, *lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
     start = info.header_offset + LOCAL_HEADER.size + sum(lengths)
     file.seek(start)
-    shape, in_columns, dtype = _header(file)
+    shape, in_columns, dtype = array_header(file)
     offset, size = file.tell(), _size(shape, dtype)
     if dtype.hasobject or offset + size > start + info.file_size:
         raise ValueError(f"{info.filename} is damaged, or has Python objects")
@@ -113,11 +113,22 @@ def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
     return np.memmap(path, dtype, "r", offset, shape, "F" if in_columns else "C")
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read the header of a .npy file: its shape, whether it is in Fortran's order, and its type.
+
+    Raises:
+        Exception: It is damaged, or of another version; numpy raises all kinds.
+    """
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    found: tuple[tuple[int, ...], bool, np.dtype] = read(file)
-    return found
+    if version not in _HEADERS:
+        raise ValueError(f"its version {version} is not supported")
+    return _HEADERS[version](file)
 
 
 def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.config.yaml_file import dump_yaml
+from bigsgan.runtime.paths import parse_json
 
 _HEAD = """\
 ---
@@ -150,8 +150,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
+        with suppress(ValueError):
+            record = parse_json(line)
             whole = isinstance(record, dict) and {"metric", "nimg", "weights", "features"} <= record.keys()
             if whole and isinstance(record["metric"], str) and isinstance(record["nimg"], int):
                 yield record

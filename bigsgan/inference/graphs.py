@@ -27,7 +27,7 @@ from bigsgan.inference.mappings import set_psi
 from bigsgan.inference.sheets import set_styles
 from bigsgan.models.build import with_images
 from bigsgan.models.network import LayerStack
-from bigsgan.models.precision import compute_as_suits
+from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime.atomic import fsync
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -109,7 +109,7 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
         UserError: torch cannot export the generator, the file cannot be written, or images differ by over ``BOUND``.
     """
     network = with_images(recipe, network)
-    compute_as_suits(network.cpu(), "cpu")
+    compute_in_float32(network.cpu())
     set_styles(network, "const", None)
     network.checkpointing = False
     for layer in network.spectral_layers():

@@ -19,7 +19,7 @@ from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
 from bigsgan.models.build import build_network, network_on_meta, with_images
-from bigsgan.models.precision import compute_as_suits
+from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime.paths import check_regular, read_text
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -136,7 +136,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         network = with_images(recipe, network)
     on_cpu = torch.device(device).type == "cpu"
     if on_cpu or dtype == "fp32":
-        compute_as_suits(network, "cpu")  # all layers compute in the parameters' type
+        compute_in_float32(network)  # all layers compute in the parameters' type
     wanted = DTYPES[dtype] if dtype is not None else torch.float32 if on_cpu else stored
     for parameter in network.parameters():
         parameter.data = parameter.data.to(wanted)

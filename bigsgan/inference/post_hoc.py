@@ -25,7 +25,6 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.power import AVERAGE, BEGUN, SNAPSHOTS, power_exponent, power_kind, saved_widths
-from bigsgan.training.state import load_buffers
 
 _NOTED_ERROR = 0.02
 """Error of a profile, relative to its norm, above which a warning says that it is approximated badly."""
@@ -115,7 +114,7 @@ def reconstruct(
             total.add_(values, alpha=coefficient)
     for name, parameter in network.named_parameters():
         parameter.copy_(sums.pop(name).view(parameter.shape))
-    load_buffers(saved, checkpoint.saved_buffers(network))
+    saved.read_into(checkpoint.BUFFER, checkpoint.saved_buffers(network))
     return last.nimg, network
 
 

@@ -19,7 +19,7 @@ from bigsgan.inference.post_hoc import reconstruct
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
-from bigsgan.models.precision import compute_as_suits
+from bigsgan.models.precision import compute_in_float32
 from bigsgan.training.sampling import Infer, shown
 
 
@@ -85,5 +85,6 @@ def open_trained(
         found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry), ranks)
         nimg, stack = found.nimg, build_network(recipe, network)
         checkpoint.Reader(found).entry(entry).read_network(stack)
-    compute_as_suits(stack, device)
+    if device.type == "cpu":  # half precision is many times slower there
+        compute_in_float32(stack)
     return TrainedNetwork(recipe, nimg, stack.to(device))

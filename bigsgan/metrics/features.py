@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork
+from bigsgan.data.autoencoders import load_program
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
@@ -197,12 +198,7 @@ def _torchscript(path: Path) -> Features:
 
     The files of the StyleGAN papers' metrics take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """
-    try:
-        network = torch.jit.load(str(path), map_location="cpu").eval()
-    except RuntimeError as error:
-        detail = str(error).splitlines()[0]
-        remedy = "save it with torch.jit.save"
-        raise UserError("features", str(path), "must be a TorchScript file", remedy, detail) from None
+    network = load_program(path, "features", torch.device("cpu"))
     takes = {argument.name for argument in network.forward.schema.arguments}
     for_features: dict[str, Any] = {"return_features": True} if "return_features" in takes else {}
 

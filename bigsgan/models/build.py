@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from bigsgan.config import Recipe
+from bigsgan.config.families.base import NetworkSection
 from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.layers import TwiceDifferentiable
@@ -24,9 +26,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     section: Any = getattr(recipe, network)
     data = recipe.data
     condition = data.input_channels if section.paired else data.num_classes
-    family = importlib.import_module(f"bigsgan.models.{section.family}")
-    make = family.generator_layers if network == "generator" else family.discriminator_layers
-    layers: list[nn.Module] = make(section, data.side, data.channels, condition)
+    layers = maker(section)(section, data.side, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
         layers[-1].teacher = gat.TeacherHead(section, recipe.objective.teacher)
     before: list[nn.Module] = []
@@ -39,6 +39,13 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         if isinstance(module, TwiceDifferentiable):
             module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
     return stack
+
+
+def maker(section: NetworkSection) -> Callable[..., list[nn.Module]]:
+    """Return the function of a family's module that makes the layers of a section's network."""
+    module: Any = importlib.import_module(f"bigsgan.models.{section.family}")
+    found: Callable[..., list[nn.Module]] = getattr(module, f"{section.network}_layers")
+    return found
 
 
 def network_on_meta(recipe: Recipe, network: str) -> LayerStack:

@@ -166,7 +166,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension, written out: torch's (2.14) overwrites inputs of its tangent's backward pass."""
+    """Softmax over the last dimension.
+
+    With a tangent it is written out: torch's (2.14) overwrites inputs of its tangent's backward pass.
+    """
+    if not has_tangent(x):
+        return torch.softmax(x, dim=-1)
     exact = full(x)
     exp = (exact - exact.detach().amax(dim=-1, keepdim=True)).exp()
     return (exp / exp.sum(dim=-1, keepdim=True)).to(x.dtype)

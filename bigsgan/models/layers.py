@@ -349,12 +349,11 @@ class SelfAttention(TwiceDifferentiable):
         query = _rows(self.query(x))  # (N, HW, C/8)
         key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
-        dual = has_tangent(x)
-        if convolutions.suits_tensor_cores(query.device, query.dtype) and not (self.exact or self.written_out or dual):
+        written_out = self.exact or self.written_out or has_tangent(x)
+        if convolutions.suits_tensor_cores(query.device, query.dtype) and not written_out:
             mixed = _attended(query, key, value)
         else:
-            products = torch.bmm(query, key.mT)  # (N, HW, HW/4)
-            weights = softmax(products) if dual else torch.softmax(products, dim=-1)
+            weights = softmax(torch.bmm(query, key.mT))  # (N, HW, HW/4)
             # In this order the gradient of the weights, the largest tensor here, does not arrive transposed.
             mixed = torch.bmm(weights, value)
         return x + self.gamma * self.out(mixed.mT.view(n, -1, height, width))

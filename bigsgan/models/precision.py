@@ -11,15 +11,6 @@ def full(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def compute_as_suits(network: nn.Module, device: torch.device | str) -> None:
-    """Let a network that is not trained compute in float32 on a CPU, where half precision is many times slower.
-
-    On other devices its layers keep the precision of their training.
-    """
-    if torch.device(device).type == "cpu":
-        compute_in_float32(network)
-
-
 def compute_in_float32(network: nn.Module) -> None:
     """Let all layers of a network that is not trained compute in float32."""
     for module in network.modules():

@@ -151,10 +151,8 @@ class Attention(TwiceDifferentiable):
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Values by the weights of queries and keys, (N, A, T, E) each."""
-        carries_tangents = has_tangent(query)
-        if self.exact or self.written_out or carries_tangents:
-            products = torch.matmul(query, key.mT) * query.shape[-1] ** -0.5
-            return torch.matmul(softmax(products) if carries_tangents else torch.softmax(products, dim=-1), value)
+        if self.exact or self.written_out or has_tangent(query):
+            return torch.matmul(softmax(torch.matmul(query, key.mT) * query.shape[-1] ** -0.5), value)
         with sdpa_kernel(_FUSED):
             return meta_gpu.attend(query, key, value)
 

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from bigsgan.config.run_directory import CSV_HEADER
 from bigsgan.runtime.atomic import replacing
-from bigsgan.runtime.paths import check_regular, writing
+from bigsgan.runtime.paths import check_regular, parse_json, writing
 
 
 class Sink(Protocol):
@@ -115,8 +115,8 @@ class JsonLines(_Rows):
     def row_nimg(self, row: bytes) -> float:
         """Return the row's ``nimg``; a row that can be parsed is whole, with or without its line end."""
         try:
-            nimg = json.loads(row)["nimg"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            nimg = parse_json(row)["nimg"]
+        except (ValueError, TypeError, KeyError):
             return math.inf
         return nimg if isinstance(nimg, int | float) else math.inf
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.errors import UserError
 from bigsgan.planner.balance import Division, divide, one_of_each
 from bigsgan.planner.layouts import WITHOUT_STAGES, Kind, Layout, Resources, Survey, Surveyor
@@ -105,7 +105,7 @@ def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> Apart:
 def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int, recomputes: bool) -> Apart:
     changes = surveyor.changes(kind, accumulation, recomputes)
     changes = [text for text in changes if ".ranks=" not in text]
-    numbers = [f"engines.{network}.ranks=auto" for network in NETWORKS]
+    numbers = both_engines("ranks=auto")
     recipe = surveyor.recipe([*changes, *numbers])
     work = count_update(one_of_each(recipe, surveyor.directory))
     division = divide(recipe, surveyor.resources.gpus, surveyor.directory, work)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS, Recipe, RunPlan
+from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.deepspeed_file import read_deepspeed_file
 from bigsgan.config.recipe import parse_recipe
 from bigsgan.config.yaml_file import apply_overrides, read_yaml
@@ -170,7 +170,7 @@ class Surveyor:
     def _num_layers(self) -> int:
         """Number of layers with parameters in the network that has fewer of them."""
         one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
-        alone = [f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=1", "ranks=null")]
+        alone = both_engines("pipeline_stages=1", "ranks=null")
         plan = self.plan([*one_rank, *alone], ranks=1)
         layers = [count(self.traces.network(plan, network)) for network in NETWORKS]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)

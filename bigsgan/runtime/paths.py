@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import struct
@@ -10,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bigsgan.errors import UserError
 
@@ -53,6 +54,18 @@ def read_text(path: Path, most_bytes: int = 1 << 20) -> str:
     if len(content) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes // 1024} KiB")
     return content.decode("utf-8")
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Parse JSON, with options of ``json.loads``.
+
+    Raises:
+        ValueError: It is not valid, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def check_stored(path: str | Path | BinaryIO) -> None:

@@ -15,7 +15,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
-from bigsgan.training.state import EMAState, load_buffers, load_optimizer, load_shard
+from bigsgan.training.state import EMAState, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -121,9 +121,8 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
     for shard in engine.shards():
         load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
     engine.publish()
-    load_buffers(
-        saved, {name: buffer for name, buffer in checkpoint.saved_buffers(engine.network).items() if name in names}
-    )
+    buffers = checkpoint.saved_buffers(engine.network)
+    saved.read_into(checkpoint.BUFFER, {name: buffer for name, buffer in buffers.items() if name in names})
 
 
 def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:

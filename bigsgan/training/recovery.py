@@ -126,7 +126,9 @@ class Recovery:
 
     def _last_good(self, what: str, report: str) -> checkpoint.Checkpoint:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
-            newest = self._newest_not_bad(passed_over) if comm.rank() == 0 else None
+            newest = None
+            if comm.rank() == 0:  # bad by checksum, as runs that rolled back reuse the paths
+                newest = checkpoint.newest_or_none(self._saver.directory, passed_over, self._bad)
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
                 problem = f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to roll back to"
@@ -137,15 +139,6 @@ class Recovery:
         return checkpoint.first_intact(
             choose, lambda found: found, lambda found: checkpoint.damage(found, comm, moved=self._moved)
         )
-
-    def _newest_not_bad(self, passed_over: Collection[Path]) -> checkpoint.Checkpoint | None:
-        """Return the newest checkpoint that is not bad, by its checksum: runs that rolled back reuse the paths."""
-        passed = set(passed_over)
-        while found := checkpoint.newest_or_none(self._saver.directory, passed):
-            if found.manifest["sha256"] not in self._bad:
-                break
-            passed.add(found.path)
-        return found
 
     def _rewind(self, position: int) -> None:
         for images in (self._reals, self._source):

@@ -49,7 +49,7 @@ class EngineState:
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
         """Restore master weights, optimizer state, buffers and counters, and bring the parameters up to date."""
-        load_buffers(saved, saved_buffers(self._engine.network))
+        saved.read_into(BUFFER, saved_buffers(self._engine.network))
         for shard in self._engine.shards():
             load_shard(saved, shard)
         load_optimizer(saved, self._engine)
@@ -80,7 +80,7 @@ class EMAState:
         """Restore shards and buffers. If other widths were saved, all power function averages begin anew."""
         for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
             load_shard(saved, shard, MASTER, values)
-        load_buffers(saved, self._average.buffers)
+        saved.read_into(BUFFER, self._average.buffers)
         power = self._average.power
         if saved_widths(saved.kinds) != set(power.shards) or BEGUN not in saved.numbers:
             power.begun_nimg = None
@@ -146,14 +146,6 @@ def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[StateS
     """Yield the buffers on the first replica alone, as all replicas of a layer have the same."""
     if engine.replica == 0:
         yield from (StateShard(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
-
-
-def load_buffers(saved: SavedValues, buffers: dict[str, Tensor]) -> None:
-    """Fill buffers, in place."""
-    for name, buffer in buffers.items():
-        flat = torch.empty_like(buffer).view(-1)
-        saved.read(BUFFER, name, 0, flat)
-        buffer.copy_(flat.view(buffer.shape))
 
 
 @dataclass

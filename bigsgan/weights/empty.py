@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from bigsgan.config.families import FAMILIES
+from bigsgan.models.build import maker
 from bigsgan.models.network import LayerStack
 
 
 def empty_network(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> LayerStack:
     """The ``generator`` or ``discriminator`` of a recipe with this section and this ``data``, on the meta device."""
-    make = getattr(importlib.import_module(f"bigsgan.models.{section['family']}"), f"{network}_layers")
+    own = FAMILIES[section["family"]][network == "discriminator"](**section)
     with torch.device("meta"):
-        return LayerStack(make(FAMILIES[section["family"]][network == "discriminator"](**section), **data))
+        return LayerStack(maker(own)(own, **data))

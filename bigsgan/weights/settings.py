@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigsgan.errors import UserError, reason
-from bigsgan.runtime.paths import read_text
+from bigsgan.runtime.paths import parse_json, read_text
 
 OPTION = "--settings"
 NONE = "none"
@@ -90,12 +89,11 @@ def read_options(path: Path) -> dict[str, Any]:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        content = json.loads(read_text(path), parse_constant=refuse)
+        content = parse_json(read_text(path), parse_constant=refuse)
     except OSError as error:
         raise UserError(OPTION, str(path), f"cannot be read: {reason(error, path)}", _REMEDY) from None
-    except (ValueError, RecursionError) as error:
-        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(OPTION, str(path), "must be valid JSON", _REMEDY, problem) from None
+    except ValueError as error:
+        raise UserError(OPTION, str(path), "must be valid JSON", _REMEDY, str(error)) from None
     if not isinstance(content, dict):
         raise UserError(OPTION, str(path), "must be a JSON object", _REMEDY)
     return content

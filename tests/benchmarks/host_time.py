@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from bigsgan.config import both_engines
 from tests.distributed.pool import RankPool
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
@@ -35,7 +36,7 @@ def overrides(depth, stage):
         f"discriminator={{family: mlp, width: 8, depth: {depth}}}",
         "batch=4",
         "metrics=null",
-        *(f"engines.{n}.ds_config={DS_CONFIGS / f'zero{stage}.json'}" for n in ("generator", "discriminator")),
+        *both_engines(f"ds_config={DS_CONFIGS / f'zero{stage}.json'}"),
     ]
 
 

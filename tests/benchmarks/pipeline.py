@@ -25,6 +25,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
+from bigsgan.config import both_engines
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.layout import usual_phases
 from bigsgan.engines.pipeline.observer import Observer, bubble, trace_events
@@ -56,7 +57,7 @@ VARIANTS = {
     "default": [],
     "generator_phase: recompute": ["pipeline.generator_phase=recompute"],
     "schedule: phases": ["pipeline.schedule=phases"],
-    "partition: profile": [f"engines.{network}.partition=profile" for network in NETWORKS],
+    "partition: profile": both_engines("partition=profile"),
 }
 """Of the larger recipe, by what differs."""
 
@@ -209,7 +210,7 @@ def fresh_ranks(num):
 
 
 def stages(num):
-    return [f"engines.{network}.pipeline_stages={num}" for network in NETWORKS]
+    return both_engines(f"pipeline_stages={num}")
 
 
 def sleeping_options(num_stages, num_micro_batches, name):

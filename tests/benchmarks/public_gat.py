@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from bigsgan.bench.measure import Settings, Visit, start_profiler, visit
 from bigsgan.bench.product import build_engine_loop
-from bigsgan.config import NETWORKS, RunPlan, load_recipe, plan_run
+from bigsgan.config import RunPlan, both_engines, load_recipe, plan_run
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.tf32 import tf32
@@ -42,11 +42,11 @@ from tests.records.gat import Wrapped, public_code, published
 
 LATENT = (4, 32, 32)
 NUM_CLASSES, NUM_LATENTS = 1_000, 512
-KEPT = [f"engines.{network}.activation_checkpointing=false" for network in NETWORKS]
+KEPT = both_engines("activation_checkpointing=false")
 VARIANTS = {
     "eager": [],
     "kept": KEPT,
-    "compiled": [*KEPT, *(f"engines.{network}.compile=whole" for network in NETWORKS)],
+    "compiled": [*KEPT, *both_engines("compile=whole")],
     "exact": ["objective.r1.form=exact", "objective.r2.form=exact"],
 }
 
@@ -137,7 +137,7 @@ def write_latents(root: Path) -> None:
 
 def plan_of(options: argparse.Namespace, root: Path, overrides: list[str]) -> RunPlan:
     codec = f"{{kind: torchscript, path: {root / 'decoder.pt'}}}"
-    engines = [f"engines.{network}.ds_config=ds_configs/zero1.json" for network in NETWORKS]
+    engines = both_engines("ds_config=ds_configs/zero1.json")
     given = [
         f"data.root={root}",
         f"data.codec={codec}",

@@ -10,13 +10,13 @@ divides by its numbers. The output is Markdown; nothing is measured.
 import argparse
 
 from bigsgan import shipped
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import both_engines, load_recipe, plan_run
 from bigsgan.planner.balance import is_near, one_of_each, other_batches
 from bigsgan.planner.sides import EXACT, OVERLAPPED, count_update
 from bigsgan.planner.traffic import Machine, Model
 from tests.benchmarks.pipeline import head, row
 
-ZERO1 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in ("generator", "discriminator")]
+ZERO1 = both_engines("ds_config=ds_configs/zero1_bf16.json")
 RECIPES = {
     "biggan256_imagenet": (32, []),
     "stylegan2_1024": (4, []),

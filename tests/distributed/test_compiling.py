@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.engines import compiling
 from bigsgan.models import dual
 from bigsgan.models.network import LayerStack
@@ -21,7 +21,7 @@ from tests.tiny import FAMILIES, both, zero
 
 
 def compiled(unit):
-    return [f"engines.{network}.compile={unit}" for network in NETWORKS]
+    return both_engines(f"compile={unit}")
 
 
 def num_frames(overrides, ds):
@@ -88,7 +88,7 @@ def test_biggan_is_the_same(ranks, unit):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", ["stylegan2", "r3gan"])
 def test_layers_that_are_recomputed_are_the_same(ranks, family):
-    recomputing = [f"engines.{network}.activation_checkpointing=true" for network in NETWORKS]
+    recomputing = both_engines("activation_checkpointing=true")
     check(ranks(2), [*FAMILIES[family], "accumulation=2", *recomputing, *compiled("layers")], both(1), FEWER)
 
 

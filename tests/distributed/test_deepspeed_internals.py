@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
+from bigsgan.config import both_engines
 from bigsgan.engines import Rates
 from bigsgan.engines.deepspeed import internals
 from bigsgan.runtime import comm
@@ -98,7 +99,7 @@ def test_loss_scaler_numbers(ranks):
 
 
 def pipeline_facts(stages):
-    run = scenarios.build([f"engines.{n}.pipeline_stages={stages}" for n in ("generator", "discriminator")], both(1))
+    run = scenarios.build(both_engines(f"pipeline_stages={stages}"), both(1))
     facts = {}
     for name in ("generator", "discriminator"):
         engine = getattr(run.step, name)
@@ -154,7 +155,7 @@ def test_a_pipeline_is_laid_out_as_its_placement_says(ranks):
 def wrappers():
     found = []
     for ds in (zero(0), zero(0, bf16={"enabled": True})):
-        overrides = [f"engines.{n}.pipeline_stages=2" for n in ("generator", "discriminator")]
+        overrides = both_engines("pipeline_stages=2")
         run = scenarios.build(overrides, {"generator": ds, "discriminator": ds})
         engine = run.step.generator._engine
         parameter = next(run.step.generator.network.parameters())

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 import torch
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import SAME, check_updates, differences
@@ -158,7 +158,7 @@ def test_networks_may_differ_in_stage(ranks, stages):
     [*(pytest.param(s, marks=pytest.mark.nightly) for s in (0, 1, 2)), pytest.param(3, marks=pytest.mark.slow)],
 )
 def test_checkpointing_changes_nothing(ranks, stage):
-    checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")]
+    checkpointing = both_engines("activation_checkpointing=true")
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     check(ranks(2), [*PENALTIES["exact"], *checkpointing], ds, FEWER)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bigsgan.config import both_engines
 from tests import reference
 from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, check, expected
 from tests.tiny import FAMILIES, stages, tiny_recipe, zero
@@ -74,7 +75,7 @@ def test_a_minibatch_deviation_over_all_images(ranks):
     ],
 )
 def test_checkpointing(ranks, family):
-    checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")]
+    checkpointing = both_engines("activation_checkpointing=true")
     options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], *checkpointing]
     check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)}, FEWER)
 

@@ -8,7 +8,7 @@ import pytest
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from tests.distributed import scenarios
 from tests.distributed.pool import ON_GPU
 from tests.distributed.test_equivalence import FEWER, UPDATES, check, moved
@@ -86,7 +86,7 @@ OF_G = {
     "G in four stages": LAYOUTS["G in four stages"],  # this D has three layers
     "three stages": (3, stages(3, 3), both(0)),
     "recomputed stages": (2, [*stages(2, 2), "pipeline.generator_phase=recompute"], both(1)),
-    "recomputed layers": (2, [f"engines.{n}.activation_checkpointing=true" for n in NETWORKS], both(3)),
+    "recomputed layers": (2, both_engines("activation_checkpointing=true"), both(3)),
 }
 
 
@@ -171,7 +171,7 @@ def test_a_run_on_cpus_goes_backward_twice_though_planned_for_gpus(ranks):
 )
 def test_checkpointing(ranks, layout):
     num, options, ds = LAYOUTS[layout]
-    checkpointing = [f"engines.{n}.activation_checkpointing=true" for n in NETWORKS]
+    checkpointing = both_engines("activation_checkpointing=true")
     check(ranks(num), [*options, *PENALTIES["r1"], *checkpointing], ds, FEWER)
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from bigsgan.config import both_engines
 from tests.distributed import scenarios
 from tests.tiny import zero
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = ["fid100", "fid50", "kid60", "is100", "pr1700", "dc1700", "labels100", "cfid100"]
 METRICS = ["metrics={names: [" + ", ".join(NAMES) + "], every_nimg: 8}", "ema.half_life_nimg=1", "data.num_workers=0"]
-PIPELINE = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+PIPELINE = both_engines("pipeline_stages=2")
 
 
 @pytest.fixture(scope="module")

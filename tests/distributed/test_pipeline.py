@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bigsgan.config import both_engines
 from bigsgan.models.build import build_network
 from tests import reference
 from tests.distributed import scenarios
@@ -72,17 +73,17 @@ OPTIONS = {
     "two_d_steps": [*OVERRIDES["two_d_steps"], "accumulation=2"],
     "two_d_steps_finite": ["objective.d_steps=2", "accumulation=2", *FINITE],
     "checkpointing": [
-        *(f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")), *PENALTIES["exact"],
+        *both_engines("activation_checkpointing=true"), *PENALTIES["exact"],
     ],
     "checkpointing_recompute": [
-        *(f"engines.{n}.activation_checkpointing=true" for n in ("generator", "discriminator")),
+        *both_engines("activation_checkpointing=true"),
         "pipeline.generator_phase=recompute", "accumulation=2",
     ],
     "reused_fakes_recompute": [
         "objective={reuse_fakes: true, d_steps: 2}", "pipeline.generator_phase=recompute", "accumulation=2",
     ],
     "phases_one_by_one": ["pipeline.schedule=phases", "accumulation=2"],
-    "uniform": [f"engines.{n}.partition=uniform" for n in ("generator", "discriminator")],
+    "uniform": both_engines("partition=uniform"),
     "one_micro_batch": PENALTIES["exact"],
     "one_micro_batch_finite": FINITE,
 }  # fmt: skip

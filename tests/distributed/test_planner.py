@@ -9,7 +9,7 @@ import pytest
 from deepspeed.accelerator import get_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.models.build import network_on_meta
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
@@ -55,10 +55,10 @@ DEEP = [  # D's weights are many times those of a layer, and what its activation
     "batch=32",
 ]
 MANY = ["batch=2048", "accumulation=8"]
-RECOMPUTING = ["accumulation=2", *(f"engines.{network}.activation_checkpointing=true" for network in NETWORKS)]
+RECOMPUTING = ["accumulation=2", *both_engines("activation_checkpointing=true")]
 STAGES = [
     "accumulation=4",
-    *(f"engines.{n}.{value}" for n in NETWORKS for value in ("pipeline_stages=2", "partition=parameters")),
+    *both_engines("pipeline_stages=2", "partition=parameters"),
 ]
 HOST = {"offload_optimizer": {"device": "cpu"}}
 BF16 = {"bf16": {"enabled": True}}

@@ -267,12 +267,12 @@ def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     recovery = recovering(step, tmp_path)
     for nimg in (16, 32):
         assert save(tmp_path, nimg, {"generator": entry({"a": torch.full((3,), float(nimg))})})
-    assert recovery._newest_not_bad([]).nimg == 32
+    assert checkpoint.newest_or_none(tmp_path, [], recovery._bad).nimg == 32
     recovery._bad.add(checkpoint.newest(tmp_path).manifest["sha256"])
-    assert recovery._newest_not_bad([]).nimg == 16
-    assert recovery._newest_not_bad([tmp_path / "000000000016"]) is None
+    assert checkpoint.newest_or_none(tmp_path, [], recovery._bad).nimg == 16
+    assert checkpoint.newest_or_none(tmp_path, [tmp_path / "000000000016"], recovery._bad) is None
     assert save(tmp_path, 32, {"generator": entry({"a": torch.full((3,), 33.0)})})
-    assert recovery._newest_not_bad([]).nimg == 32
+    assert checkpoint.newest_or_none(tmp_path, [], recovery._bad).nimg == 32
 
 
 @pytest.mark.slow

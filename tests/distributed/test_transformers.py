@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected, moved
@@ -45,7 +45,7 @@ def test_each_part_of_the_game_counts(family):
         assert distance > 100 * SAME, name
 
 
-RECOMPUTED = [f"engines.{network}.activation_checkpointing=true" for network in NETWORKS]
+RECOMPUTED = both_engines("activation_checkpointing=true")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.table import aligned
 from tests import REPOSITORY
 
@@ -30,7 +30,7 @@ _STYLEGAN2 = ["--config", "stylegan2_256", *_SYNTHETIC, "batch=16"]
 _R3GAN = ["--config", "r3gan_imagenet64", *_SYNTHETIC, "batch=16"]
 TOKENS = ["data.codec={kind: pixels}", "data.resolution=32", "metrics=null"]  # as many as of latents
 _GAT = ["--config", "gat_b_imagenet256", *_SYNTHETIC, *TOKENS, "batch=64"]
-_KEPT = [f"engines.{network}.activation_checkpointing=false" for network in NETWORKS]
+_KEPT = both_engines("activation_checkpointing=false")
 _TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "4"]
 _LAZY_TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "16"]  # R1 once, as published
 _SPEEDS = "baseline_tf32,mixed_precision,mixed_precision+compiled,mixed_precision+deterministic"

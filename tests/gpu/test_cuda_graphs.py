@@ -7,7 +7,7 @@ import torch
 from torch._inductor import cudagraph_trees
 from torch.torch_version import TorchVersion
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.engines.compile_checks import GRAPHS_SINCE
 from bigsgan.engines.replays import begin_update
 from bigsgan.runtime import comm
@@ -45,7 +45,7 @@ SINGLE = {"zero": {"reduce_bucket_size": 1}}
 
 def trained(overrides, ds, cuda_graphs, unit="whole"):
     """State, means of losses and singular values after some updates; torch's counters; and how often a graph ran."""
-    options = [f"engines.{n}.{key}" for n in NETWORKS for key in (f"compile={unit}", f"cuda_graphs={cuda_graphs}")]
+    options = both_engines(f"compile={unit}", f"cuda_graphs={cuda_graphs}")
     torch.compiler.reset()
     counters = torch._dynamo.utils.counters["inductor"]
     counters.clear()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.runtime.kernels import kernels
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
@@ -13,7 +13,7 @@ from tests.tiny import FAMILIES, zero
 ON_DEVICE = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
 PENALISED = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: forward_mode}"]
 TWICE = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: double_backward}"]
-COMPILED = [f"engines.{network}.compile=whole" for network in NETWORKS]
+COMPILED = both_engines("compile=whole")
 
 GAMES = {
     "BigGAN": (PENALISED, zero(0)),

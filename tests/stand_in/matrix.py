@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from tests.tiny import FAMILIES, zero
 
 R1 = "objective.r1={weight: 0.1, every: 2}"
@@ -12,7 +12,7 @@ TWICE = "objective.r1={weight: 0.1, every: 2, method: double_backward}"
 
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 CLIPPED = [*ADAM, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
-PIPELINES = [f"engines.{network}.pipeline_stages=2" for network in NETWORKS]
+PIPELINES = both_engines("pipeline_stages=2")
 
 PRECISIONS: dict[str, Any] = {
     "fp32": {},

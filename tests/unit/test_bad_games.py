@@ -2,11 +2,11 @@
 
 import pytest
 
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import both_engines, load_recipe, plan_run
 from bigsgan.errors import UserError
 from tests.tiny import FAMILIES, TINY
 
-STAGES = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+STAGES = both_engines("pipeline_stages=2")
 PAIRS = [override for override in FAMILIES["pix2pix"] if not override.startswith("data.crop_from")]
 STYLES = FAMILIES["stylegan2"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.engines import compile_checks, deepspeed_config
 from bigsgan.errors import UserError
 from tests.tiny import FAMILIES, tiny_plan, zero
@@ -140,7 +140,7 @@ def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
     monkeypatch.setattr(compile_checks, "has_triton", lambda: True)
     monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0")
-    replayed = [f"engines.{n}.{key}" for n in NETWORKS for key in ("compile=whole", "cuda_graphs=true")]
+    replayed = both_engines("compile=whole", "cuda_graphs=true")
     alone, together = (tiny_plan(tmp_path, num_ranks, replayed, {}) for num_ranks in (1, 2))
     for network in NETWORKS:
         compile_checks.check_cuda_graphs(alone, network)

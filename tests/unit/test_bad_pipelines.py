@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from bigsgan import cli
+from bigsgan.config import both_engines
 from tests.bad_input import check
 
 pytestmark = pytest.mark.usefixtures("beside_a_recipe")
 
-STAGES = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+STAGES = both_engines("pipeline_stages=2")
 PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     **{
         f"ZeRO {stage}": (

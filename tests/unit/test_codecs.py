@@ -126,6 +126,9 @@ def test_latents_that_are_not_listed(tmp_path):
     with pytest.raises(UserError, match=r"data\.num_classes: must be 2 with this data, got 1"):
         build_dataset(latents(tmp_path, num_classes=1))
     assert build_dataset(latents(tmp_path, num_classes=7))[2][1] == 0  # a part may lack the last classes
+    (tmp_path / "data" / "dataset.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"data.root: .* has no readable dataset.json: it is nested too deeply"):
+        build_dataset(latents(tmp_path))
     (tmp_path / "data" / "dataset.json").write_text('{"labels": [["000.npy", -1]]}')
     with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in dataset\.json, that of 000\.npy"):
         build_dataset(latents(tmp_path))
@@ -205,7 +208,11 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(UserError, match=r"data.codec.path: .* cannot be read: No such file"):
         build_codec(data, CPU)
-    for text, message in (("[1]", "must be a JSON object"), ("{}", "no block_out_channels")):
+    for text, message in (
+        ("[1]", "must be a JSON object"),
+        ("{}", "no block_out_channels"),
+        ("[" * 100_000, "cannot be read: it is nested too deeply"),
+    ):
         (tmp_path / "vae" / "config.json").write_text(text)
         with pytest.raises(UserError, match=rf"data\.codec\.path: .* {message}"):
             build_codec(data, CPU)

@@ -99,9 +99,10 @@ def test_parts_that_others_made_are_left_alone(tmp_path, source):
     shutil.rmtree(tmp_path / "made.zip.parts")
     (tmp_path / "made").mkdir()
     prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)  # an empty directory will do
-    (tmp_path / "made/.prepare/plan.json").write_text(json.dumps({"plan": "mine"}))
-    with pytest.raises(UserError, match=r"DST: .* exists, and was not made by"):
-        prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)
+    for plan in (json.dumps({"plan": "mine"}), "[" * 100_000):
+        (tmp_path / "made/.prepare/plan.json").write_text(plan)
+        with pytest.raises(UserError, match=r"DST: .* exists, and was not made by"):
+            prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)
 
 
 def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):

@@ -122,3 +122,6 @@ def test_shards_tell_which_autoencoder_made_them(tmp_path):
         (shards / "codec.json").write_text(json.dumps({"codec": about | more}))
         with pytest.raises(UserError, match=message):
             build_dataset(data)
+    (shards / "codec.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"data\.root: .* has a damaged codec\.json: it is nested too deeply"):
+        build_dataset(data)

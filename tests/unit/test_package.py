@@ -100,7 +100,7 @@ from bigsgan.shipped import ROOT, recipe_names
 for name in recipe_names():
     assert main(["train", "--dry-run", "--config", name]) == 0, name
 for path in (ROOT / "ds_configs").iterdir():
-    files = [f"engines.{network}.ds_config={path.stem}" for network in ("generator", "discriminator")]
+    files = both_engines(f"ds_config={path.stem}")
     assert main(["train", "--dry-run", *files]) == 0, path
 """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.engines.pipeline.layout import build_on_meta, divide_network, measure_layers
 from bigsgan.engines.pipeline.partition import Boundaries
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -15,7 +15,7 @@ from bigsgan.models.network import LayerStack
 from tests.tiny import tiny_plan
 
 CPU = torch.device("cpu")
-PROFILE = [f"engines.{network}.partition=profile" for network in NETWORKS]
+PROFILE = both_engines("partition=profile")
 
 
 class Dense(nn.Module):

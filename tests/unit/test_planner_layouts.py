@@ -12,7 +12,7 @@ import pytest
 
 from bigsgan import shipped
 from bigsgan.cli import main
-from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.config import NETWORKS, both_engines, load_recipe, plan_run
 from bigsgan.errors import UserError
 from bigsgan.planner import report
 from bigsgan.planner.activations import Traces
@@ -109,11 +109,11 @@ def test_where_nothing_fits_the_closest_says_what_it_needs():
 
 
 def test_a_recipe_in_stages_is_surveyed():
-    stages = [f"engines.{network}.pipeline_stages=2" for network in ("generator", "discriminator")]
+    stages = both_engines("pipeline_stages=2")
     found, _ = survey(4, GIB, stages)
     assert found.own.name == "as it stands"
     assert by_name(found)["2 stages, ZeRO 1", False].prediction.stays < by_name(found)["ZeRO 1", False].prediction.stays
-    back = [f"engines.{network}.pipeline_stages=1" for network in ("generator", "discriminator")]
+    back = both_engines("pipeline_stages=1")
     assert found.best.name == "ZeRO 0"
     assert set(back) <= set(found.best.overrides)
 
@@ -157,7 +157,7 @@ def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
 
 @pytest.mark.slow
 def test_offloading_asks_for_memory_of_the_nodes():
-    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in ("generator", "discriminator")]
+    bf16 = both_engines("ds_config=ds_configs/zero1_bf16.json")
     roomy, _ = survey(4, GIB, bf16)
     offloaded = by_name(roomy)["ZeRO 3, all on the host", True]
     others = [layout for layout in roomy.layouts if "host" not in layout.name]
@@ -174,7 +174,7 @@ def test_offloading_asks_for_memory_of_the_nodes():
 
 def test_pinned_blocks_count_as_host_memory():
     """Those in which G's parameters were built hold D's afterwards, as far as D has as many of their size."""
-    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in NETWORKS]
+    bf16 = both_engines("ds_config=ds_configs/zero1_bf16.json")
     found, _ = survey(4, GIB, bf16)
     layouts = by_name(found)
     prediction = layouts["ZeRO 3, all on the host", True].prediction
@@ -190,7 +190,7 @@ def test_pinned_blocks_count_as_host_memory():
 
 def test_one_optimizer_on_the_host_comes_before_both():
     """And before everything: of what it takes from the device nothing but its weights stays there."""
-    bf16 = [f"engines.{network}.ds_config=ds_configs/zero1_bf16.json" for network in NETWORKS]
+    bf16 = both_engines("ds_config=ds_configs/zero1_bf16.json")
     roomy, _ = survey(1, GIB, bf16)
     names = {n: f"ZeRO 2, {n[0].upper()}'s optimizer on the host" for n in NETWORKS}
     peaks = {n: by_name(roomy)[names[n], True].prediction.peak for n in NETWORKS}

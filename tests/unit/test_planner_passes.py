@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import both_engines
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.activations import Traces, trace_discriminator, trace_generator
@@ -159,7 +159,7 @@ def test_a_condensed_stretch_keeps_what_is_most():
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointing):
     """A trace of 12 samples is what those of 2 and 4 say, of StyleGAN2 with ADA, whose moments grow with them."""
-    changes = [f"engines.{n}.activation_checkpointing={str(checkpointing).lower()}" for n in NETWORKS]
+    changes = both_engines(f"activation_checkpointing={str(checkpointing).lower()}")
     changes += [
         "batch=12",
         "augmentation={target: 0.6}",
