@@ -20,6 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from bigsgan.config.run_directory import CSV_HEADER
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, parse_json, writing
+from bigsgan.table import finite
 
 
 class Sink(Protocol):
@@ -109,8 +110,7 @@ class JsonLines(_Rows):
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
         """Return one row."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        return json.dumps({"nimg": nimg, **finite}, allow_nan=False).encode() + b"\n"
+        return json.dumps(finite({"nimg": nimg, **metrics}), allow_nan=False).encode() + b"\n"
 
     def row_nimg(self, row: bytes) -> float:
         """Return the row's ``nimg``; a row that can be parsed is whole, with or without its line end."""
