@@ -6,7 +6,7 @@ computes a phase as tasks. This file has no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -199,6 +199,23 @@ class _Update:
         else:
             graphs = {"recomputes": True, "tangents_from": self._differentiate_styles(self.phases[images].d_step)}
         self._add("generator", "pulls back", "generator", grads_from=grads, **graphs)
+
+
+def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> tuple[Task, int] | None:
+    """Return the task of another stage, or of the other network, whose result a task reads, and its stage.
+
+    ``stage`` is the task's own, and ``last`` the number of each network's last stage.
+    """
+    phase = phases[task.phase]
+    if task.kind == "step":  # it reads the gradients of all stages; the first stage's come last
+        return (Task(task.phase, "backward", phase.num - 1), 0) if stage else None
+    is_forward = task.kind == "forward"
+    if stage != (0 if is_forward else last[phase.network]):
+        return task, stage + (-1 if is_forward else 1)
+    source = phase.images_from if is_forward else phase.grads_from
+    if source is None:
+        return None
+    return Task(source, task.kind, task.micro_batch), last[phases[source].network] if is_forward else 0
 
 
 def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, in_turn, update_phases
+from bigsgan.engines.phases import Phase, Task, awaited, in_turn, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
 from bigsgan.planner.counting import Game, count_heads, count_layers, game_of, stage_bounds
 
@@ -200,44 +200,27 @@ def _simulate(
     """
     devices = [(network, stage) for network in NETWORKS for stage in range(len(work.stages[network]))]
     programs = {device: work.program(kind, *device) for device in devices}
-    ends: dict[tuple[Task, _Device], float] = {}
+    last = {network: len(own) - 1 for network, own in work.stages.items()}
+    ends: dict[tuple[Task, int], float] = {}  # of a task on a stage of its network
     free, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
     place = dict.fromkeys(devices, 0)
     blocked = False
     while not blocked:
         blocked = True
         for device in devices:
-            network = device[0]
+            network, stage = device
             for task in programs[device][place[device] :]:
-                needed = list(_needs(work, kind, task, device))
-                if any(node not in ends for node, _ in needed):
-                    break
-                start = max([free[device], *(ends[node] + speed.travel.get(by, 0.0) for node, by in needed)])
-                operations = work.of_task(kind, task, device[1]) / replicas[network]
+                needed, start = awaited(task, stage, kind.phases, last), free[device]
+                if needed is not None:
+                    if needed not in ends:
+                        break
+                    source = kind.phases[needed[0].phase].network
+                    start = max(start, ends[needed] + (speed.travel[source] if source != network else 0.0))
+                operations = work.of_task(kind, task, stage) / replicas[network]
                 taken = speed.steps[network] if task.kind == "step" else operations * speed.seconds[network]
-                ends[task, device] = free[device] = start + taken
+                ends[task, stage] = free[device] = start + taken
                 busy[device] += taken
                 place[device] += 1
                 blocked = False
     assert all(place[device] == len(programs[device]) for device in devices), "the sides wait for each other"
     return max(free.values()), busy
-
-
-def _needs(work: Work, kind: UpdateKind, task: Task, device: _Device) -> Iterator[tuple[tuple[Task, _Device], str]]:
-    """Tasks of other devices whose results a task reads, and which network's images or gradients these are."""
-    phase, (network, stage) = kind.phases[task.phase], device
-    last = len(work.stages[network]) - 1
-    other = NETWORKS[1 - NETWORKS.index(network)]
-    if task.kind == "forward" and stage > 0:
-        yield (task, (network, stage - 1)), ""
-    elif task.kind == "forward" and phase.images_from is not None:
-        source = Task(phase.images_from, "forward", task.micro_batch)
-        yield (source, (other, len(work.stages[other]) - 1)), other
-    elif task.kind == "backward" and stage < last:
-        yield (task, (network, stage + 1)), ""
-    elif task.kind == "backward" and phase.grads_from is not None:
-        yield (Task(phase.grads_from, "backward", task.micro_batch), (other, 0)), other
-    elif task.kind == "step":  # it looks at the gradients of all stages
-        for each in range(last + 1):
-            if each != stage:
-                yield (Task(task.phase, "backward", phase.num - 1), (network, each)), ""

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from bigsgan.engines.phases import Kind, Phase, Task, in_turn
+from bigsgan.config import NETWORKS
+from bigsgan.engines.phases import Kind, Phase, Task, awaited, in_turn
 
 
 class Cost(NamedTuple):
@@ -207,23 +208,16 @@ class _Graph:
         before = self._before(number, kind, index)
         if before is not None:
             yield before, stage
+        if (read := awaited(task, stage, self._phases, dict.fromkeys(NETWORKS, self._last))) is not None:
+            yield read
         if kind == "forward":
-            if stage > 0:
-                yield task, stage - 1
-            elif phase.images_from is not None:
-                yield Task(phase.images_from, "forward", index), self._last
             if stage == 0 and phase.tangents_from is not None:
                 yield Task(phase.tangents_from, "backward", index), 0
         elif kind == "backward":
             graphs = number if phase.forward else phase.graphs_from
             if graphs is not None:
                 yield Task(graphs, "forward", index), stage
-            if stage < self._last:
-                yield task, stage + 1
-            elif phase.grads_from is not None:
-                yield Task(phase.grads_from, "backward", index), 0
-        else:  # a step reads the gradients of all stages; the first stage's come last
-            yield Task(number, "backward", phase.num - 1), 0
+        else:
             yield Task(number, "backward", phase.num - 1), stage
             for earlier, other in enumerate(self._phases[:number]):
                 if other.step:  # stages meet at steps, in one order
