@@ -45,6 +45,7 @@ from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.kernels import kernels
+from bigsgan.runtime.paths import parse_json
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.sampling import check_batch, smaller_batch
@@ -117,7 +118,7 @@ def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
     for number in list(task.parts())[comm.rank() :: comm.world_size()]:
         archive = task.archive(number)
         try:
-            report = json.loads(task.report(number).read_text())
+            report = parse_json(task.report(number).read_text())
             if archive is not None and report["sha256"] == checksum(archive):
                 found[number] = report
         except FileNotFoundError:
@@ -136,7 +137,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
     num = sum(map(len, parts.values()))
     if not num:
         return {}
-    workers = comm.part_of_cores() if options.workers is None else options.workers
+    workers = comm.num_cores() if options.workers is None else options.workers
     jobs = (_read_job(task, index, options) for part in parts.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before that
         in_order(read, jobs, min(workers, num)) as results,

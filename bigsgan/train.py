@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bigsgan import shipped
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import NETWORKS, RunPlan, both_engines
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
@@ -163,7 +163,7 @@ def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     return (
         f"on rank {comm.rank()} with {sizes} images a micro-batch",
         ("set pipeline.generator_phase=recompute; or set " if keeps else "set ")
-        + " and ".join(f"engines.{n}.activation_checkpointing=true" for n in NETWORKS)
+        + " and ".join(both_engines("activation_checkpointing=true"))
         + f"; or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or "
         + ("more pipeline stages" if staged else "a higher ZeRO stage (ds_configs/zero3.json)"),
     )

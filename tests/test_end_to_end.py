@@ -63,7 +63,6 @@ def run(tmp_path_factory):
     return directory, train(directory, 32)
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_metrics_are_measured_on_the_way(run):
     directory, output = run

@@ -84,7 +84,7 @@ class InputSource(Protocol):
 
 
 class DataSource:
-    """What sources of inputs do with the data."""
+    """Base of sources: takes D's inputs from the data, and owns the reader of G's data, if there is one."""
 
     def __init__(self, own: RealImages | None = None) -> None:
         """Begin at the first phase of ``own``, which reads the data for G if G and D compute different samples here."""

@@ -18,9 +18,8 @@ from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.teacher import distances
-from bigsgan.config.objective import Objective, num_differentiated
+from bigsgan.config.objective import Objective
 from bigsgan.engines import MicroBatch
-from bigsgan.engines.phases import Segments
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
@@ -53,7 +52,9 @@ class DiscriminatorObjective:
         penalised: Whether this step carries R1 or R2.
         perturbed: Which of R1 and R2 this step carries as finite differences.
         checked: Which of these are compared with the exact penalty, in a phase before D trains.
+        segments: The segments of this step's micro-batches.
         num_segments: Number of segments of a concatenated micro-batch.
+        num_differentiated: Number of segments at whose images D is differentiated for exact penalties.
         reads_features: See LossFunction.
     """
 
@@ -80,37 +81,23 @@ class DiscriminatorObjective:
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
         penalties = section.gradient_norms
-        self._penalties = {name: p for name, p in penalties.items() if d_step % p.every == 0}
+        self._penalties, self.checked = section.due(d_step), section.checked(d_step)
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
-        self.checked = [
-            name
-            for name in self.perturbed
-            if (often := penalties[name].check_every) and d_step // penalties[name].every % often == 0
-        ]
         self._ends, num = dict[str, tuple[int, int]](), 2
         for name in self.perturbed:
             self._ends[name] = num, num + 1 if penalties[name].antithetic else _SEGMENTS[name]
             num += 1 + penalties[name].antithetic
-        self.num_segments = num + self.interpolates
+        self.segments = section.segments(d_step)
+        self.num_segments, self.num_differentiated, _ = self.segments
         self._exact = {name: _SEGMENTS[name] for name in self._penalties if name not in self.perturbed}
         if self.interpolates:
             self._exact[GRADIENT_PENALTY] = num
 
     @property
-    def segments(self) -> Segments:
-        """The segments of this step's micro-batches."""
-        return Segments(self.num_segments, self.num_differentiated, bool(self.checked))
-
-    @property
     def differentiates_inputs(self) -> bool:
         """Whether the loss of this step contains the gradient of the logits by the images."""
         return bool(self._exact)
-
-    @property
-    def num_differentiated(self) -> int:
-        """Number of segments at whose images D is differentiated for exact penalties; see ``num_differentiated``."""
-        return num_differentiated(self._exact, self.num_segments)
 
     @property
     def interpolates(self) -> bool:

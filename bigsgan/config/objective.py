@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -69,6 +69,14 @@ def num_differentiated(exact: Collection[str], num_segments: int) -> int:
     R1 alone needs the first, the real images; other penalties all ``num_segments``.
     """
     return 0 if not exact else 1 if set(exact) == {"r1"} else num_segments
+
+
+class Segments(NamedTuple):
+    """The segments of D's micro-batches in one of its steps: real images, fake images, and what penalties add."""
+
+    trains: int = 2  # all of them
+    differentiated: int = 0  # of these, those at whose images D is differentiated for exact penalties: the first or all
+    checks: bool = False  # whether a finite difference is compared with the exact penalty, before D trains
 
 
 class LeCam(Section):
@@ -184,6 +192,27 @@ class Objective(Section):
         """Penalties on the gradient of D, by name, except finite differences."""
         exact = {name: penalty for name, penalty in self.gradient_norms.items() if penalty.form == "exact"}
         return exact | ({"gradient_penalty": self.gradient_penalty} if self.gradient_penalty else {})
+
+    def due(self, d_step: int) -> dict[str, Penalty]:
+        """Return those of R1 and R2 that D's step of this number carries, by name."""
+        return {name: penalty for name, penalty in self.gradient_norms.items() if d_step % penalty.every == 0}
+
+    def checked(self, d_step: int) -> list[str]:
+        """Return the names of the finite differences that this step compares with the exact penalty."""
+        return [
+            name
+            for name, penalty in self.due(d_step).items()
+            if penalty.form == "finite_difference"
+            and penalty.check_every
+            and d_step // penalty.every % penalty.check_every == 0
+        ]
+
+    def segments(self, d_step: int) -> Segments:
+        """Return the segments of D's micro-batches in this step."""
+        due, interpolates = self.due(d_step), self.gradient_penalty is not None
+        trains = 2 + sum(1 + p.antithetic for p in due.values() if p.form == "finite_difference") + interpolates
+        exact = self.exact_penalties.keys() - (self.gradient_norms.keys() - due.keys())
+        return Segments(trains, num_differentiated(exact, trains), bool(self.checked(d_step)))
 
     def methods(self, network: str) -> dict[str, Method]:
         """Return how a network's exact penalties are computed, by name: those on D's gradient, or G's path length."""

@@ -34,6 +34,7 @@ class Encoder(NamedTuple):
     encode: Callable[[Tensor], Tensor]
 
 
+@torch.no_grad()
 def open_encoder(text: str, channels: int, resolution: int, device: torch.device) -> Encoder:
     """Open the encoder that ``--codec`` names, and check on one image that its latents can be decoded.
 

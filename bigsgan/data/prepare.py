@@ -345,7 +345,7 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
 
 def _sum_up(task: Task) -> Prepared:
     """Read the reports of all parts, and combine them."""
-    return sum_up(task, [json.loads(task.report(number).read_text()) for number in task.parts()])
+    return sum_up(task, [parse_json(task.report(number).read_text()) for number in task.parts()])
 
 
 def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:

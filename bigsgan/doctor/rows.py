@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from bigsgan.runtime.paths import parse_json
 
 LATEST = 20
 """Number of latest reports that describe a run's present state."""
@@ -20,7 +21,7 @@ def reports(run: Path) -> list[dict[str, Any]]:
     with suppress(OSError):
         for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
             with suppress(ValueError):
-                if isinstance(row := json.loads(line), dict) and isinstance(row.get("nimg"), int):
+                if isinstance(row := parse_json(line), dict) and isinstance(row.get("nimg"), int):
                     rows.append(row)
     return rows
 

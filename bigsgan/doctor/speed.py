@@ -119,7 +119,9 @@ def data(subject: Subject) -> Finding:
         start = time.perf_counter()
         while reals.reads and time.perf_counter() - start < _READING_SECONDS:
             num += sum(len(each.images) for each in reals.next_phase())
-        rate = num / (time.perf_counter() - start)
+        # With a teacher, D's last stage reads once more what the first stage reads.
+        counts = plan.placement("discriminator").stage(subject.ranks.rank) == 0
+        rate = counts * num / (time.perf_counter() - start)
     finally:
         reals.close()
     rates = subject.ranks.gather(rate)

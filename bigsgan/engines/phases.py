@@ -11,17 +11,10 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
+from bigsgan.config.objective import Segments
 
 Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back", "keeps"]
 Kind = Literal["forward", "backward", "step"]
-
-
-class Segments(NamedTuple):
-    """The segments of D's micro-batches in one of its steps: real images, fake images, and what penalties add."""
-
-    trains: int = 2  # all of them
-    differentiated: int = 0  # of these, those at whose images D is differentiated for exact penalties: the first or all
-    checks: bool = False  # whether a finite difference is compared with the exact penalty, before D trains
 
 
 class Phase(NamedTuple):

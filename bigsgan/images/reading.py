@@ -5,16 +5,26 @@ Shapes: C channels (1 grey, 3 RGB), R pixels a side.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from bigsgan.errors import reason
 from bigsgan.runtime.paths import check_regular
+
+_EXIF_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # the transposition that turns an image with this EXIF orientation upright: EXIF 2.32, table 6
 
 
 class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is counted
@@ -85,7 +95,13 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turn an image, in place, as its EXIF data says; damaged ones count as none, as the pixels are still good."""
-    with suppress(Exception):  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
+    """Turn an image as its EXIF data says, and drop these; damaged ones count as none, as the pixels are still good."""
+    try:
+        orientation = image.getexif().get(_EXIF_ORIENTATION)
+    except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
+        return image
+    if orientation not in _UPRIGHT:
+        return image
+    turned = image.transpose(_UPRIGHT[orientation])
+    turned.info = {key: value for key, value in turned.info.items() if key == "transparency"}
+    return turned

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.phases import Segments
@@ -16,7 +15,6 @@ from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
-from bigsgan.monitor import Statistics
 from bigsgan.planner.teaching import trace_program
 
 _META = torch.device("meta")
@@ -33,10 +31,9 @@ class Game(NamedTuple):
 
 
 def game_of(plan: RunPlan, number: int) -> Game:
-    """Return what is minimized in an update; number 0 carries every lazy penalty."""
+    """Return what an update and D's steps of this number minimize: number 0 with every lazy penalty, 1 with none."""
     path = plan.objective.path_length
-    loss = DiscriminatorObjective(plan.objective, Statistics(_META), number)
-    return Game(loss.segments, path is not None and number % path.every == 0)
+    return Game(plan.objective.segments(number), path is not None and number % path.every == 0)
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:

@@ -46,14 +46,13 @@ def initialize(patience_seconds: float | None = None) -> None:
             MASTER_ADDR and MASTER_PORT.
     """
     if not os.environ.get("RANK"):  # DeepSpeed asks for all of them; nobody meets at that port
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", LOCAL_WORLD_SIZE="1")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    cores = part_of_cores()
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
         # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(cores)
+        torch.set_num_threads(num_cores())
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
@@ -68,8 +67,8 @@ def initialize(patience_seconds: float | None = None) -> None:
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         get_accelerator().set_device(local_rank())
-        if not _has_chosen_threads():
-            torch.set_num_threads(cores)
+        if (num_threads := _threads_beside_a_gpu()) is not None:
+            torch.set_num_threads(num_threads)
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
@@ -82,21 +81,27 @@ def initialize(patience_seconds: float | None = None) -> None:
     del store  # torch's own has shared it since
 
 
-def part_of_cores() -> int:
-    """Return the number of cores of this host for each of its ranks."""
-    return max(1, len(os.sched_getaffinity(0)) // launched.local_size(os.environ))
+def num_cores() -> int:
+    """Return the number of this rank's cores: those that Slurm has bound it to, or its part of the host's."""
+    return max(1, len(os.sched_getaffinity(0)) // (1 if _is_bound() else launched.local_size(os.environ)))
 
 
-def _has_chosen_threads() -> bool:
-    """Return whether the user or the launcher has chosen the number of threads of a rank with a GPU.
+def _is_bound() -> bool:
+    """Whether this rank is a task of Slurm's with cores of its own; ranks of other launchers share those of a job."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
+    is_task = tasks is not None and tasks == os.environ.get("WORLD_SIZE")
+    return is_task and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+
+def _threads_beside_a_gpu() -> int | None:
+    """Return this rank's number of cores, or None where the user or the launcher has chosen the number of threads.
 
     The deepspeed launcher unsets OMP_NUM_THREADS, so that every rank would take all cores; torchrun sets it to 1, with
     which the first weights of a large network take long. Slurm binds each rank to its own cores.
     """
     asked = os.environ.get("OMP_NUM_THREADS")
     is_torchruns = asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ
-    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-    return is_bound or bool(asked and not is_torchruns)
+    return None if _is_bound() or (asked and not is_torchruns) else num_cores()
 
 
 def extend_patience() -> None:

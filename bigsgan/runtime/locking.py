@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bigsgan.errors import UserError, reason
+from bigsgan.runtime.paths import parse_json
 
 _REFUSALS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks; the last is that of Lustre mounted without ``flock``."""
@@ -143,6 +144,6 @@ def _held(file: FileIO) -> Callable[[], None]:
 def _read(path: Path) -> _Holder | None:
     """Return the holder of the lock; None as long as the file does not say."""
     try:
-        return _Holder(**json.loads(path.read_text("utf-8")))
+        return _Holder(**parse_json(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None

@@ -241,8 +241,9 @@ def build_reals(
 ) -> RealImages:
     """Start to read this rank's part of the data, on the ranks of the network's first stage, and who else has to."""
     recipe, place = plan.recipe, plan.placement(network)
-    shows, stages = recipe.objective.teacher is not None and network == "discriminator", {0}
-    if shows:  # D's last stage compares features with the teacher's
+    # G's reader shows images too, though nobody looks: both replace a sample whose image is corrupt.
+    shows, stages = recipe.objective.teacher is not None, {0}
+    if shows and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
     # G's last stage takes the seeds of path length's probe from G's inputs, which it cannot have without the data.
     if recipe.objective.path_length and network == "generator":

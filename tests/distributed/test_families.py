@@ -46,9 +46,9 @@ def cells():
     """Each family at ZeRO 1 and 2 in one cell, or at 3 if it has layers of its own; the rest is nightly."""
     for family, stages_of in product(FAMILIES, ((0, 0), (1, 2), (3, 3))):
         at_3 = family in WITH_LAYERS_OF_THEIR_OWN
-        slow = stages_of == ((3, 3) if at_3 else (1, 2))
+        slow = stages_of == ((3, 3) if at_3 else (1, 2)) or (family, stages_of) == ("stylegan2", (3, 3))
         marks = pytest.mark.slow if slow else pytest.mark.nightly
-        yield pytest.param(family, stages_of, marks=() if (family, stages_of) == ("stylegan2", (3, 3)) else marks)
+        yield pytest.param(family, stages_of, marks=marks)
 
 
 @pytest.mark.parametrize("family, stages_of", [*cells()])

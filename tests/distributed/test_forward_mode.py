@@ -39,18 +39,18 @@ LAYOUTS = {  # ranks, options, DeepSpeed files
     "G in four stages": (4, stages(4, 2), both(1)),
     "stages and replicas": (4, stages(2, 2), both(1)),
 }
-QUICK = [("zero3", "lazy r1 and r2", 2), ("pipelines", "gradient penalty", 2)]
+CHOSEN = [("zero3", "lazy r1 and r2", 2), ("pipelines", "gradient penalty", 2)]
 
 
-def cells(layouts, penalties, quick, rest=()):
-    """Every cell; the quick tier takes those in which most parts meet, and the slow one other layouts once.
+def cells(layouts, penalties, chosen, rest=()):
+    """Every cell; most parts meet in the chosen ones. The first is quick; the slow tier takes other layouts once.
 
     ``rest`` has layouts that are nightly alone: most of their parts are in others.
     """
     for cell in product(layouts, penalties, (1, 4)):
         yield pytest.param(*cell, marks=pytest.mark.nightly)
-    for cell in quick:
-        yield pytest.param(*cell)
+    for i, cell in enumerate(chosen):
+        yield pytest.param(*cell, marks=pytest.mark.slow if i else ())
     for i, layout in enumerate(layouts):
         marks = pytest.mark.nightly if layout in rest else pytest.mark.slow
         yield pytest.param(layout, [*penalties][i % 3], 2, marks=marks)
@@ -61,7 +61,7 @@ REST = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(LAYOUTS, PENALTIES, QUICK, REST)])
+@pytest.mark.parametrize("layout, penalty, accumulation", [*cells(LAYOUTS, PENALTIES, CHOSEN, REST)])
 def test_matrix(ranks, layout, penalty, accumulation):
     num, options, ds = LAYOUTS[layout]
     check(ranks(num), [*options, *PENALTIES[penalty], f"accumulation={accumulation}"], ds, UPDATES)
@@ -80,7 +80,7 @@ OF_STYLES = {  # path length regularisation, and what else
         "objective.fake_labels=data",
     ],
 }
-PATHS = [("zero3", "of half, with r1", 1), ("pipelines", "of shared images", 1)]
+PATHS = [("pipelines", "of shared images", 1), ("zero3", "of half, with r1", 1)]
 OF_G = {
     **{name: layout for name, layout in LAYOUTS.items() if "four" not in name},
     "G in four stages": LAYOUTS["G in four stages"],  # this D has three layers

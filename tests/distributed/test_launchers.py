@@ -44,6 +44,7 @@ def test_a_bad_recipe_is_answered_once(launcher, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_recipe_once(tmp_path):
     result = launch("torchrun", tmp_path, "--dry-run", "seed=7")
     assert result.returncode == 0

@@ -192,6 +192,7 @@ def test_snapshots_in_half_precision(ranks, tmp_path):
         assert error <= 2e-3 * float(one.detach().abs().max()) + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ds", [zero(2), pytest.param(zero(3), marks=pytest.mark.nightly)], ids=["zero2", "zero3"])
 def test_resume_is_the_same_run(ranks, ds, tmp_path):
     both, overrides = dict.fromkeys(NETWORKS, ds), [*ADAM, *POWER]

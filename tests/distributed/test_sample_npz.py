@@ -48,6 +48,7 @@ def run(ranks, tmp_path):
     return directory
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_writes_the_same_bytes(ranks, run, tmp_path):
     """Of seven batches, the last smaller: of two ranks, one has none in the last round."""
     written = []

@@ -47,7 +47,12 @@ LAYOUTS = {
     "2 + 2, D in stages": ((2, 2), stages(1, 2), both(1)),
 }
 QUICK = {("1 + 1, ZeRO 3", 2, "exact")}
-IN_CI = {("2 + 1, ZeRO 3", 2, "exact"), ("1 + 2, D in stages", 2, "exact"), ("2 + 1, G in stages", 1, "exact")}
+IN_CI = {
+    ("1 + 1, ZeRO 0", 2, "finite_difference"),
+    ("2 + 1, ZeRO 3", 2, "exact"),
+    ("1 + 2, D in stages", 2, "exact"),
+    ("2 + 1, G in stages", 1, "exact"),
+}
 
 
 def cells():

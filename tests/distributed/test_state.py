@@ -72,7 +72,8 @@ def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
 
 OFFLOADED = zero(3, zero={"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}})
 RESUMED = [
-    *QUICK,
+    FP32[3],
+    pytest.param(FP32[0], marks=pytest.mark.slow),
     pytest.param(OFFLOADED, id="3-fp32-offload", marks=pytest.mark.slow),
     *(pytest.param(ds, marks=pytest.mark.slow) for ds in (FP32[2], LOW[3], LOW[5])),
     *(pytest.param(ds, marks=pytest.mark.nightly) for ds in (FP32[1], *LOW[:3], LOW[4], LOW[6])),

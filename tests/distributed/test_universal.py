@@ -64,9 +64,8 @@ def loaded(recipe, network, stage, directory):
     return found
 
 
-@pytest.mark.parametrize(
-    "stage", [1, pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("network, saved_at", [("discriminator", 3), ("generator", 1)])
 def test_deepspeed_loads_it(ranks, tmp_path, network, saved_at, stage):
     by_rank = ranks(2).run(written, ADAM, both(saved_at), network, str(tmp_path))

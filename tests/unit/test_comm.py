@@ -26,11 +26,28 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
     monkeypatch.setenv("LOCAL_SIZE", "1")  # a rank that sees a GPU of its own divides the cores nevertheless
-    for name, value in (("OMP_NUM_THREADS", asked), ("TORCHELASTIC_RUN_ID", "none" if by_torchrun else None)):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    variables = {"OMP_NUM_THREADS": asked, "TORCHELASTIC_RUN_ID": "none" if by_torchrun else None}
+    variables["SLURM_STEP_NUM_TASKS"] = "8" if num_cores < 16 else None
+    for name, value in variables.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert (None if comm._has_chosen_threads() else comm.part_of_cores()) == expected
+    assert comm._threads_beside_a_gpu() == expected
+
+
+@pytest.mark.parametrize(
+    "tasks, expected", [("8", 4), ("2", 1), (None, 1)], ids=["bound by Slurm", "agents on Slurm", "in a container"]
+)
+def test_cores_of_one_of_4_ranks_that_sees_4_of_16(monkeypatch, tasks, expected):
+    """Slurm gives each of its tasks cores of its own; whatever else limits them limits all ranks of the host."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+    for name, value in {"SLURM_STEP_NUM_TASKS": tasks, "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert comm.num_cores() == expected
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,6 @@ def test_numbers_of_a_folder_are_numbers(tmp_path):
     assert config == {"library_name": "bigsgan", "weights": "ema", "nimg": 64, "ema_width": 0.07, "truncation": 0.5}
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_a_folder_for_the_hub(run, capsys):
     directory, _ = run

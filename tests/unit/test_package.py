@@ -95,6 +95,7 @@ def installed(tmp_path_factory) -> Path:
 
 EVERY_NAME = """
 from bigsgan.cli import main
+from bigsgan.config import both_engines
 from bigsgan.shipped import ROOT, recipe_names
 
 for name in recipe_names():

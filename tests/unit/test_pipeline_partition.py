@@ -200,6 +200,10 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     step.executor = lambda works: found.extend(work.phase for work in works)
     step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
+    for phase in found:
+        of = "discriminator" if phase.does in ("checks", "differentiates", "trains") else "generator"
+        if phase.network == "discriminator":  # as the inputs that the step makes have
+            assert phase.num_samples == phase.segments * slices[of]["discriminator"].num_samples
     return found
 
 

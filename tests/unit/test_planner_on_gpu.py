@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from bigsgan import shipped
-from bigsgan.config import NETWORKS, load_recipe, plan_run
+from bigsgan.config import both_engines, load_recipe, plan_run
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
 
@@ -14,16 +14,18 @@ EVERY = ["objective.r1.every=1", "objective.path_length.every=1"]
 NARROW = ["generator.channels=32", "discriminator.channels=64"]
 
 
-def engines(**values):
-    return [f"engines.{network}.{key}={value}" for network in NETWORKS for key, value in values.items()]
-
-
 def both_ways(*names):
     return {m: [f"objective.{name}.method={m}" for name in names] for m in ("double_backward", "forward_mode")}
 
 
 ALONE, STYLED = both_ways("r1"), both_ways("r1", "path_length")
-NARROWLY = [*SYNTHETIC, "batch=32", *NARROW, "objective.r1={weight: 1}", *engines(ds_config="ds_configs/zero0.json")]
+NARROWLY = [
+    *SYNTHETIC,
+    "batch=32",
+    *NARROW,
+    "objective.r1={weight: 1}",
+    *both_engines("ds_config=ds_configs/zero0.json"),
+]
 
 
 class Measured(NamedTuple):
@@ -36,10 +38,10 @@ class Measured(NamedTuple):
 
 RUNS = {
     "BigGAN-128 in bf16": Measured(
-        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *engines(ds_config="ds_configs/zero1_bf16.json")], 6_666
+        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *both_engines("ds_config=ds_configs/zero1_bf16.json")], 6_666
     ),
     "BigGAN-128 in fp16": Measured(
-        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *engines(ds_config="ds_configs/zero1_fp16.json")], 7_594
+        "biggan128_imagenet", [*SYNTHETIC, "batch=64", *both_engines("ds_config=ds_configs/zero1_fp16.json")], 7_594
     ),
     "narrow BigGAN, R1 by a double backward": Measured(
         "biggan128_imagenet", [*NARROWLY, *ALONE["double_backward"]], 14_781

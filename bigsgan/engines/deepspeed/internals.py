@@ -330,7 +330,8 @@ def has_optimizer_wrapper(engine: DeepSpeedEngine) -> bool:
 def clip_with(engine: DeepSpeedEngine, clip: Callable[[], None]) -> None:
     """Let ``clip`` clip the gradients of ZeRO 0 in float32.
 
-    DeepSpeed's own function (engine.py) takes the norm again, and waits for numbers from the device.
+    DeepSpeed's own function (engine.py) takes the norm again, that of a pipeline's stage alone, and waits for numbers
+    from the device.
     """
     engine.clip_fp32_gradients = clip
 

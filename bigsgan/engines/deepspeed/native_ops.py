@@ -35,7 +35,7 @@ _FILE_IS_LOCK = hasattr(cpp_extension, "FileBaton")
 _log = logging.getLogger(__name__)
 
 
-class _Op(NamedTuple):
+class Op(NamedTuple):
     """The ops that DeepSpeed compiles for a field of its file."""
 
     builder: Callable[[], OpBuilder]  # makes the object that builds them
@@ -46,14 +46,14 @@ class _Op(NamedTuple):
     remedy: str
 
 
-CPU_ADAM = _Op(
+CPU_ADAM = Op(
     CPUAdamBuilder,
     (CPUAdamBuilder.NAME,),
     "zero_force_ds_cpu_optimizer",
     True,
     "install a C++ compiler and ninja, or set it to false for torch's own Adam",
 )
-ASYNC_IO = _Op(
+ASYNC_IO = Op(
     AsyncIOBuilder,
     (PinMemoryBuilder.NAME, AsyncIOBuilder.NAME),
     "zero_optimization.offload_optimizer.device",
@@ -61,10 +61,10 @@ ASYNC_IO = _Op(
     "install a C++ compiler, ninja and libaio-dev, or set the device to cpu",
 )
 _built: set[str] = set()
-"""The last name of each ``_Op`` that was built, on the hosts that need it."""
+"""The last name of each ``Op`` that was built, on the hosts that need it."""
 
 
-def build_once(op: _Op, needed: bool = True) -> None:
+def build_once(op: Op, needed: bool = True) -> None:
     """Compile ``CPU_ADAM`` or ``ASYNC_IO``, once on each host that needs it. Every rank calls this.
 
     Raises:
@@ -153,7 +153,7 @@ def is_left_behind(build_directory: Path) -> bool:
     return _FILE_IS_LOCK and age > GRACE_SECONDS and not _is_building(build_directory)
 
 
-def _build(op: _Op, needed: bool) -> None:
+def _build(op: Op, needed: bool) -> None:
     """Let the first rank of each host that needs the ops build them; all ranks wait. Every rank calls this."""
     wait_for_all = comm.patient_barrier()
     host, what = socket.gethostname() if needed else None, " and ".join(op.names)
@@ -171,7 +171,7 @@ def _build(op: _Op, needed: bool) -> None:
     by_each(comm, build)
 
 
-def _load(op: _Op, what: str) -> None:
+def _load(op: Op, what: str) -> None:
     for name in op.names:
         refuse_stale_lock(Path(cpp_extension._get_build_directory(name, verbose=False)))
     _log.warning("building DeepSpeed's %s (minutes, once on each machine)", what)

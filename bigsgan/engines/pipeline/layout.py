@@ -10,9 +10,8 @@ from functools import partial
 import torch
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.config.objective import num_differentiated
 from bigsgan.engines.base import DTYPES, MicroBatch
-from bigsgan.engines.phases import Phase, Segments, update_phases
+from bigsgan.engines.phases import Phase, update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -165,8 +164,7 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
 def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
     objective = plan.recipe.objective
-    exact = [name for name, p in objective.exact_penalties.items() if getattr(p, "every", 1) == 1]
-    steps = [Segments(differentiated=num_differentiated(exact, Segments().trains))] * objective.d_steps
+    steps = [objective.segments(1)] * objective.d_steps  # number 1 has no lazy penalty
     regularised = objective.path_length is not None and objective.path_length.every == 1
     return update_phases(plan, steps, regularised)
 
