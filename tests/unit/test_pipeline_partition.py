@@ -232,16 +232,20 @@ R1 = "r1: {weight: 1}"
 
 
 @pytest.mark.parametrize(
-    "penalties, segments",
-    [(R1, 1), ("r2: {weight: 1}", 2), (f"{R1}, r2: {{weight: 1}}", 2), ("gradient_penalty: {weight: 1}", 2)],
+    "penalties, segments, trained",
+    [
+        (R1, 1, 2),
+        ("r2: {weight: 1}", 2, 2),
+        (f"{R1}, r2: {{weight: 1}}", 2, 2),
+        ("gradient_penalty: {weight: 1}", 3, 3),
+    ],
 )
-def test_with_r1_alone_d_differentiates_at_real_images_and_waits_for_no_others(tmp_path, penalties, segments):
+def test_with_r1_alone_d_differentiates_at_real_images_and_waits_for_no_others(tmp_path, penalties, segments, trained):
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), "accumulation=4", f"objective={{{penalties}}}"], {})
     _, differentiates, trains, *_ = found = usual_phases(plan)
-    assert (differentiates.num_samples, trains.num_samples) == (segments, 2)
+    assert (differentiates.num_samples, trains.num_samples) == (segments, trained)
     assert (differentiates.images_from, trains.images_from) == (None if segments == 1 else 0, 0)
-    if "gradient_penalty" not in penalties:  # which adds a segment
-        assert asked_phases(plan) == found
+    assert asked_phases(plan) == found
 
 
 def test_a_finite_difference_is_checked_on_one_micro_batch(tmp_path):
