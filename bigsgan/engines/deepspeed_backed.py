@@ -12,7 +12,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.checkpoint import saved_buffers
-from bigsgan.engines.base import Shard, Work
+from bigsgan.engines.base import Rates, Shard, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.optimizer import fit_state, set_rates
 from bigsgan.engines.outcomes import Outcome, Outcomes
@@ -160,9 +160,9 @@ class DeepSpeedBacked:
         """Release the engine's hooks and buffers."""
         self._engine.destroy()
 
-    def _set_rates(self, work: Work) -> None:
-        assert work.rates is not None, "a step has rates"
-        set_rates(self._engine.optimizer, work.rates)
+    def _set_rates(self, rates: Rates | None) -> None:
+        assert rates is not None, "a step has rates"
+        set_rates(self._engine.optimizer, rates)
 
     def _norm(self) -> Tensor:
         """Return the norm of this rank's averaged gradients."""

@@ -214,7 +214,7 @@ class ZeroEngine(DeepSpeedBacked):
 
     def step(self, work: Work) -> None:
         """Update, and keep count."""
-        self._set_rates(work)
+        self._set_rates(work.rates)
         self._step()
 
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:

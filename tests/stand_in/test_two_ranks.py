@@ -22,7 +22,7 @@ PIPELINES = [
 ]
 
 IN_PIPELINES = {
-    "0-fp32-device": {"engine.py:step": 1},
+    "0-fp32-device": {"deepspeed_backed.py:_update": 1},
     "0-bf16-device": {"utils.py:is_invalid_grad_norm": 1, "utils.py:mask_nan_or_inf_with_val_inplace": 2},
     "1-fp32-device": {"utils.py:is_invalid_grad_norm": 1},
     "1-bf16-device": {"utils.py:is_invalid_grad_norm": 1},

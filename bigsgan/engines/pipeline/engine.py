@@ -187,7 +187,7 @@ class PipelineEngine(DeepSpeedBacked):
 
     def step(self, work: Work) -> None:
         """Reduce the gradients over the replicas, update, and count it; either all stages apply an update or none."""
-        self._set_rates(work)
+        self._set_rates(work.rates)
         internals.reduce_pipeline_gradients(self._engine)
         if self._checks_gradients:
             self.grad_norm = self._norm()
