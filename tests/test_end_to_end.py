@@ -239,6 +239,7 @@ def test_columns_are_the_first_classes_that_fit_unless_asked():
     assert choose_columns(1000, [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
 
 
+@pytest.mark.slow
 def test_columns_are_the_classes_asked_for(run, tmp_path):
     directory, _ = run
     trained = open_trained(directory / "run", "generator", False, 32, CPU)

@@ -90,6 +90,7 @@ class DiscriminatorObjective:
             num += 1 + penalties[name].antithetic
         self.segments = section.segments(d_step)
         self.num_segments, self.num_differentiated, _ = self.segments
+        assert self.num_segments == num + self.interpolates, "each segment belongs to a penalty, or is real or fake"
         self._exact = {name: _SEGMENTS[name] for name in self._penalties if name not in self.perturbed}
         if self.interpolates:
             self._exact[GRADIENT_PENALTY] = num

@@ -89,8 +89,9 @@ def num_cores() -> int:
 def _is_bound() -> bool:
     """Whether this rank is a task of Slurm's with cores of its own; ranks of other launchers share those of a job."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS")
-    is_task = tasks is not None and tasks == os.environ.get("WORLD_SIZE")
-    return is_task and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    if tasks is None or tasks != os.environ.get("WORLD_SIZE"):
+        return False
+    return len(os.sched_getaffinity(0)) < launched.number("SLURM_CPUS_ON_NODE", default=os.cpu_count() or 1, least=1)
 
 
 def _threads_beside_a_gpu() -> int | None:

@@ -68,6 +68,7 @@ def beginnings(ds: dict[str, Any]) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_an_engines_parts_begin_at_multiples_of_16_bytes(ranks, name):
     for found in ranks(2).run(beginnings, FILES[name]):

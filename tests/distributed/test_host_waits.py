@@ -129,12 +129,10 @@ ONCE_TOO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ds",
-    [
-        *(ds if name == "3-bf16" else pytest.param(ds, marks=pytest.mark.slow) for name, ds in ONCE.items()),
-        *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values()),
-    ],
+    [*ONCE.values(), *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values())],
     ids=[*ONCE, *ONCE_TOO],
 )
 def test_an_update_waits_once_for_each_network(ranks, ds):

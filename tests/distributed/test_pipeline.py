@@ -50,15 +50,12 @@ LAYOUTS = {
 }
 
 
-SMALL = [name for name, (world_size, *_) in LAYOUTS.items() if world_size == 2]
-
-
 def layouts():
     for name in LAYOUTS:
-        marks = () if name == SMALL[0] else pytest.mark.nightly if "replicas" in name else pytest.mark.slow
-        yield pytest.param(name, marks=marks)
+        yield pytest.param(name, marks=pytest.mark.nightly if "replicas" in name else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["keep", pytest.param("recompute", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", [*layouts()])
 def test_layouts_may_differ(ranks, name, mode):

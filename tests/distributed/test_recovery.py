@@ -149,9 +149,10 @@ def passing_over(overrides, ds, skipped, num_updates=6):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, network, most, skipped",
-    [(0, "generator", 1, (24, 32)), pytest.param(3, "discriminator", 2, (24, 40), marks=pytest.mark.slow)],
+    [(0, "generator", 1, (24, 32)), (3, "discriminator", 2, (24, 40))],
 )
 def test_a_run_goes_back_and_passes_over_the_data(ranks, stage, network, most, skipped):
     """As if that data had never been there, bit for bit, but for the counts."""

@@ -49,6 +49,7 @@ def test_generator_phase_leaves_the_discriminator_alone(ranks, ds):
         assert not any(touched.values()), touched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
     by_rank = ranks(2).run(scenarios.average_swap, ADAM, {"generator": ds, "discriminator": ds})
@@ -169,6 +170,7 @@ def trained(overrides, ds, on_device):
     return state
 
 
+@pytest.mark.slow
 @DECIDED
 def test_it_is_the_same_run_whoever_decides(ranks, ds):
     overrides, both = [*ADAM, "optimizer.discriminator.clip_norm=0.1"], dict.fromkeys(NETWORKS, ds)

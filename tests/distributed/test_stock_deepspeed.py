@@ -43,7 +43,8 @@ def test_the_update_is_the_reference(ranks, stage):
     check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], both(stage), FEWER)
 
 
-@pytest.mark.parametrize("network", [NETWORKS[0], pytest.param(NETWORKS[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
 def test_one_network_alone(ranks, network):
     check(ranks(2), [f"engines.stock_deepspeed={network}", "accumulation=2"], both(1), FEWER)
 

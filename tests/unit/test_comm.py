@@ -28,7 +28,7 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
     monkeypatch.setenv("LOCAL_SIZE", "1")  # a rank that sees a GPU of its own divides the cores nevertheless
     monkeypatch.setenv("WORLD_SIZE", "8")
     variables = {"OMP_NUM_THREADS": asked, "TORCHELASTIC_RUN_ID": "none" if by_torchrun else None}
-    variables["SLURM_STEP_NUM_TASKS"] = "8" if num_cores < 16 else None
+    variables |= {"SLURM_STEP_NUM_TASKS": "8" if num_cores < 16 else None, "SLURM_CPUS_ON_NODE": None}
     for name, value in variables.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -37,13 +37,16 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
 
 
 @pytest.mark.parametrize(
-    "tasks, expected", [("8", 4), ("2", 1), (None, 1)], ids=["bound by Slurm", "agents on Slurm", "in a container"]
+    "tasks, cpus, expected",
+    [("8", "16", 4), ("8", "4", 1), ("2", "16", 1), (None, None, 1)],
+    ids=["bound by Slurm", "Slurm, not bound", "agents on Slurm", "in a container"],
 )
-def test_cores_of_one_of_4_ranks_that_sees_4_of_16(monkeypatch, tasks, expected):
-    """Slurm gives each of its tasks cores of its own; whatever else limits them limits all ranks of the host."""
+def test_cores_of_one_of_4_ranks_that_sees_4_of_16(monkeypatch, tasks, cpus, expected):
+    """Slurm may give each of its tasks cores of its own; whatever else limits them limits all ranks of the host."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
-    for name, value in {"SLURM_STEP_NUM_TASKS": tasks, "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+    slurm = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_CPUS_ON_NODE": cpus}
+    for name, value in {**slurm, "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
 
 
-QUICK = ("biggan", "stylegan2", "gat")
+QUICK = ("biggan", "stylegan2")
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,10 @@ def mutations(state: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("source", ["biggan-pytorch", "r3gan", "stylegan2-ada", "pix2pix"])
+@pytest.mark.parametrize(
+    "source",
+    ["r3gan", *(pytest.param(s, marks=pytest.mark.slow) for s in ("biggan-pytorch", "stylegan2-ada", "pix2pix"))],
+)
 def test_a_mutated_network_is_read_or_refused_in_one_line(tmp_path, monkeypatch, source, network):
     generator, discriminator = published(source)
     paths = tmp_path / "g.pth", tmp_path / "d.pth"

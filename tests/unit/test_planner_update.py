@@ -20,12 +20,13 @@ def of_discriminator(directory, num, *options):
     return {name: peak.activations for name, peak in found.update.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more, readers, num",
     [
         ([], 2, NUM - 2),
-        pytest.param([EXACT], 3, NUM - 2, marks=pytest.mark.slow),
-        pytest.param([EXACT, "objective.r2={weight: 1}"], 3, 1, marks=pytest.mark.slow),
+        ([EXACT], 3, NUM - 2),
+        ([EXACT, "objective.r2={weight: 1}"], 3, 1),
     ],
 )
 def test_images_that_are_read_again_stay(more, readers, num, tmp_path):
@@ -42,6 +43,7 @@ def test_images_that_are_read_again_stay(more, readers, num, tmp_path):
     assert again["D trains"] - once["D trains"] == num * N * IMAGE
 
 
+@pytest.mark.slow
 def test_images_that_are_differentiated_at_stay_until_d_has_trained_on_them(tmp_path):
     few, many = (of_discriminator(tmp_path, num, EXACT) for num in (NUM, 2 * NUM))
     # Real images, and the gradients at both; those of G are read once.

@@ -78,6 +78,7 @@ def test_tangents_and_a_double_backward_give_the_same_gradient(name):
     parameters = list(d.parameters())
     objective, statistics = made(phase=8, loss="non_saturating", **PENALTIES[name])
     (images,) = batch_of(objective)
+    assert len(images) == 5 * objective.segments.trains
     images.requires_grad_()
     logits = d(images, segments=objective.num_segments)
     expected = torch.autograd.grad(objective(logits, (images,)), parameters, retain_graph=True)
@@ -119,6 +120,7 @@ def test_finite_differences_approach_the_gradient_of_the_slopes(antithetic):
     objective, _ = made(loss="wasserstein", r1=section, r2={**section, "weight": 0.5})
     assert objective.num_segments == 2 + 2 * (1 + antithetic)
     (images,) = batch_of(objective)
+    assert len(images) == 5 * objective.segments.trains
     logits = d(images, segments=objective.num_segments)
     found = torch.autograd.grad(objective(logits, (images,)), list(d.parameters()))
 
