@@ -201,9 +201,9 @@ def test_a_disk_that_takes_long_for_one_piece_has_a_rate(tmp_path, monkeypatch, 
     disk_of_a_clock(0.01)
     tick, read, late = speed.time.perf_counter, os.read, [0.0]
 
-    def read_late(*arguments):
-        late[0] += 8.0  # more than all reading may take
-        return read(*arguments)
+    def read_late(descriptor, num):
+        late[0] += 8.0 if num == speed._PIECE else 0.0  # more than all reading may take; other threads read too
+        return read(descriptor, num)
 
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: tick() + late[0]))
     monkeypatch.setattr(os, "read", read_late)
