@@ -50,7 +50,8 @@ def choose(files: list[str], is_first: bool) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shard", metavar="I/N", type=shard_of, help="run one of N shards of the tests, with I from 0")
+    help_text = "run one of N shards of the tests, with I from 0"
+    parser.addoption("--shard", metavar="I/N", type=shard_of, default=(0, 1), help=help_text)
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -70,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("nightly") is not None:
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
-    number, num = config.getoption("shard") or (0, 1)
+    number, num = config.getoption("shard")
     items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % num == number]
 
 

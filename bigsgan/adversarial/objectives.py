@@ -49,7 +49,6 @@ class DiscriminatorObjective:
     """D's loss for one of its steps.
 
     Attributes:
-        penalised: Whether this step carries R1 or R2.
         perturbed: Which of R1 and R2 this step carries as finite differences.
         checked: Which of these are compared with the exact penalty, in a phase before D trains.
         segments: The segments of this step's micro-batches.
@@ -80,14 +79,13 @@ class DiscriminatorObjective:
         self._section, self._extras, self._images_per_sample = section, extras, extras.images_per_sample
         self._loss = LOSSES[section.loss]
         self._statistics = statistics
-        penalties = section.gradient_norms
         self._penalties, self.checked = section.due(d_step), section.checked(d_step)
-        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in penalties.items()}
+        self._weights = {name: penalty_weights.get(name, p.weight) for name, p in section.gradient_norms.items()}
         self.perturbed = [name for name, p in self._penalties.items() if p.form == "finite_difference"]
         self._ends, num = dict[str, tuple[int, int]](), 2
         for name in self.perturbed:
-            self._ends[name] = num, num + 1 if penalties[name].antithetic else _SEGMENTS[name]
-            num += 1 + penalties[name].antithetic
+            self._ends[name] = num, num + 1 if self._penalties[name].antithetic else _SEGMENTS[name]
+            num += 1 + self._penalties[name].antithetic
         self.segments = section.segments(d_step)
         self.num_segments, self.num_differentiated, _ = self.segments
         assert self.num_segments == num + self.interpolates, "each segment belongs to a penalty, or is real or fake"
