@@ -50,7 +50,7 @@ def read_segments(out: Path) -> list[Segment]:
 
 
 def _read(path: Path) -> Segment:
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415  (it takes seconds, and ranks read no file)
 
     run, config, rows, metrics, alerts, finished = None, {}, [], {}, [], False
     for data in _records(path.read_bytes()):

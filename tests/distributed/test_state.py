@@ -138,7 +138,7 @@ def test_non_finite_gradients_skip_the_update(ranks, ds, network):
     check_skipped(ranks(2).run(scenarios.poisoned, ADAM, {"generator": ds, "discriminator": ds}, network), network)
 
 
-@pytest.mark.parametrize("stage, low", [(1, "fp16"), (2, "bf16")])
+@pytest.mark.parametrize("stage, low", [(1, "fp16"), pytest.param(2, "bf16", marks=pytest.mark.slow)])
 def test_an_optimizer_on_the_host_passes_over_the_update(ranks, stage, low):
     """Of gradients that lie on the device, and are looked at by their norm alone."""
     precision = {"enabled": True} | ({"initial_scale_power": 8} if low == "fp16" else {})

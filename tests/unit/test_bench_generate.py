@@ -23,7 +23,7 @@ def cases(tmp_path, *overrides, **changes):
 
 
 @pytest.mark.parametrize(
-    "family", ["pix2pix", "stylegan2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "r3gan"))]
+    "family", ["stylegan2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "pix2pix", "r3gan"))]
 )
 def test_precisions_and_batches(tmp_path, one_thread, family):
     found = cases(tmp_path, *FAMILIES.get(family, []))

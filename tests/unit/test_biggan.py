@@ -44,6 +44,9 @@ D_WIDTHS = {
 G_MAPS = {r: [8 * 2**i for i in range(len(w) - 1)] for r, w in G_WIDTHS.items()}
 D_MAPS = {16: [8, 4], 32: [16, 8], **{r: [r >> i for i in range(1, len(D_WIDTHS[r]))] for r in (64, 128, 256, 512)}}
 RESOLUTIONS = list(G_WIDTHS)
+BY_RESOLUTION = pytest.mark.parametrize(
+    "resolution", [pytest.param(r, marks=pytest.mark.slow) if r > 128 else r for r in RESOLUTIONS]
+)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,7 +131,7 @@ def test_parameter_counts(resolution, num_classes, colours, attend):
 
 @pytest.mark.parametrize("hierarchical", [True, False])
 @pytest.mark.parametrize("num_classes", [0, 10])
-@pytest.mark.parametrize("resolution", RESOLUTIONS)
+@BY_RESOLUTION
 def test_shapes(resolution, num_classes, hierarchical):
     with META:
         z = 3 * len(G_WIDTHS[resolution])
@@ -140,7 +143,7 @@ def test_shapes(resolution, num_classes, hierarchical):
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-@pytest.mark.parametrize("resolution", RESOLUTIONS)
+@BY_RESOLUTION
 def test_every_float_in_the_carry_has_a_gradient_and_a_use(resolution, num_classes):
     g_maps, d_maps = G_MAPS[resolution], D_MAPS[resolution]
     with META:

@@ -301,14 +301,14 @@ def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
 
 
 def tier_of(family: str) -> Any:
-    """BigGAN is compiled in the quick tier, others in the slow one, variants in the nightly one."""
+    """BigGAN's D is compiled in the quick tier, other networks in the slow one, variants in the nightly one."""
     if family.startswith(("biggan_", "dcgan_", "stylegan2_", "pix2pix_")) and family != "biggan_deep":
         return pytest.param(family, marks=pytest.mark.nightly)
     return pytest.param(family, marks=pytest.mark.slow)
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [pytest.param("generator", marks=pytest.mark.slow), "discriminator"])
 @pytest.mark.parametrize("family", ["biggan", *(tier_of(name) for name in FAMILIES)])
 def test_a_compiled_network_is_one_graph(tmp_path, family, network):
     """Though whether kernels work is asked, found out and logged in the middle of it."""

@@ -201,7 +201,7 @@ def recipe_keys() -> list[str]:
     return sorted({key for path in paths for key in keys_of(yaml.safe_load(path.read_text()))})
 
 
-KEYS = st.sampled_from(recipe_keys()) | TEXT
+KEYS = st.deferred(lambda: st.sampled_from(recipe_keys()) | TEXT)
 CHANGES = st.tuples(KEYS, VALUES.map(json.dumps) | WORDS).map("=".join)
 GOOD = st.sampled_from(["seed=3", "batch=8", "out=new/run", "ema={half_life_nimg: 5}", "generator.channels=8"])
 

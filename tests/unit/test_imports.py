@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,15 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def product_files() -> list[Path]:
-    return sorted((ROOT / PACKAGE).rglob("*.py"))
+@cache
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
 
 
-TREES = {module_name(path): ast.parse(path.read_text()) for path in product_files()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """What each module of the product imports."""
+    return {name: set(imported(ast.parse(path.read_text()))) for name, path in modules().items()}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -49,7 +54,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             assert node.module is not None
             for alias in node.names:  # ``from package import module`` names a module, ``from module import x`` does not
                 inner = f"{node.module}.{alias.name}"
-                yield inner if inner in TREES else node.module
+                yield inner if inner in modules() else node.module
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_quietly"):
             (argument,) = node.args
             if ast.unparse(node) == PASSED_ON:
@@ -61,9 +66,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def graph() -> dict[str, set[str]]:
     edges = {
-        name: {target for target in imported(tree) if target.split(".")[0] == PACKAGE} for name, tree in TREES.items()
+        name: {target for target in targets if target.split(".")[0] == PACKAGE} for name, targets in imports().items()
     }
-    unknown = {target for targets in edges.values() for target in targets} - TREES.keys()
+    unknown = {target for targets in edges.values() for target in targets} - modules().keys()
     assert not unknown
     return edges
 
@@ -129,29 +134,18 @@ def test_comm_and_the_bottom_stand_alone():
 
 
 def test_every_name_of_the_level_list_exists():
-    assert {name for names in LEVELS for name in names} <= TREES.keys()
+    assert {name for names in LEVELS for name in names} <= modules().keys()
 
 
 def test_only_engines_and_comm_import_deepspeed():
-    importers = {name for name, tree in TREES.items() if any(m.split(".")[0] == "deepspeed" for m in imported(tree))}
+    importers = {name for name, targets in imports().items() if "deepspeed" in {m.split(".")[0] for m in targets}}
     assert {"bigsgan.runtime.comm", "bigsgan.engines.zero"} <= importers
     assert [name for name in importers if not name.startswith(MAY_IMPORT_DEEPSPEED)] == []
 
 
 def test_only_the_doctor_patches_other_modules():
-    patching = {name for name, tree in TREES.items() if "unittest" in {each.split(".")[0] for each in imported(tree)}}
+    patching = {name for name, targets in imports().items() if "unittest" in {m.split(".")[0] for m in targets}}
     assert patching == {f"bigsgan.doctor.{name}" for name in ("arithmetic", "games", "kernels", "smooth")}
-
-
-@pytest.mark.parametrize(
-    "path", [*product_files(), ROOT / "launch" / "train.py"], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_imports_stand_at_the_top(path):
-    tree = ast.parse(path.read_text())
-    inside = [
-        node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in tree.body
-    ]
-    assert [f"line {node.lineno}" for node in inside] == []
 
 
 def loaded_after(statement: str) -> set[str]:

@@ -137,7 +137,7 @@ def g_pass(network, regularizer, inputs, method):
     (images.sum() + regularizer.along(along, inputs)).backward()
 
 
-@pytest.mark.parametrize("shrink", [1, 2])
+@pytest.mark.parametrize("shrink", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_operations_of_path_length(method, shrink, tmp_path):
     styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]

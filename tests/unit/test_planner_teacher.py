@@ -96,7 +96,7 @@ def peaks_of_whole(stack, inputs, num, section):
 
 
 @pytest.mark.parametrize("family", TAUGHT)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_layers_with_heads_make_a_whole(tmp_path, checkpointing, family):
     n, recompute = 32, f"engines.discriminator.activation_checkpointing={checkpointing}"
     options = [f"batch={n}", *FAMILIES[family], LARGE, recompute]

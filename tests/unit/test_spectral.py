@@ -124,7 +124,7 @@ def test_kernels_compile_for_a_gpu(dtype, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("moving", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, dtype", CELLS)
 def test_values_and_gradients(name, moving, dtype, monkeypatch):
     layer, tolerance = made(name, dtype), ROUNDING[dtype]
@@ -151,7 +151,7 @@ def test_values_and_gradients(name, moving, dtype, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", ["filters", "map"])
+@pytest.mark.parametrize("name", ["filters", pytest.param("map", marks=pytest.mark.slow)])
 def test_gradients_of_the_second_order(name, monkeypatch):
     layer = made(name, torch.float64)
 

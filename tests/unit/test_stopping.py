@@ -156,7 +156,14 @@ def test_a_second_ctrl_c_ends_a_process_that_is_stuck_and_one_that_a_launcher_pa
 TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--stopped-status", "85"]
 
 
-@pytest.mark.parametrize("number, seconds", [("SIGUSR1", 0), ("SIGTERM", 0.1), ("SIGUSR1", 0.4), ("SIGTERM", 1.0)])
+@pytest.mark.parametrize(
+    "number, seconds",
+    [
+        ("SIGUSR1", 0),
+        ("SIGTERM", 0.1),
+        *(pytest.param(*late, marks=pytest.mark.slow) for late in (("SIGUSR1", 0.4), ("SIGTERM", 1.0))),
+    ],
+)
 def test_a_signal_while_modules_are_imported_ends_the_run_with_its_status(tmp_path, number, seconds):
     """From the moment on in which the process can be told."""
     number = signal.Signals[number]

@@ -161,7 +161,9 @@ TWICE: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "synthesis" else name for name in TWICE]
+)
 def test_layers_are_differentiable_twice(name):
     build, shapes = TWICE[name]
     layer = doubled(build())
