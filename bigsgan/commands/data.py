@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 
-from bigsgan.commands.parsing import Commands, add_number, import_quietly, path_type, picked
+from bigsgan.commands.parsing import Commands, add_number, import_late, import_quietly, path_type, picked
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
 
@@ -55,7 +54,7 @@ def encode(options: argparse.Namespace) -> int:
 
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
-    importlib.import_module("bigsgan.data.prepare").main(
+    import_late("bigsgan.data.prepare").main(
         source=options.source,
         destination=options.destination,
         resolution=options.resolution,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 
-from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, path_type, picked
+from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, import_late, path_type, picked
 
 FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal"]
 
@@ -33,6 +32,6 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write one network."""
-    module = importlib.import_module("bigsgan.export")
+    module = import_late("bigsgan.export")
     module.main(options.run_directory, options.out, picked(module.Options, options, width=options.ema_width))
     return 0

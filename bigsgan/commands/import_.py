@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 
-from bigsgan.commands.parsing import Commands, path_type
+from bigsgan.commands.parsing import Commands, import_late, path_type
 from bigsgan.errors import UserError
 
 
@@ -31,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Make a run directory from published weights."""
     if options.bn_eps is not None and not 0 < options.bn_eps < math.inf:
         raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
-    importlib.import_module("bigsgan.importing").main(
+    import_late("bigsgan.importing").main(
         source=options.source,
         weights=options.weights,
         discriminator=options.discriminator,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import os
 import re
@@ -62,10 +63,23 @@ def picked(record: type, options: argparse.Namespace, **others: object) -> Any:
     return record(**own, **others)
 
 
+def import_late(module: str) -> Any:
+    """Import a command's module, of which garbage collections pass over what it and its libraries made.
+
+    torch and DeepSpeed make half a million objects that stay to the end. DeepSpeed collects several times for each
+    engine, and Python once more as it ends: without them a short run takes a second less.
+    """
+    is_new = module not in sys.modules
+    imported = importlib.import_module(module)
+    if is_new:
+        gc.freeze()
+    return imported
+
+
 def import_quietly(module: str) -> Any:
-    """Import a command's module. What DeepSpeed logs meanwhile goes to standard error, as results go to the output."""
+    """Import late. What DeepSpeed logs meanwhile goes to standard error, as results go to the output."""
     with contextlib.redirect_stdout(sys.stderr):
-        return importlib.import_module(module)
+        return import_late(module)
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.DEFAULT_RECIPE) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 
-from bigsgan.commands.parsing import Commands, add_number, add_run, add_sampling, import_quietly, path_type, picked
+from bigsgan.commands.parsing import (
+    Commands,
+    add_number,
+    add_run,
+    add_sampling,
+    import_late,
+    import_quietly,
+    path_type,
+    picked,
+)
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.slurm import launcher_variables
@@ -52,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ.update(launcher_variables(os.environ))
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
-    module = importlib.import_module("bigsgan.sample")
+    module = import_late("bigsgan.sample")
     asked = picked(module.Options, options, cutoff=options.truncation_cutoff, width=options.ema_width)
     rank, num_ranks = launched.rank(), launched.world_size()
     arguments = (options.run_directory, options.out, options.nimg, options.live, asked, rank, num_ranks)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if planned.recipe.compiles:
         os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)
-    module = importlib.import_module("bigsgan.train")
+    module = import_late("bigsgan.train")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status))
 
 

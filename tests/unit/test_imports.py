@@ -24,7 +24,8 @@ LEVELS = [
     for line in reversed(LADDER[1].splitlines())
 ]
 LEVELS[-2].add(PACKAGE)  # whose __init__ offers ``load``
-PASSED_ON = "importlib.import_module(module)"  # within import_quietly, whose callers name the module
+LATE = ("importlib.import_module", "import_late", "import_quietly")
+PASSED_ON = [f"{name}(module)" for name in LATE]  # within the last two, whose callers name the module
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.runtime.comm")
 
 
@@ -55,9 +56,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
             for alias in node.names:  # ``from package import module`` names a module, ``from module import x`` does not
                 inner = f"{node.module}.{alias.name}"
                 yield inner if inner in modules() else node.module
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_quietly"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in LATE:
             (argument,) = node.args
-            if ast.unparse(node) == PASSED_ON:
+            if ast.unparse(node) in PASSED_ON:
                 continue
             known = argument.values[0] if isinstance(argument, ast.JoinedStr) else argument
             assert isinstance(known, ast.Constant), "give import_module a name, or a package, that can be read here"
