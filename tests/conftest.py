@@ -111,6 +111,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         verdict = ": too many" if too_many_kinks() else ""
         terminalreporter.write_line(f"{KINKS[0]} updates compared with the reference, {KINKS[1]} met a kink{verdict}")
 
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
