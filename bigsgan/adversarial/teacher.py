@@ -21,7 +21,7 @@ from torch.export.passes import move_to_device_pass
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
-from bigsgan.data.autoencoders import load_program, weights_digest
+from bigsgan.data.autoencoders import check_readable, load_program, weights_digest
 from bigsgan.errors import UserError, reason
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full
@@ -162,7 +162,7 @@ def teacher_digest(recipe: Recipe) -> str | None:
 
 
 def _load_export(path: Path, device: torch.device) -> Any:
-    weights_digest([path], PATH)  # reports a missing file
+    check_readable([path], PATH)
     try:
         program = torch.export.load(path)
         if device.type != "cpu":

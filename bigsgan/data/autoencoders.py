@@ -10,7 +10,8 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def load_folder(folder: Path, field: str, device: torch.device) -> Any:
         UserError: The package diffusers is not installed, or weights are missing, damaged or incomplete.
     """
     require("diffusers", field, str(folder))
-    folder_digest(folder, field)  # for its messages about missing files
+    check_readable(_weights_of(folder, field), field)
     library = importlib.import_module("diffusers")
     try:
         network, loaded = library.AutoencoderKL.from_pretrained(  # only safetensors, as a pickle may hold code
@@ -159,7 +160,7 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
     Raises:
         UserError: The file cannot be read.
     """
-    weights_digest([path], field)
+    check_readable([path], field)
     try:
         return torch.jit.load(str(path), map_location=device).eval()
     except (MemoryError, torch.OutOfMemoryError):
@@ -174,14 +175,30 @@ def folder_digest(folder: Path, field: str = PATH) -> str:
     """Return the digest of the weights in a folder.
 
     Raises:
-        UserError: There are no weights.
+        UserError: There are no weights, or they cannot be read.
     """
+    return weights_digest(_weights_of(folder, field), field)
+
+
+def _weights_of(folder: Path, field: str) -> list[Path]:
     files = [folder / _WEIGHTS]
     if not os.path.isfile(files[0]) and os.path.isfile(folder / _INDEX):
         files = sorted(folder.glob(_PARTS))
     if not files or not os.path.isfile(files[0]):
         raise UserError(field, str(folder), f"cannot be read: it has no {_WEIGHTS}", _FOLDER)
-    return weights_digest(files, field)
+    return files
+
+
+def check_readable(files: list[Path], field: str) -> None:
+    """Open files, and read nothing.
+
+    Raises:
+        UserError: A file cannot be opened.
+    """
+    with _reported(files, field):
+        for file in files:
+            check_regular(file)
+            open(file, "rb").close()
 
 
 def weights_digest(files: list[Path], field: str = PATH) -> str:
@@ -190,13 +207,19 @@ def weights_digest(files: list[Path], field: str = PATH) -> str:
     Raises:
         UserError: A file cannot be read.
     """
-    try:
+    with _reported(files, field):
         states = []
         for file in files:
             check_regular(file)
             found = file.stat()
             states.append((str(file), found.st_size, found.st_mtime_ns))
         return _digest_of(tuple(states))
+
+
+@contextmanager
+def _reported(files: list[Path], field: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         remedy = "give a file that exists and can be read"
         raise UserError(field, str(files[0]), f"cannot be read: {reason(error, files[0])}", remedy) from None

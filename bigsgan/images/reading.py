@@ -96,6 +96,7 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """Turn an image as its EXIF data says, and drop these; damaged ones count as none, as the pixels are still good."""
+    image.load()  # which turns a TIFF
     try:
         orientation = image.getexif().get(_EXIF_ORIENTATION)
     except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds

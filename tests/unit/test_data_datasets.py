@@ -14,7 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, datasets
 from bigsgan.errors import UserError
-from bigsgan.images.reading import CorruptImage
+from bigsgan.images.reading import CorruptImage, image_tensor
 
 
 def folder(root, **changes) -> Data:
@@ -118,6 +118,9 @@ def test_exif_orientation_is_undone_once(tmp_path, orientation, suffix):
     image = Image.fromarray(np.array(UPRIGHT[1], np.uint8))
     pixels = read(tmp_path, image, f"image.{suffix}", channels=1, exif=exif)
     assert pixels[0].tolist() == UPRIGHT[orientation]
+    (file,) = tmp_path.rglob(f"image.{suffix}")
+    with Image.open(file) as image:  # as some of torchvision's data sets leave it: not decoded yet
+        assert image_tensor(image, "x", 2, 1)[0].tolist() == UPRIGHT[orientation]
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
