@@ -110,4 +110,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if KINKS[0]:
         verdict = ": too many" if too_many_kinks() else ""
         terminalreporter.write_line(f"{KINKS[0]} updates compared with the reference, {KINKS[1]} met a kink{verdict}")
-
