@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bigsgan.config import NETWORKS
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from tests.distributed import scenarios
+from tests.distributed.test_equivalence import STOCK
 from tests.tiny import zero
 
 BF16 = {"bf16": {"enabled": True}}
@@ -142,6 +143,7 @@ def test_an_update_waits_once_for_each_network(ranks, ds):
 
 
 ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
+CLIPPED = [f"optimizer.{network}.clip_norm=1" for network in NETWORKS]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
     "more", [[], pytest.param(["accumulation=2"], marks=pytest.mark.nightly)], ids=["", "accumulating"]
 )
 def test_an_update_waits_for_nothing_where_the_device_decides(ranks, ds, more):
-    overrides = [*LAZY_R1, *ADAM, *more, *(f"optimizer.{network}.clip_norm=1" for network in NETWORKS)]
+    overrides = [*LAZY_R1, *ADAM, *more, *CLIPPED]
     assert ranks(2).run(asked, overrides, dict.fromkeys(NETWORKS, ds), True, True)[0] == [{}, {}]
 
 
@@ -197,3 +199,17 @@ def test_an_optimizer_on_the_host_waits_once_for_gradients_and_once_for_their_no
 def test_with_one_record_stage_3_would_compare_ranks_in_every_update(ranks):
     found = ranks(2).run(asked, [], dict.fromkeys(NETWORKS, zero(3)), False)[0]
     assert all(sum(each.values()) > 50 for each in found), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ds, usual, stock",
+    [(zero(0, **BF16), 2, 62), (zero(1, zero=HOST), 6, 56)],
+    ids=["ZeRO 0, bf16", "ZeRO 1, optimizer on the host"],
+)
+def test_deepspeed_by_itself_asks_for_every_gradient(ranks, ds, usual, stock):
+    """Beside the timer of its throughput and lists of its own. The networks have 32 and 24 tensors, on both ranks."""
+    options, ds = [*ADAM, *CLIPPED, "accumulation=2"], dict.fromkeys(NETWORKS, ds)
+    for more, expected in (([], usual), (STOCK, stock)):
+        for found in ranks(2).run(asked, [*options, *more], ds, True, False, True)[0]:
+            assert sum(n for what, n in found.items() if what not in ("the device", "a copy from the host")) == expected
