@@ -123,7 +123,7 @@ class PhaseClock(OpenPhases):
     def stop(self) -> dict[str, float]:
         """Return the seconds so far, by phase, in the order of an update."""
         self.turn()
-        return {phase: self.seconds[phase] for phase in PHASES if phase in self.seconds}
+        return {phase: self.seconds[phase] for phase in (*PHASES, *self.seconds) if phase in self.seconds}
 
     def turn(self) -> None:
         """Count the time since the last turn."""
