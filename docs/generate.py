@@ -39,35 +39,6 @@ DOCS = Path(__file__).parent
 MARK = re.compile(r"<!-- (keys|options|deepspeed|touched|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 # Fields whose names say most of it, and which have no docstring.
-UNDOCUMENTED = {
-    "Recipe.seed": "seed of initialization, data order, latents, labels and noise",
-    "Recipe.report_nimg": "images between two reports",
-    "Recipe.sample_nimg": "images between two sample grids",
-    "Recipe.checkpoint_nimg": "images between two checkpoints",
-    "Data.resolution": "pixels a side of the square images",
-    "Data.horizontal_flip": "mirror each image with probability 1/2",
-    "Codec.kind": "`pixels`, `dct`, `diffusers` or `torchscript`, see below",
-    "Penalty.weight": "the penalty is `weight / 2` times the mean squared norm of the gradient",
-    "Penalty.every": "apply it on every so many steps of D, that many times as strongly",
-    "Penalty.form": "the gradient itself, or a comparison of two logits",
-    "GradientPenalty.weight": "weight of WGAN-GP's penalty between real and fake images",
-    "LeCam.weight": "weight of the squared distance to the moving averages",
-    "PathLength.weight": "weight of the squared deviation from the mean length",
-    "PathLength.every": "apply it in every so many updates of G",
-    "Orthogonal.generator": "strength for G",
-    "Orthogonal.discriminator": "strength for D",
-    "Objective.loss": "loss of D's logits",
-    "Objective.d_steps": "updates of D before each update of G; each takes a batch of its own",
-    "Augmentation.kind": "ADA, or DiffAugment",
-    "Optimizer.lr": "learning rate",
-    "Optimizer.eps": "added to the denominator of `adam`, `adamw` and `rmsprop`",
-    "Optimizer.momentum": "momentum of `sgd` and `rmsprop`",
-    "Optimizer.weight_decay": "added to the gradient, but for `adamw`",
-    "Optimizer.warmup_nimg": "images over which the learning rate rises to `lr`; below `total_nimg`",
-    "Optimizer.final_lr": "needs a `decay` other than `constant`",
-    "KeepBest.goal": "whether a smaller or a larger value is better",
-}
-
 ANCHORS = {
     "generator": "generator-and-discriminator",
     "discriminator": "generator-and-discriminator",
@@ -248,9 +219,7 @@ def meaning(section: type[Section], name: str) -> str:
             text = field_docs(owner).get(name)
             if text is not None:
                 return said(text)
-            if f"{owner.__name__}.{name}" in UNDOCUMENTED:
-                return said(UNDOCUMENTED[f"{owner.__name__}.{name}"])
-    raise KeyError(f"{section.__name__}.{name} has no docstring, and no place in UNDOCUMENTED")
+    raise KeyError(f"{section.__name__}.{name} has no docstring")
 
 
 @functools.cache

@@ -48,6 +48,7 @@ class Augmentation(Section):
     """
 
     kind: Literal["ada", "diffaugment"] = "ada"
+    """ADA, or DiffAugment."""
     pipeline: Literal[
         "b", "geom", "color", "filter", "noise", "cutout", "bg", "bgc", "bgcf", "bgcfn", "bgcfnc", "r3gan"
     ] = "bgc"

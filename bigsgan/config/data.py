@@ -22,6 +22,7 @@ class Codec(Section):
     """
 
     kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
+    """What a sample holds: pixels, their coefficients, or the latents of an autoencoder."""
     block: Literal[2, 4, 8] = 2
     """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
     path: PathText | None = None
@@ -87,6 +88,7 @@ class Data(Section):
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
     resolution: Pixels = 16
+    """Pixels a side of the square images."""
     image_channels: PositiveInt = 1
     """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
@@ -96,6 +98,7 @@ class Data(Section):
     crop_from: Pixels | None = None
     """Resize training images to so many pixels a side, and cut a random square of ``resolution`` from them."""
     horizontal_flip: bool = False
+    """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4

@@ -34,12 +34,15 @@ class Penalty(Section):
     """
 
     weight: PositiveFloat
+    """The penalty is ``weight / 2`` times the mean squared norm of the gradient."""
     final_weight: NaturalFloat | None = None
     """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
     decay_nimg: PositiveInt | None = None
     """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
     every: PositiveInt = 1
+    """Apply it on every so many steps of D, that many times as strongly."""
     form: Literal["exact", "finite_difference"] = "exact"
+    """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
     """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
     every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with ``activation_checkpointing``, and on
@@ -59,6 +62,7 @@ class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
+    """Weight of WGAN-GP's penalty between real and fake images."""
     method: Method = "auto"
     """As for R1."""
 
@@ -83,6 +87,7 @@ class LeCam(Section):
     """Keeps D's logits near their moving averages (Tseng et al. 2021, arXiv 2104.03310)."""
 
     weight: PositiveFloat = 0.3
+    """Weight of the squared distance to the moving averages."""
     decay: Fraction = 0.99
     """Share of the old moving average that an update keeps."""
 
@@ -104,7 +109,9 @@ class PathLength(Section):
     """
 
     weight: PositiveFloat = 2.0
+    """Weight of the squared deviation from the mean length."""
     every: PositiveInt = 4
+    """Apply it in every so many updates of G."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
@@ -148,14 +155,18 @@ class Orthogonal(Section):
     """
 
     generator: NaturalFloat = 0.0
+    """Strength for G."""
     discriminator: NaturalFloat = 0.0
+    """Strength for D."""
 
 
 class Objective(Section):
     """The game: the loss on logits, how often D steps, and the penalties."""
 
     loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
+    """Loss of D's logits."""
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Updates of D before each update of G; each takes a batch of its own."""
     schedule: Literal["exact", "overlapped"] = "exact"
     """Whether each network learns from the other as it is, or (``overlapped``) as it was an update ago. That lets
     networks on their own ranks compute at once, and is another game; see docs/how-to/separate-ranks.md."""

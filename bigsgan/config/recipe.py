@@ -45,6 +45,7 @@ class Recipe(Section):
     out: PathText
     """Run directory."""
     seed: NaturalInt = 0
+    """Seed of initialization, data order, latents, labels and noise."""
     total_nimg: PositiveInt
     """Images after which the run is complete; each update sees ``batch`` images."""
     batch: BatchSize
@@ -52,12 +53,15 @@ class Recipe(Section):
     accumulation: PositiveInt = 1
     """Micro-batches in a batch, which are computed one after the other."""
     report_nimg: PositiveInt
+    """Images between two reports."""
     monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
     """Where reports go in addition to ``metrics.jsonl``: TensorBoard, Weights & Biases, ``metrics.csv``, or none."""
     sample_nimg: PositiveInt
+    """Images between two sample grids."""
     sample_statistics: Literal["running", "batch"] = "running"
     """Statistics of batch norm in samples: running ones (for the EMA: standing), or each batch's, as in training."""
     checkpoint_nimg: PositiveInt
+    """Images between two checkpoints."""
     checkpoints: Checkpoints = Checkpoints()
     max_rollbacks: NaturalInt = 10
     """How often a run may return to a checkpoint after a non-finite update; after that it ends."""

@@ -70,23 +70,29 @@ class Optimizer(Section):
     kind: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """``adamw`` applies weight decay to the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
     lr: PositiveFloat
+    """Learning rate."""
     reference_width: Width | None = None
     """Width of the network for which ``lr`` and ``final_lr`` are given: they are multiplied by it and divided by this
     network's own width, as GAT does (arXiv 2509.24935). Without it, they are used unchanged."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
+    """Added to the denominator of ``adam``, ``adamw`` and ``rmsprop``."""
     momentum: Fraction = 0.0
+    """Momentum of ``sgd`` and ``rmsprop``."""
     weight_decay: NaturalFloat = 0.0
+    """Added to the gradient, but for ``adamw``."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay. ``matrices`` have two or more dimensions, as embeddings and learned constants have too;
     biases, gains and scalars do not decay then."""
     clip_norm: PositiveFloat | None = None
     """Scale gradients down to this norm if their norm is larger. Off unless given."""
     warmup_nimg: NaturalInt = 0
+    """Images over which the learning rate rises to ``lr``; below ``total_nimg``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """Curve of the learning rate from ``lr`` at the end of the warm-up to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
+    """Needs a ``decay`` other than ``constant``."""
     final_beta2: Fraction | None = None
     """Adam's second decay rate at ``decay_nimg``, reached along the same curve; constant unless given."""
     decay_nimg: PositiveInt | None = None
@@ -152,6 +158,7 @@ class KeepBest(Section):
     metric: str
     """A name in metrics.jsonl, such as loss/generator. A checkpoint has the last value reported before it."""
     goal: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value is better."""
 
 
 class Checkpoints(Section):

@@ -93,18 +93,3 @@ def test_a_missing_table_is_noticed(generate):
     text = (generate.DOCS / "reference" / "recipes.md").read_text()
     with pytest.raises(KeyError, match="no table of keys for ema"):
         generate.refreshed(text.replace("<!-- keys: ema -->", ""))
-
-
-def test_no_text_stands_in_for_a_docstring(generate, monkeypatch):
-    """What the schema says itself is not said in the generator again."""
-    asked = set()
-
-    class Asked(dict):
-        def __getitem__(self, key):
-            asked.add(key)
-            return super().__getitem__(key)
-
-    monkeypatch.setattr(generate, "UNDOCUMENTED", Asked(generate.UNDOCUMENTED))
-    for name in generate.sections():
-        generate.keys_table(name)
-    assert asked == generate.UNDOCUMENTED.keys()
