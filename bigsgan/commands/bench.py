@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 LARGEST_COUNT = 10**6
 PRECISIONS, MODES = ("fp32", "bf16", "fp16"), ("eager", "compiled")
@@ -76,7 +74,8 @@ def add(group: Commands) -> None:
 
 def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
-    path = _begin(options)
+    launched.take_from_slurm()
+    path = Path(options.config)
     recipe = load_recipe(path, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
         recipe = plan_on_ranks(recipe, launched.world_size(), path).recipe
@@ -92,7 +91,8 @@ def bench_train(options: argparse.Namespace) -> int:
 
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
-    path = _begin(options)
+    launched.take_from_slurm()
+    path = Path(options.config)
     plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
     refuse_directory(options.out, "--out")
     _check_stages(plan)
@@ -104,7 +104,8 @@ def bench_profile(options: argparse.Namespace) -> int:
 
 def bench_comm(options: argparse.Namespace) -> int:
     """Count the collectives of one update."""
-    path = _begin(options)
+    launched.take_from_slurm()
+    path = Path(options.config)
     recipe, num_ranks = load_recipe(path, options.overrides), launched.world_size()
     if num_ranks == 1:
         example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
@@ -151,12 +152,6 @@ def _check_stages(plan: RunPlan) -> None:
             remedy = "set it to 1; a run of pipelines writes pipeline_trace.json itself"
             problem = "must be 1 here, as phases of pipelines overlap"
             raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
-
-
-def _begin(options: argparse.Namespace) -> Path:
-    """Set the launcher's variables under Slurm, and return the recipe's path."""
-    os.environ.update(launcher_variables(os.environ))
-    return Path(options.config)
 
 
 def _add_updates(command: argparse.ArgumentParser) -> None:

@@ -16,7 +16,6 @@ from bigsgan.doctor.registry import chosen
 from bigsgan.doctor.report import Report, listed
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -35,7 +34,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run checks, and print what they find."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     directory = None if options.run_directory is None else Path(options.run_directory)
     checks = chosen(options.only, directory is not None, options.list)
     if options.list:

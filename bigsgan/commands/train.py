@@ -14,7 +14,6 @@ from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -37,7 +36,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
     path = Path(options.config)
