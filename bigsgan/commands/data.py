@@ -53,10 +53,6 @@ def encode(options: argparse.Namespace) -> int:
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     import_late("bigsgan.data.prepare").main(
-        source=options.source,
-        destination=options.destination,
-        resolution=options.resolution,
-        format=options.format,
-        workers=options.workers,
+        options.source, options.destination, options.resolution, options.format, options.workers
     )
     return 0
