@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
@@ -75,12 +74,11 @@ def add(group: Commands) -> None:
 def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
     launched.take_from_slurm()
-    path = Path(options.config)
-    recipe = load_recipe(path, options.overrides)
+    recipe = load_recipe(options.config, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
-        recipe = plan_on_ranks(recipe, launched.world_size(), path).recipe
+        recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)
-    planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
+    planned = plan_variants(recipe, variants, launched.world_size(), options.config.resolve().parent)
     if options.plot is not None:
         refuse_output(options.plot, "--plot")
     launched.check_launcher()
@@ -92,8 +90,7 @@ def bench_train(options: argparse.Namespace) -> int:
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
     launched.take_from_slurm()
-    path = Path(options.config)
-    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
+    plan = plan_on_ranks(load_recipe(options.config, options.overrides), launched.world_size(), options.config)
     refuse_directory(options.out, "--out")
     _check_stages(plan)
     launched.check_launcher()
@@ -105,14 +102,13 @@ def bench_profile(options: argparse.Namespace) -> int:
 def bench_comm(options: argparse.Namespace) -> int:
     """Count the collectives of one update."""
     launched.take_from_slurm()
-    path = Path(options.config)
-    recipe, num_ranks = load_recipe(path, options.overrides), launched.world_size()
+    recipe, num_ranks = load_recipe(options.config, options.overrides), launched.world_size()
     if num_ranks == 1:
         example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
         remedy = f"start with deepspeed or torchrun, such as {example}"
         raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
-        plan = plan_on_ranks(recipe, num_ranks, path)
+        plan = plan_on_ranks(recipe, num_ranks, options.config)
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:
@@ -120,7 +116,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         for variant in variants:
             if variant.is_plain or "pipeline" in variant.name.split("+"):
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
-        planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
+        planned = plan_variants(recipe, variants, num_ranks, options.config.resolve().parent)
     launched.check_launcher()
     module = import_quietly("bigsgan.bench.comm")
     return int(module.main(planned, options.form))
@@ -137,8 +133,7 @@ def bench_generate(options: argparse.Namespace) -> int:
         raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
     recipe = None
     if run is None:
-        config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
-        recipe = load_recipe(config, options.overrides)
+        recipe = load_recipe(options.config or shipped.recipe(shipped.DEFAULT_RECIPE), options.overrides)
     module = import_quietly("bigsgan.bench.generate")
     cases = module.Cases(options.batches, options.precisions, options.modes, options.warmup, options.steps)
     return int(module.main(recipe, run, cases, options.form))

@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
         check_run_directory(directory)
     plan = None
     if options.config is not None:
-        path = Path(options.config)
-        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
+        recipe = load_recipe(options.config, options.overrides)
+        plan = plan_on_ranks(recipe, launched.world_size(), options.config)
     launched.check_launcher()
     report = Report(options.form, sys.stdout, _command(options))
     module = import_quietly("bigsgan.doctor.examine")
@@ -60,5 +60,5 @@ def _command(options: argparse.Namespace) -> list[str]:
     """The command that runs the doctor on the same things again, under the same launcher."""
     words = [*launcher(os.environ), "bigsgan", "doctor"]
     if options.config is not None:
-        words += ["--config", options.config, *options.overrides]
+        words += ["--config", str(options.config), *options.overrides]
     return words + (["--run", options.run_directory] if options.run_directory is not None else [])
