@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.adversarial.path_length import PathLengthPenalty
@@ -17,7 +16,6 @@ from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.teaching import trace_program
 
-_META = torch.device("meta")
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
 """By network, micro-batch and recipe: what ``count_layers`` has found."""
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
