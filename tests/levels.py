@@ -24,7 +24,3 @@ def built(
     checked = config.model_validate(section)
     checked.check(Data(resolution=side))
     return LayerStack(make(checked, side, channels, num_classes))
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())

@@ -75,12 +75,7 @@ class AdversarialStep:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        plan: RunPlan,
-        sources: Sources,
-        statistics: Statistics,
-        extras: Extras,
+        self, executor: Executor, plan: RunPlan, sources: Sources, statistics: Statistics, extras: Extras
     ) -> None:
         """Join two engines.
 
@@ -173,12 +168,7 @@ class AdversarialStep:
         return Work(phase, lambda j, images: part(j), Probed(), gradient=gradient, ahead=regularizer.ahead)
 
     def _batch(
-        self,
-        objective: DiscriminatorObjective,
-        inputs: Inputs,
-        counters: tuple[int, int],
-        reals: Reals,
-        of_reals: bool,
+        self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals, of_reals: bool
     ) -> GetInputs:
         """Build the function that returns D's inputs where it trains, or the part of them that has real images."""
         part = self._sources.slices["discriminator"]["discriminator"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
@@ -18,7 +16,6 @@ from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 LARGEST_COUNT = 10**6
 PRECISIONS, MODES = ("fp32", "bf16", "fp16"), ("eager", "compiled")
@@ -76,12 +73,12 @@ def add(group: Commands) -> None:
 
 def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
-    path = _begin(options)
-    recipe = load_recipe(path, options.overrides)
+    launched.take_from_slurm()
+    recipe = load_recipe(options.config, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
-        recipe = plan_on_ranks(recipe, launched.world_size(), path).recipe
+        recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)
-    planned = plan_variants(recipe, variants, launched.world_size(), path.resolve().parent)
+    planned = plan_variants(recipe, variants, launched.world_size(), options.config.resolve().parent)
     if options.plot is not None:
         refuse_output(options.plot, "--plot")
     launched.check_launcher()
@@ -92,8 +89,8 @@ def bench_train(options: argparse.Namespace) -> int:
 
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
-    path = _begin(options)
-    plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
+    launched.take_from_slurm()
+    plan = plan_on_ranks(load_recipe(options.config, options.overrides), launched.world_size(), options.config)
     refuse_directory(options.out, "--out")
     _check_stages(plan)
     launched.check_launcher()
@@ -104,14 +101,14 @@ def bench_profile(options: argparse.Namespace) -> int:
 
 def bench_comm(options: argparse.Namespace) -> int:
     """Count the collectives of one update."""
-    path = _begin(options)
-    recipe, num_ranks = load_recipe(path, options.overrides), launched.world_size()
+    launched.take_from_slurm()
+    recipe, num_ranks = load_recipe(options.config, options.overrides), launched.world_size()
     if num_ranks == 1:
         example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
         remedy = f"start with deepspeed or torchrun, such as {example}"
         raise UserError("WORLD_SIZE", 1, "must be at least 2", remedy)
     if options.variants is None:
-        plan = plan_on_ranks(recipe, num_ranks, path)
+        plan = plan_on_ranks(recipe, num_ranks, options.config)
         _check_stages(plan)
         planned = [Planned(Variant("recipe", "as it is", lambda recipe: []), plan)]
     else:
@@ -119,7 +116,7 @@ def bench_comm(options: argparse.Namespace) -> int:
         for variant in variants:
             if variant.is_plain or "pipeline" in variant.name.split("+"):
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
-        planned = plan_variants(recipe, variants, num_ranks, path.resolve().parent)
+        planned = plan_variants(recipe, variants, num_ranks, options.config.resolve().parent)
     launched.check_launcher()
     module = import_quietly("bigsgan.bench.comm")
     return int(module.main(planned, options.form))
@@ -136,8 +133,7 @@ def bench_generate(options: argparse.Namespace) -> int:
         raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
     recipe = None
     if run is None:
-        config = Path(options.config) if options.config else shipped.recipe(shipped.DEFAULT_RECIPE)
-        recipe = load_recipe(config, options.overrides)
+        recipe = load_recipe(options.config or shipped.recipe(shipped.DEFAULT_RECIPE), options.overrides)
     module = import_quietly("bigsgan.bench.generate")
     cases = module.Cases(options.batches, options.precisions, options.modes, options.warmup, options.steps)
     return int(module.main(recipe, run, cases, options.form))
@@ -151,12 +147,6 @@ def _check_stages(plan: RunPlan) -> None:
             remedy = "set it to 1; a run of pipelines writes pipeline_trace.json itself"
             problem = "must be 1 here, as phases of pipelines overlap"
             raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
-
-
-def _begin(options: argparse.Namespace) -> Path:
-    """Set the launcher's variables under Slurm, and return the recipe's path."""
-    os.environ.update(launcher_variables(os.environ))
-    return Path(options.config)
 
 
 def _add_updates(command: argparse.ArgumentParser) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from bigsgan.commands.parsing import Commands, add_number, import_late, import_quietly, path_type, picked
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(group: Commands) -> None:
@@ -46,7 +44,7 @@ def add(group: Commands) -> None:
 
 def encode(options: argparse.Namespace) -> int:
     """Make latents of a directory of images, on all ranks."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     launched.check_launcher()
     module = import_quietly("bigsgan.encode")
     return int(module.main(picked(module.Options, options)))
@@ -55,10 +53,6 @@ def encode(options: argparse.Namespace) -> int:
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     import_late("bigsgan.data.prepare").main(
-        source=options.source,
-        destination=options.destination,
-        resolution=options.resolution,
-        format=options.format,
-        workers=options.workers,
+        options.source, options.destination, options.resolution, options.format, options.workers
     )
     return 0

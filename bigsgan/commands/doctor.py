@@ -16,7 +16,6 @@ from bigsgan.doctor.registry import chosen
 from bigsgan.doctor.report import Report, listed
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -35,7 +34,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run checks, and print what they find."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     directory = None if options.run_directory is None else Path(options.run_directory)
     checks = chosen(options.only, directory is not None, options.list)
     if options.list:
@@ -49,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
         check_run_directory(directory)
     plan = None
     if options.config is not None:
-        path = Path(options.config)
-        plan = plan_on_ranks(load_recipe(path, options.overrides), launched.world_size(), path)
+        recipe = load_recipe(options.config, options.overrides)
+        plan = plan_on_ranks(recipe, launched.world_size(), options.config)
     launched.check_launcher()
     report = Report(options.form, sys.stdout, _command(options))
     module = import_quietly("bigsgan.doctor.examine")
@@ -61,5 +60,5 @@ def _command(options: argparse.Namespace) -> list[str]:
     """The command that runs the doctor on the same things again, under the same launcher."""
     words = [*launcher(os.environ), "bigsgan", "doctor"]
     if options.config is not None:
-        words += ["--config", options.config, *options.overrides]
+        words += ["--config", str(options.config), *options.overrides]
     return words + (["--run", options.run_directory] if options.run_directory is not None else [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from bigsgan.commands.parsing import (
     Commands,
@@ -18,7 +17,6 @@ from bigsgan.commands.parsing import (
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -46,7 +44,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the quality of a run's samples."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     launched.check_launcher()
     features = FeatureNetwork(network=options.features, weights=options.weights, resizer=options.resizer)
     metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]

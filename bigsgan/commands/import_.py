@@ -31,11 +31,6 @@ def run(options: argparse.Namespace) -> int:
     if options.bn_eps is not None and not 0 < options.bn_eps < math.inf:
         raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
     import_late("bigsgan.importing").main(
-        source=options.source,
-        weights=options.weights,
-        discriminator=options.discriminator,
-        out=options.out,
-        norm_eps=options.bn_eps,
-        settings_file=options.settings,
+        options.source, options.weights, options.discriminator, options.out, options.bn_eps, options.settings
     )
     return 0

@@ -100,10 +100,10 @@ def given_overrides(options: argparse.Namespace) -> list[str]:
     return short + options.overrides
 
 
-def _recipe_path(word: str) -> str:
+def _recipe_path(word: str) -> Path:
     """Return a recipe's path, from a path or the name of a built-in recipe."""
     name = word.removesuffix(".yaml")
-    return str(shipped.recipe(name)) if name in shipped.recipe_names() and not os.path.exists(word) else word
+    return shipped.recipe(name) if name in shipped.recipe_names() and not os.path.exists(word) else Path(word)
 
 
 def add_run(command: argparse.ArgumentParser) -> None:

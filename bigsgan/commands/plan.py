@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_quietly
 from bigsgan.commands.planning import plan_on_ranks
@@ -35,8 +34,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the cost of a recipe's networks, their division into stages, or the layouts that fit into memory."""
-    path = Path(options.config)
-    recipe = load_recipe(path, options.overrides)
+    recipe = load_recipe(options.config, options.overrides)
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     gpus = least if options.gpus is None else options.gpus
     if options.gpus is None and any(recipe.engine(network).ranks for network in NETWORKS):
@@ -47,12 +45,13 @@ def run(options: argparse.Namespace) -> int:
     if options.gpu_memory is not None:
         memory = _check_memory(options, gpus)
         module = import_quietly("bigsgan.plan")
-        module.survey(path, options.overrides, module.Resources(gpus, options.nodes or 1, *memory), options.json)
+        resources = module.Resources(gpus, options.nodes or 1, *memory)
+        module.survey(options.config, options.overrides, resources, options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:
             raise UserError(flag, None, "needs --gpu-memory", "add --gpu-memory 80, or remove the option")
-    planned = plan_on_ranks(recipe, gpus, path)
+    planned = plan_on_ranks(recipe, gpus, options.config)
     module = import_quietly("bigsgan.plan")
     module.main(planned, options.pipeline, options.json, None if speed is None else module.Speed(*speed))
     if options.gpus is not None and speed is None and not options.pipeline and not options.json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 
 from bigsgan.commands.parsing import (
@@ -18,7 +17,6 @@ from bigsgan.commands.parsing import (
 )
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -57,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Write samples of a run's generator."""
     shared = options.files or options.out.suffix == ".npz"  # ranks share the work, also under Slurm
     if shared:
-        os.environ.update(launcher_variables(os.environ))
+        launched.take_from_slurm()
     launched.number("LOCAL_RANK", default=0, least=0)
     launched.check_rank()
     module = import_late("bigsgan.sample")

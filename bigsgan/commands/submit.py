@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     tasks = read_sweep(Path(options.sweep)) if options.sweep else [[]]
     if options.array is not None:
         _check_array(options.array, len(tasks) if options.sweep else 0)
-    _check_recipes(Path(options.config), tasks, options.overrides, ranks)
+    _check_recipes(options.config, tasks, options.overrides, ranks)
     variables = _variables(options)
     _check_environment(variables)
     command = _command(options, len(tasks))
@@ -154,5 +154,5 @@ def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
     command += [f"--{name}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None]
     if options.sweep:
         command.append(f"--array={options.array or f'1-{num_tasks}'}")
-    command += [*options.others, str(SLURM / "train.sbatch"), "--config", options.config]
+    command += [*options.others, str(SLURM / "train.sbatch"), "--config", str(options.config)]
     return command + (["--sweep", options.sweep] if options.sweep else []) + options.overrides

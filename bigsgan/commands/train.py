@@ -14,7 +14,6 @@ from bigsgan.config.sweep import own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
-from bigsgan.runtime.slurm import launcher_variables
 
 
 def add(commands: Commands) -> None:
@@ -37,16 +36,15 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the recipe, then train (or print it)."""
-    os.environ.update(launcher_variables(os.environ))
+    launched.take_from_slurm()
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
-    path = Path(options.config)
     swept = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
-    recipe = load_recipe(path, swept + options.overrides, options.data_root)
+    recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
     out = Path(recipe.out)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
-    planned = plan_on_ranks(recipe, launched.world_size(), path)
+    planned = plan_on_ranks(recipe, launched.world_size(), options.config)
     if options.dry_run or options.key:
         text = _value(planned.recipe, options.key) if options.key else planned.recipe.to_yaml().rstrip("\n")
         if launched.rank() == 0:

@@ -63,7 +63,8 @@ def identity(section: Codec) -> Identity:
     """
     if section.kind == "diffusers":
         about = check_folder(section)
-        return Identity(folder_digest(Path(str(section.path))), f"scale {about.scale:g}, shift {about.shift:g}")
+        files = _weights_of(Path(str(section.path)), PATH)
+        return Identity(weights_digest(files), f"scale {about.scale:g}, shift {about.shift:g}")
     if section.kind == "torchscript":
         return Identity(weights_digest([Path(str(section.path))]), f"scale {section.scale or 1.0:g}")
     return Identity("", "")
@@ -169,15 +170,6 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
         detail = next(iter(str(error).splitlines()), "")
         remedy = "save it with torch.jit.save"
         raise UserError(field, str(path), "must be a TorchScript file", remedy, detail) from None
-
-
-def folder_digest(folder: Path, field: str = PATH) -> str:
-    """Return the digest of the weights in a folder.
-
-    Raises:
-        UserError: There are no weights, or they cannot be read.
-    """
-    return weights_digest(_weights_of(folder, field), field)
 
 
 def _weights_of(folder: Path, field: str) -> list[Path]:

@@ -74,7 +74,7 @@ def size_buckets(config: dict[str, Any], plan: RunPlan, network: str, numel: int
     """
     file, zero = plan.engines[network].file, config["zero_optimization"]
     sizes = dict(_LARGEST[zero["stage"]])
-    weight = _bytes_of_weight(file)
+    weight = DTYPES[file.precision].itemsize
     handled = {
         "reduce_bucket_size": 2 * weight,  # the bucket and its copy that is sent
         "sub_group_size": weight + (_FLOAT if weight < _FLOAT else 0),  # an update copies gradients
@@ -98,7 +98,7 @@ class AtATime(NamedTuple):
 
 def stage_0_at_a_time(plan: RunPlan, network: str, numel: int) -> AtATime:
     """Choose these numbers by the memory that the network's layers on this rank, of ``numel`` parameters, take."""
-    weight = _bytes_of_weight(plan.engines[network].file)
+    weight = DTYPES[plan.engines[network].file.precision].itemsize
     return AtATime(_at_a_time(plan, network, numel, weight), _at_a_time(plan, network, numel, _FLOAT))
 
 
@@ -111,7 +111,7 @@ def _at_a_time(plan: RunPlan, network: str, numel: int, handled: int) -> int:
 def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
     """Return ZeRO's bytes a parameter on a rank's device (Rajbhandari et al. 2020, arXiv 1910.02054, section 5)."""
     file, num = plan.engines[network].file, plan.placement(network).num_replicas
-    weight = gradient = _bytes_of_weight(file)
+    weight = gradient = DTYPES[file.precision].itemsize
     has_masters = file.stage > 0 or weight < _FLOAT
     states = _FLOAT * (has_masters + num_state_tensors(plan.engines[network].optimizer, file))
     held = {"weight": float(weight), "gradient": float(gradient), "states": float(states)}
@@ -120,10 +120,6 @@ def _bytes_of_parameter(plan: RunPlan, network: str) -> float:
     if file.offload_optimizer != "none":
         held["states"] = 0.0
     return sum(held.values())
-
-
-def _bytes_of_weight(file: DeepSpeedFile) -> int:
-    return DTYPES[file.precision].itemsize
 
 
 def zero_settings(plan: RunPlan, network: str, numel: int) -> DeepSpeedZeroConfig:

@@ -88,6 +88,19 @@ class Task(NamedTuple):
     micro_batch: int
 
 
+class Game(NamedTuple):
+    """The properties of an update's losses that determine its work and its memory."""
+
+    segments: Segments  # of each of D's steps
+    regularises: bool  # whether the update has G's path length
+
+
+def game_of(plan: RunPlan, number: int) -> Game:
+    """Return what an update and D's steps of this number minimize: number 0 with every lazy penalty, 1 with none."""
+    path = plan.objective.path_length
+    return Game(plan.objective.segments(number), path is not None and number % path.every == 0)
+
+
 def update_phases(
     plan: RunPlan, steps: Sequence[Segments] = (), regularised: bool = False, has_kept: bool = True
 ) -> list[Phase]:

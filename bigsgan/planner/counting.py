@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Segments
+from bigsgan.engines.phases import game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.teaching import trace_program
 
-_META = torch.device("meta")
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
 """By network, micro-batch and recipe: what ``count_layers`` has found."""
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
-
-
-class Game(NamedTuple):
-    """The properties of an update's losses that determine its work and its memory."""
-
-    segments: Segments  # of each of D's steps
-    regularises: bool  # whether the update has G's path length
-
-
-def game_of(plan: RunPlan, number: int) -> Game:
-    """Return what an update and D's steps of this number minimize: number 0 with every lazy penalty, 1 with none."""
-    path = plan.objective.path_length
-    return Game(plan.objective.segments(number), path is not None and number % path.every == 0)
 
 
 def count_work(plan: RunPlan) -> dict[str, Any]:

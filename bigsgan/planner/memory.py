@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.phases import game_of
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.counting import game_of, stage_bounds
+from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_tasks
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks

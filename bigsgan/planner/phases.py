@@ -9,10 +9,9 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, update_phases
+from bigsgan.engines.phases import Game, Phase, Task, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.counting import Game
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import FLOAT, image_bytes

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, awaited, in_turn, update_phases
+from bigsgan.engines.phases import Game, Phase, Task, awaited, game_of, in_turn, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
-from bigsgan.planner.counting import Game, count_heads, count_layers, game_of, stage_bounds
+from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigsgan.errors import UserError
+from bigsgan.runtime.slurm import launcher_variables
 
 _MOST = 2**31 - 1
 _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
@@ -16,6 +17,15 @@ _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa
 
 _NAME_SECONDS = 10.0
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def take_from_slurm() -> None:
+    """Set the launcher's variables if `srun` started this task.
+
+    Raises:
+        UserError: Slurm's variables are missing or not as it sets them.
+    """
+    os.environ.update(launcher_variables(os.environ))
 
 
 def world_size() -> int:

@@ -21,7 +21,8 @@ from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.models import gat
 from bigsgan.models.network import LayerStack
 from bigsgan.weights import gat as weights
-from tests.levels import built, numel
+from tests.levels import built
+from tests.networks import numel
 from tests.records.gat import LEVELS, disturb, grads_of, in_float64, make, of_levels, public_code, published, stacked
 
 SIDE, CHANNELS, CLASSES, NUM = 32, 4, 1_000, 2

@@ -19,31 +19,11 @@ from bigsgan.models.biggan import discriminator_layers, generator_layers
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SelfAttention, moving_state
 from bigsgan.models.network import LayerStack, initialize
+from tests.networks import D_MAPS, D_WIDTHS, G_MAPS, G_WIDTHS, RESOLUTIONS, attention_numel, carried, numel
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
 
-# Brock et al. 2019, appendix B, in units of ``ch``; 16 is this project's own. G coarse to fine, D fine to coarse.
-G_WIDTHS = {
-    16: [4, 4, 4],
-    32: [4, 4, 4, 4],
-    64: [16, 16, 8, 4, 2],
-    128: [16, 16, 8, 4, 2, 1],
-    256: [16, 16, 8, 8, 4, 2, 1],
-    512: [16, 16, 8, 8, 4, 2, 1, 1],
-}
-D_WIDTHS = {
-    16: [4, 4, 4],
-    32: [4, 4, 4, 4],
-    64: [1, 2, 4, 8, 16],
-    128: [1, 2, 4, 8, 16, 16],
-    256: [1, 2, 4, 8, 8, 16, 16],
-    512: [1, 1, 2, 4, 8, 8, 16, 16],
-}
-# Feature maps that attention can follow.
-G_MAPS = {r: [8 * 2**i for i in range(len(w) - 1)] for r, w in G_WIDTHS.items()}
-D_MAPS = {16: [8, 4], 32: [16, 8], **{r: [r >> i for i in range(1, len(D_WIDTHS[r]))] for r in (64, 128, 256, 512)}}
-RESOLUTIONS = list(G_WIDTHS)
 BY_RESOLUTION = pytest.mark.parametrize(
     "resolution", [pytest.param(r, marks=pytest.mark.slow) if r > 128 else r for r in RESOLUTIONS]
 )
@@ -65,16 +45,8 @@ def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 
     return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
 
 
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
 def conv(in_channels: int, out_channels: int, kernel: int) -> int:
     return in_channels * out_channels * kernel**2 + out_channels
-
-
-def attention_numel(channels: int) -> int:
-    return channels * (2 * (channels // 8) + 2 * (channels // 2)) + 1
 
 
 def generator_numel(
@@ -155,20 +127,8 @@ def test_every_float_in_the_carry_has_a_gradient_and_a_use(resolution, num_class
         latents = torch.zeros(2, 3 * len(G_WIDTHS[resolution]))
         images = torch.zeros(2, 3, resolution, resolution)
     for network, inputs in ((g, (latents, labels)), (d, (images, labels))):
-        carry: tuple[Tensor, ...] = inputs
-        sent: list[Tensor] = []
-        for layer in network.layers.values():
-            carry = layer(*carry)
-            assert isinstance(carry, tuple)
-            for entry in carry:
-                if entry.is_floating_point():
-                    assert entry.requires_grad
-                    entry.retain_grad()
-                    sent.append(entry)
-                else:
-                    assert entry.dtype == torch.int64
-        carry[0].sum().backward()
-        assert len(sent) >= len(network.layers)
+        output, sent = carried(network, *inputs)
+        output.sum().backward()
         assert all(entry.grad is not None for entry in sent)
 
 

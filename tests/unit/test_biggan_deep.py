@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from bigsgan.config.data import Data
@@ -25,31 +25,10 @@ from bigsgan.models.biggan_deep import (
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SelfAttention, moving_state
 from bigsgan.models.network import LayerStack, initialize
+from tests.networks import D_MAPS, D_WIDTHS, G_MAPS, G_WIDTHS, RESOLUTIONS, attention_numel, carried, numel
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
-
-# Brock et al. 2019, tables 7 to 9, in units of ``ch``; 16 is this project's own. G coarse to fine, D fine to coarse.
-G_WIDTHS = {
-    16: [4, 4, 4],
-    32: [4, 4, 4, 4],
-    64: [16, 16, 8, 4, 2],
-    128: [16, 16, 8, 4, 2, 1],
-    256: [16, 16, 8, 8, 4, 2, 1],
-    512: [16, 16, 8, 8, 4, 2, 1, 1],
-}
-D_WIDTHS = {
-    16: [4, 4, 4],
-    32: [4, 4, 4, 4],
-    64: [1, 2, 4, 8, 16],
-    128: [1, 2, 4, 8, 16, 16],
-    256: [1, 2, 4, 8, 8, 16, 16],
-    512: [1, 1, 2, 4, 8, 8, 16, 16],
-}
-# Feature maps that attention can follow.
-G_MAPS = {r: [8 << i for i in range(len(w) - 1)] for r, w in G_WIDTHS.items()}
-D_MAPS = {16: [8, 4], 32: [16, 8], **{r: [r >> i for i in range(1, len(D_WIDTHS[r]))] for r in (64, 128, 256, 512)}}
-RESOLUTIONS = list(G_WIDTHS)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,20 +46,12 @@ def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 
     return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
 
 
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
 def conv(in_channels: int, out_channels: int, kernel: int) -> int:
     return (in_channels * kernel**2 + 1) * out_channels
 
 
 def bottleneck(before: int, inner: int, after: int) -> int:
     return conv(before, inner, 1) + 2 * conv(inner, inner, 3) + conv(inner, after, 1)
-
-
-def attention_numel(channels: int) -> int:
-    return channels * (2 * (channels // 8) + 2 * (channels // 2)) + 1
 
 
 @pytest.mark.parametrize("resolution, g_millions, d_millions", [(128, 50.24, 34.59), (256, 55.74, 38.25)])
@@ -129,21 +100,9 @@ def test_the_carry_keeps_its_rules(resolution, num_classes):
         labels = torch.zeros(2, dtype=torch.int64)
         latents, images = torch.zeros(2, 5), torch.zeros(2, 3, resolution, resolution)
     for network, inputs, shape in ((g, (latents, labels), images.shape), (d, (images, labels), (2,))):
-        carry: tuple[Tensor, ...] = inputs
-        sent: list[Tensor] = []
-        for layer in network.layers.values():
-            carry = layer(*carry)
-            for entry in carry:
-                if entry.is_floating_point():
-                    assert entry.requires_grad
-                    entry.retain_grad()
-                    sent.append(entry)
-                else:
-                    assert entry.dtype == torch.int64
-        (output,) = carry
+        output, sent = carried(network, *inputs)
         assert (output.shape, output.dtype) == (shape, torch.float32)
         output.sum().backward()
-        assert len(sent) >= len(network.layers)
         assert all(entry.grad is not None for entry in sent)
 
 

@@ -22,7 +22,8 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from tests import REPOSITORY
-from tests.levels import built, numel
+from tests.levels import built
+from tests.networks import numel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,7 +22,8 @@ from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
 from tests import REPOSITORY
-from tests.levels import built, numel
+from tests.levels import built
+from tests.networks import numel
 from tests.records import wide
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"

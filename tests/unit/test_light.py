@@ -24,16 +24,13 @@ from bigsgan.models.light import Makers, SqueezeAndExcitation, pair, single
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.plain import Conv2d, ConvTranspose2d, Linear
 from tests import REPOSITORY
+from tests.networks import attention_numel, numel
 
 META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def dense(layer: SpectralConv2d, weight: Tensor) -> Tensor:
@@ -264,10 +261,6 @@ def conv(in_channels: int, out_channels: int, kernel: int) -> int:
 
 def scaled(multiplier: int, width: float) -> int:
     return 8 * round(96 * multiplier * width / 8)
-
-
-def attention_numel(channels: int) -> int:
-    return channels * (2 * (channels // 8) + 2 * (channels // 2)) + 1
 
 
 def generator_numel(width: float, depth: int) -> int:

@@ -27,6 +27,7 @@ from bigsgan.weights.r3gan import (
     generator_state,
 )
 from tests import REPOSITORY
+from tests.networks import carried, numel
 
 META = torch.device("meta")
 RECORDS = Path(__file__).resolve().parents[1] / "data"
@@ -46,10 +47,6 @@ def discriminator(resolution: int, num_classes: int, **section: Any) -> LayerSta
     config = R3GANDiscriminator.model_validate(section)
     config.check(Data(resolution=resolution))
     return LayerStack(r3gan.discriminator_layers(config, resolution, 3, num_classes))
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 @pytest.mark.parametrize(
@@ -215,16 +212,8 @@ def test_the_carry_has_gradients_and_parameters_a_use(num_classes):
         for layer in network.modules():
             if isinstance(layer, r3gan.ResidualBlock):
                 layer.contract.weight.data.fill_(0.1)
-        carry: tuple[Tensor, ...] = (first, labels)
-        sent: list[Tensor] = []
-        for layer in network.layers.values():
-            carry = layer(*carry)
-            for entry in carry:
-                if entry.is_floating_point():
-                    entry.retain_grad()
-                    sent.append(entry)
-        assert len(carry) == 1
-        carry[0].square().sum().backward()
+        output, sent = carried(network, first, labels)
+        output.square().sum().backward()
         assert all(entry.grad is not None for entry in sent)
         assert all(p.grad is not None and p.grad.any() for p in network.parameters())
 

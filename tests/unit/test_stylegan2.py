@@ -22,6 +22,7 @@ from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import HALF_TYPES, discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import Conv2d, SynthesisLayer, ToRGB
 from tests import REPOSITORY
+from tests.networks import carried, filled, numel
 from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
@@ -44,17 +45,6 @@ def discriminator(resolution: int = 16, num_classes: int = 3, image_channels: in
     return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
 
 
-@torch.no_grad()
-def filled(network: Any, seed: int = 0) -> Any:
-    """Initialise, and give what begins at 0 other values."""
-    initialize(network, seed)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in network.named_parameters():
-        if name.endswith(("bias", "noise_strength")):
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
-    return network
-
-
 def inputs_of(num: int = 4, num_classes: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     labels = torch.arange(num) % max(num_classes, 1)
     return torch.randn(num, 6), labels, torch.arange(100, 100 + num)
@@ -66,10 +56,6 @@ def layer_of(network: LayerStack, index: int) -> Any:
 
 def noisy_layers(network: LayerStack) -> list[SynthesisLayer]:
     return [module for module in network.modules() if isinstance(module, SynthesisLayer)]
-
-
-def numel(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 # --- sizes ---
@@ -140,19 +126,8 @@ def test_every_float_in_the_carry_has_a_gradient_and_a_use(num_classes, half, ar
     latents, labels, seeds = inputs_of(num_classes=num_classes)
     for network, inputs in ((g, (latents, labels, seeds)), (d, (torch.randn(4, 3, 16, 16), labels))):
         filled(network)
-        carry: tuple[Tensor, ...] = inputs
-        sent: list[Tensor] = []
-        for layer in network.layers.values():
-            carry = layer(*carry)
-            for entry in carry:
-                if entry.is_floating_point():
-                    assert entry.requires_grad
-                    entry.retain_grad()
-                    sent.append(entry)
-                else:
-                    assert entry.dtype == torch.int64
-        carry[0].sum().backward()
-        assert len(sent) >= len(network.layers)
+        output, sent = carried(network, *inputs)
+        output.sum().backward()
         assert all(entry.grad is not None and entry.grad.any() for entry in sent)
         assert all(parameter.grad is not None for parameter in network.parameters())
 

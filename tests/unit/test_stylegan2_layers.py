@@ -25,19 +25,9 @@ from bigsgan.models.stylegan2_layers import (
     SynthesisLayer,
     ToRGB,
 )
+from tests.networks import filled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@torch.no_grad()
-def filled(network: Any, seed: int = 0) -> Any:
-    """Initialise, and give what begins at 0 other values."""
-    initialize(network, seed)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in network.named_parameters():
-        if name.endswith(("bias", "noise_strength")):
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
-    return network
 
 
 def doubled(layer: Any) -> Any:

@@ -93,16 +93,8 @@ TOUCHED = (
         calls="destroy fp16_enabled get_global_grad_norm gradient_accumulation_steps gradient_clipping "
         "was_step_applied",
     ),
-    Touched(
-        "runtime/engine.py",
-        "engines/zero.py",
-        calls="is_gradient_accumulation_boundary zero_optimization_stage",
-    ),
-    Touched(
-        "runtime/fp16/loss_scaler.py",
-        _INTERNALS,
-        replaces="cur_scale cur_iter last_overflow_iter cur_hysteresis",
-    ),
+    Touched("runtime/engine.py", "engines/zero.py", calls="is_gradient_accumulation_boundary zero_optimization_stage"),
+    Touched("runtime/fp16/loss_scaler.py", _INTERNALS, replaces="cur_scale cur_iter last_overflow_iter cur_hysteresis"),
     Touched("runtime/fp16/unfused_optimizer.py", _COLLECTIVES, reads="FP16_UnfusedOptimizer"),
     Touched(
         "runtime/fp16/unfused_optimizer.py",
@@ -139,12 +131,7 @@ TOUCHED = (
         replaces="swap_out_gradients",
     ),
     Touched("runtime/zero/config.py", "engines/deepspeed_config.py", calls="DeepSpeedZeroConfig"),
-    Touched(
-        "runtime/zero/linear.py",
-        _TANGENTS,
-        calls="apply",
-        replaces="LinearFunctionForZeroStage3",
-    ),
+    Touched("runtime/zero/linear.py", _TANGENTS, calls="apply", replaces="LinearFunctionForZeroStage3"),
     Touched(
         "runtime/zero/parameter_offload.py",
         _LEFTOVERS,

@@ -10,13 +10,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.pipeline.engine import PipelineEngine
-from bigsgan.engines.pipeline.layout import (
-    Division,
-    build_on_meta,
-    divide_network,
-    measure_layers,
-    samples_of,
-)
+from bigsgan.engines.pipeline.layout import Division, build_on_meta, divide_network, measure_layers, samples_of
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed

@@ -11,7 +11,7 @@ import torch
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES, MicroBatch
-from bigsgan.engines.phases import Phase, update_phases
+from bigsgan.engines.phases import Phase, game_of, update_phases
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -163,10 +163,8 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
 
 def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
-    objective = plan.recipe.objective
-    steps = [objective.segments(1)] * objective.d_steps  # number 1 has no lazy penalty
-    regularised = objective.path_length is not None and objective.path_length.every == 1
-    return update_phases(plan, steps, regularised)
+    game = game_of(plan, 1)
+    return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularises)
 
 
 def comparable(divisions: Mapping[str, Division]) -> dict[str, Sequence[Cost]]:
