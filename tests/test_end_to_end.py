@@ -290,7 +290,7 @@ def test_evaluate_against_a_file(run, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_average_of_another_width(run, tmp_path, capsys):
+def test_an_ema_of_another_width(run, tmp_path, capsys):
     """A width that was kept is what the checkpoint holds; one that was not is near, as four snapshots allow."""
     directory, _ = run
     snapshots = directory / "run" / "ema_snapshots"

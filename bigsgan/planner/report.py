@@ -28,7 +28,7 @@ def parts(prediction: Prediction) -> dict[str, int]:
     values = (
         *(own.get("weights", 0) + own.get("masters", 0) for own in device),
         sum(own.get("optimizer", 0) for own in device),
-        0 if "average" in prediction.host else prediction.average,
+        0 if "average" in prediction.host else prediction.ema,
         prediction.buffers + sum(own.get("buffers", 0) for own in device),
         fullest.activations,
         fullest.gradients + sum(own.get("gradients", 0) for own in device),

@@ -107,7 +107,7 @@ class _Network:
 
 
 def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
-    """States of a network on the rank that needs most for them, without its average and buffers.
+    """States of a network on the rank that needs most for them, without its EMA and buffers.
 
     ``sizes`` are the elements of each parameter of the rank's layers.
     """

@@ -69,7 +69,7 @@ def destroy(run: Run) -> None:
 
 
 def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, float] | None:
-    """Metrics of the average's samples after two updates."""
+    """Metrics of the EMA's samples after two updates."""
     os.environ["BIGSGAN_CACHE"] = cache
     run = build(overrides, ds)
     update(run, 2)
@@ -192,8 +192,8 @@ def _equal(a: Any, b: Any) -> bool:
     return a.shape == b.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
 
 
-def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
-    """Outputs of G live, with its average swapped in, and after; and whether all state came back bit for bit."""
+def ema_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
+    """Outputs of G live, with its EMA swapped in, and after; and whether all state came back bit for bit."""
     run = build(overrides, ds)
     update(run, 3)
     g = run.step.generator
@@ -205,13 +205,13 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
 
     before, live = state(), g.infer_everywhere(inputs)
     with run.ema.swapped():
-        averaged = g.infer_everywhere(inputs)
+        from_ema = g.infer_everywhere(inputs)
         g.infer_everywhere(inputs, moving=True)  # buffers may move inside
     restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
     again = g.infer_everywhere(inputs)
     result = {
         "restored": restored and torch.equal(live, again),
-        "averaged": averaged.float().numpy(),
+        "ema": from_ema.float().numpy(),
         "live": live.float().numpy(),
         "inputs": [t.numpy() for t in inputs],
         "state": local_state(run),
@@ -311,7 +311,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
         "counts": counts,
         "later": (engine.outcomes.num_applied, engine.outcomes.num_skipped, bool(engine.outcomes.last)),
         "moved": [k for k in before if k.startswith(own) and not np.array_equal(before[k], after[k])],
-        "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
+        "ema_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
         "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),
         "finite": all(np.isfinite(v).all() for v in full_state(run).values()),
     }  # fmt: skip

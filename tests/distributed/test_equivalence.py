@@ -228,7 +228,7 @@ def test_penalties_matter():
 
 
 def moved(pool, overrides, ds):
-    """How far every weight of both networks and of the average has come, as one vector."""
+    """How far every weight of both networks and of the EMA has come, as one vector."""
     start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), *overrides), 0)
     states = scenarios.merge(pool.run(scenarios.train, overrides, ds, UPDATES))
     deltas = [(states[e][n] - v.flatten()) for e, t in start.items() for n, v in t.items() if n.endswith("weight")]

@@ -131,7 +131,7 @@ def check_resumed(table, target, optimizer, sources, then):
     ],
 )
 def test_every_pair(table, target, sources):
-    """Parameters, momentum, averages, buffers and counters are equal bit for bit; and the next updates are the same."""
+    """Parameters, momentum, EMA, buffers and counters are equal bit for bit; and the next updates are the same."""
     for source, begun, later, end in check_resumed(table, target, MOMENTUM, sources, THEN):
         before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
         assert reference.keys() == found.keys()

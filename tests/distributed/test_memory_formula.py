@@ -1,11 +1,11 @@
-"""What G, D and the average hold on a rank, against the formulas of ZeRO.
+"""What G, D and the EMA hold on a rank, against the formulas of ZeRO.
 
 The formulas: Rajbhandari et al. 2020, arXiv 1910.02054, section 5. With weights and gradients of w bytes and states of
 k (masters, which stage 0 in float32 has not, and the optimizer's), a parameter on N ranks takes
 
     stage 0: 2w + k        1: 2w + k/N        2: w + (w + k)/N        3: (2w + k)/N
 
-and the average 4/N more, or 4 at stage 0.
+and the EMA 4/N more, or 4 at stage 0.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def test_the_peak_is_the_formulas(ranks, tmp_path, stage, num_ranks, precision, 
     numel = {network: sum(each) for network, each in sizes.items()}
     by_rank = ranks(num_ranks).run(allocations.peaks, overrides, ds, 3)
     weights, gradient, states = per_parameter(stage, weight, NUM_MOMENTS[beta1], num_ranks)
-    average = numel["generator"] * 4 / (1 if stage == 0 else num_ranks)
+    ema = numel["generator"] * 4 / (1 if stage == 0 else num_ranks)
     for network in NETWORKS:
-        formula = sum(numel.values()) * (weights + states) + numel[network] * gradient + average
+        formula = sum(numel.values()) * (weights + states) + numel[network] * gradient + ema
         buffers = declared(plan, network, sizes[network], weight, num_ranks)
         found = max(rank[network] for rank in by_rank)
         print(

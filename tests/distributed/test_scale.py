@@ -55,7 +55,7 @@ def offloaded(sizes, name="zero3_offload", optimizer=(), **options):
 
 
 def host_bytes(run):
-    """What a GPU's rank would hold in the host's memory: shards of weights, masters, gradients, moments, average.
+    """What a GPU's rank would hold in the host's memory: shards of weights, masters, gradients, moments, EMA.
 
     But for the buffers through which a drive is read, which are not torch's.
     """

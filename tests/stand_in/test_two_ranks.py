@@ -95,7 +95,7 @@ def test_no_two_streams_race_on_ranks_of_their_own(on_ranks, layout, schedule):
     ],
 )
 def test_no_two_streams_race(on_ranks, num_ranks, layout):
-    """Samples and checkpoints come last, with the average swapped in."""
+    """Samples and checkpoints come last, with the EMA swapped in."""
     cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(num_ranks, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 
