@@ -28,7 +28,7 @@ class Prediction:
     spare: int  # bytes of pinned blocks in the host's memory beyond these; without a GPU nothing is pinned
     update: dict[str, Peak]  # fullest moments of an update, beside what stays
     # the same of an update with the penalties that are not in every one; empty if there are none
-    penalised: dict[str, Peak]
+    penalized: dict[str, Peak]
     samples: Peak  # those of making images from the EMA
 
     @property
@@ -45,12 +45,12 @@ class Prediction:
     @property
     def fullest(self) -> Peak:
         """The fullest moment of all."""
-        return max([*self.update.values(), *self.penalised.values(), self.samples], key=lambda peak: peak.total)
+        return max([*self.update.values(), *self.penalized.values(), self.samples], key=lambda peak: peak.total)
 
     @property
     def updating(self) -> int:
         """Most that is held on the device in an update."""
-        return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalised.values()])
+        return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalized.values()])
 
     @property
     def peak(self) -> int:
@@ -115,8 +115,8 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
         built |= own.built  # blocks of the first network hold parameters of the second while it is built
     spare += sum(size * num for size, num in built.items())
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
-    penalised = updates[1] if updates[1:] else {}
-    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalised, samples)
+    penalized = updates[1] if updates[1:] else {}
+    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, ema: int, kept: int) -> list[Moment]:

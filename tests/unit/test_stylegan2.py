@@ -46,7 +46,7 @@ def discriminator(resolution: int = 16, num_classes: int = 3, image_channels: in
 
 @torch.no_grad()
 def filled(network: Any, seed: int = 0) -> Any:
-    """Initialise, and give what begins at 0 other values."""
+    """Initialize, and give what begins at 0 other values."""
     initialize(network, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in network.named_parameters():
@@ -195,7 +195,7 @@ def test_every_layer_listens_to_its_own_style():
         assert (rest(changed, seeds) - images).abs().amax(dim=(1, 2, 3)).min() > 1e-4
 
 
-def test_the_length_of_paths_can_be_penalised():
+def test_the_length_of_paths_can_be_penalized():
     """The gradient by the style vectors is itself differentiable (Karras et al. 2020, section 3.2)."""
     g = filled(generator(style_mixing=0.9))
     latents, labels, seeds = inputs_of()
@@ -322,7 +322,7 @@ def test_initial_values():
     assert not layer_of(g, 2).conv0.bias.any()
     assert abs(layer_of(g, 4).conv0.noise_const.std() - 1) < 0.1
     assert not torch.equal(layer_of(g, 4).conv0.noise_const, layer_of(g, 4).conv1.noise_const)
-    # Equalised: the first images and logits have a size that training can begin from.
+    # Equalized: the first images and logits have a size that training can begin from.
     latents, labels, seeds = torch.randn(8, 6), torch.arange(8) % 3, torch.arange(8)
     assert 0.1 < g(latents, labels, seeds).std() < 10
 

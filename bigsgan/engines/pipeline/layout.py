@@ -165,8 +165,8 @@ def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
     objective = plan.recipe.objective
     steps = [objective.segments(1)] * objective.d_steps  # number 1 has no lazy penalty
-    regularised = objective.path_length is not None and objective.path_length.every == 1
-    return update_phases(plan, steps, regularised)
+    regularized = objective.path_length is not None and objective.path_length.every == 1
+    return update_phases(plan, steps, regularized)
 
 
 def comparable(divisions: Mapping[str, Division]) -> dict[str, Sequence[Cost]]:
