@@ -132,7 +132,7 @@ class ZeroEngine(DeepSpeedBacked):
     """The Engine protocol on ZeRO, for a network that lies whole on each rank.
 
     Rule of this class: exactly one engine forward, one backward and one step for each micro-batch. Anything else loses
-    gradients silently at some stage (deepspeed 0.19.8: forward, forward, backward, backward at stage 3).
+    gradients silently at some ZeRO stage (deepspeed 0.19.8: forward, forward, backward, backward at ZeRO 3).
     """
 
     def __init__(

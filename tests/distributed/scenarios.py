@@ -188,7 +188,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 def _equal(a: Any, b: Any) -> bool:
     if not (torch.is_tensor(a) and torch.is_tensor(b)):
         return a is b or a == b
-    # Bits, not numbers: padding at stage 3 is uninitialized, and NaN differs from itself.
+    # Bits, not numbers: padding at ZeRO 3 is uninitialized, and NaN differs from itself.
     return a.shape == b.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
 
 
@@ -266,7 +266,7 @@ def full_state(run: Run) -> dict[str, Any]:
     for entry, named in buffers(run).items():
         state.update({f"{entry}.buffer.{name}": buffer.cpu().numpy().copy() for name, buffer in named.items()})
     for entry, kind, shard, tensor in flat_tensors(run):
-        for piece in shard.pieces:  # what lies between the pieces is uninitialized memory at stage 3
+        for piece in shard.pieces:  # what lies between the pieces is uninitialized memory at ZeRO 3
             values = tensor[piece.start : piece.start + piece.numel].cpu().float().numpy().copy()
             state[f"{entry}.shard.{kind}.{piece.name}"] = values
     for network in ("generator", "discriminator"):

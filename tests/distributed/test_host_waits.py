@@ -20,7 +20,7 @@ FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 HOST = {"offload_optimizer": {"device": "cpu"}}
 LAZY_R1 = ["objective.r1={weight: 0.1, every: 2}"]
 WARM_UP = 6
-"""Updates, of which three have R1: ranks compare what stage 3 recorded for the last time as the second pass begins."""
+"""Updates, of which three have R1: ranks compare what ZeRO 3 recorded for the last time as the second pass begins."""
 
 
 class Asked(TorchDispatchMode):

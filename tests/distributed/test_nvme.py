@@ -31,7 +31,7 @@ SECONDS = 900
 
 @pytest.fixture
 def files(async_io, tmp_path):
-    """files(nvme, **options): both networks at stage 3, in the same sub-groups, optimizer state on NVMe or not."""
+    """files(nvme, **options): both networks at ZeRO 3, in the same sub-groups, optimizer state on NVMe or not."""
 
     (tmp_path / "nvme").mkdir()
 

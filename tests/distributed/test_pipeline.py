@@ -176,7 +176,7 @@ FILES = [
 
 
 def files(stage):
-    """DeepSpeed contents of a ZeRO stage in fp32, or of a low precision at stage 1."""
+    """DeepSpeed contents of a ZeRO stage in fp32, or of a low precision at ZeRO 1."""
     return both(1, **LOW[stage]) if stage in LOW else both(stage)
 
 

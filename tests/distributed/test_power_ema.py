@@ -48,7 +48,7 @@ def trained(overrides, ds, directory):
 
 
 def trajectories(by_rank):
-    """Weights by name, float64 (updates, elements); stage 0 has all of them on both ranks."""
+    """Weights by name, float64 (updates, elements); ZeRO 0 has all of them on both ranks."""
     found = {}
     for name in {name for weights in by_rank for name in weights[0]}:
         rows = []

@@ -32,7 +32,7 @@ def replaced(overrides, ds):
 def test_nothing_is_replaced(ranks, stage):
     ds = both(stage)
     stock, usual = (ranks(2).run(replaced, options, ds)[0] for options in (STOCK, []))
-    # At stage 0 in float32 DeepSpeed would apply gradients that are not finite.
+    # At ZeRO 0 in float32 DeepSpeed would apply gradients that are not finite.
     assert stock == ({"clip_fp32_gradients"} if stage == 0 else set(), False, False, True)
     assert usual[:3] != stock[:3]
     assert not usual[3]
