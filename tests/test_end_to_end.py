@@ -1,4 +1,4 @@
-"""A run as a user sees it: the command, what it leaves behind, going on, sampling and exporting."""
+"""A run as a user sees it: the command, what it leaves behind, resuming, sampling and exporting."""
 
 import hashlib
 import json
@@ -184,7 +184,7 @@ def test_the_same_command_goes_on(run, tmp_path):
 
 
 def kill_before_it_saves(directory: Path) -> None:
-    """Let the run go on, and kill it between two checkpoints, after some updates that are lost."""
+    """Resume the run, and kill it between two checkpoints, after some updates that are lost."""
     report = directory / "run" / "metrics.jsonl"
     size = report.stat().st_size
     process = begin(directory, 1_000_000, saves=1_000_000)

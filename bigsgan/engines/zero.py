@@ -50,7 +50,7 @@ class Root(nn.Module):
             self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
             if network.predicts:
                 self._predicting = compiling.compiled_predicting(network, compile, cuda_graphs)
-        self._fast = (fast,)  # in a tuple it is no submodule
+        self._fast = (fast,)  # in a tuple it is not a submodule
         self.stateful = network.stateful_layers()
 
     def forward(

@@ -162,7 +162,7 @@ class Counters:
 
     @property
     def start(self) -> tuple[int, tuple[Stretch, ...]]:
-        """Where to go on in the data's order, and what to pass over, as ``RealImages`` takes it."""
+        """Where to resume in the data's order, and what to pass over, as ``RealImages`` takes it."""
         return self.position, self.skipped
 
     def count(self, batch: int) -> None:

@@ -287,7 +287,7 @@ def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _unfit(value: Tensor) -> str | None:
-    """Say why a tensor of a file is no weight, statistic or counter."""
+    """Say why a tensor of a file is not a weight, statistic or counter."""
     if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
         return "is not a plain tensor"
     if not value.is_floating_point() and (value.is_complex() or value.numel() != 1):

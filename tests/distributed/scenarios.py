@@ -320,7 +320,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
 
 
 def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list[str], num_updates: int) -> Any:
-    """Save a run after two updates; begin another with its weights, and go on: state before and after."""
+    """Save a run after two updates; begin another with its weights, and train it: state before and after."""
     first = build(overrides, ds)
     update(first, 2)
     directory = Path(saved)

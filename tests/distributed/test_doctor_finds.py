@@ -45,7 +45,7 @@ FOUND = [  # fault, check, what it says
     ("few_open_files", "environment.files", "rank 1 on {host}: 300 files may be open at once, 528 are needed"),
     ("ranks_on_one_core", "environment.cores", "rank 0 on {host} (and 1 more rank): 2 ranks share 1 core"),
     ("small_shared_memory", "environment.shared", "64 MiB of /dev/shm are free, 512 MiB are needed"),
-    ("directory_of_its_own", "environment.paths", "rank 1 on {host}: {out} has not what rank 0 writes there"),
+    ("directory_of_its_own", "environment.paths", "rank 1 on {host}: {out} does not have what rank 0 writes there"),
 ]
 NIGHTLY = ("another_seed", "heavier_penalty", "ema_that_stays", "stale_power_iteration")
 """Faults that CI leaves to the night, as it plants others that the same check finds."""

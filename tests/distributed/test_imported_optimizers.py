@@ -1,4 +1,4 @@
-"""Adam's state in an R3GAN snapshot goes on in the directory of its import, at every ZeRO stage."""
+"""Adam's state in an R3GAN snapshot is resumed in the directory of its import, at every ZeRO stage."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Faults of one side where G and D have ranks of their own, under a real launcher: who is named, and what goes on."""
+"""Faults of one side where G and D have ranks of their own, under a real launcher: who is named, and what resumes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def saving_ranks(process: subprocess.Popen[str], run: Path) -> list[psutil.Proce
 
 
 def resumes(directory: Path, *more: str) -> None:
-    """The run goes on for three updates, from the checkpoint that there is."""
+    """The run resumes, for three updates, from the checkpoint that there is."""
     nimg = checkpoint.find_intact(directory / "run").nimg
     assert nimg > 0
     result = launch("torchrun", directory, *RUN, *more, f"total_nimg={nimg + 24}")

@@ -219,7 +219,7 @@ REMEMBERED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_what_a_recipe_adds_is_the_same_run(ranks, name, tmp_path):
-    """Averages of logits, signs in the middle of an interval, the mean length: all go on."""
+    """Averages of logits, signs in the middle of an interval, the mean length: all are resumed."""
     overrides = [*ADAM, *REMEMBERED[name]]
     both = {"generator": zero(2), "discriminator": zero(3)}
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)

@@ -42,7 +42,7 @@ def test_a_census_counts_storages_as_long_as_they_live():
     before = torch.ones(8)
     with Census() as census:
         census.ignore([before])
-        kept = before.view(2, 4) + 1  # a view is no storage of its own
+        kept = before.view(2, 4) + 1  # a view has no storage of its own
         twice = kept * 2
         del twice
         whole = [kept, kept[0]]

@@ -119,7 +119,7 @@ def test_the_ema_and_the_images_seen_are_kept(classes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
+def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
     """The EMA, p, the images seen and what depends on them follow the snapshot and the file beside it."""
     ema = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
     write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)

@@ -61,7 +61,7 @@ def process_groups() -> set[Any]:
 
 
 def release_process_groups(keep: set[Any]) -> None:
-    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed goes on using.
+    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed still uses.
 
     Each of gloo's has three threads that look for work 100 times a second.
     """
