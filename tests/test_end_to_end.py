@@ -158,7 +158,7 @@ def test_every_rank_keeps_a_log(run):
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on(run, tmp_path):
+def test_the_same_command_resumes(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
     kill_before_it_saves(directory)

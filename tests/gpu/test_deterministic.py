@@ -67,7 +67,7 @@ def in_a_process(function, *arguments):
         pytest.param(NIGHTLY, id="rest", marks=pytest.mark.nightly),
     ],
 )
-def test_another_process_goes_on_with_the_same_run(tmp_path, names):
+def test_another_process_resumes_the_same_run(tmp_path, names):
     whole = in_a_process(first_half, str(tmp_path), names)
     parts = in_a_process(second_half, str(tmp_path), names)
     assert list(whole) == list(parts) == names

@@ -188,7 +188,7 @@ def test_networks_without_tokens_have_no_teacher(tmp_path):
         tiny_recipe(tmp_path, "objective.teacher={path: x.pt}")
 
 
-def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path):
+def test_a_run_resumes_with_its_own_teacher_alone(tmp_path):
     """Wherever that is."""
     layouts = []
     for name, width in (("a", 6), ("moved", 6), ("b", 7)):
