@@ -113,7 +113,7 @@ class Traces:
         return stack
 
     def _choose_kernels(self, plan: RunPlan, network: str, exact: bool) -> None:
-        """Choose kernels as engines do; not for the gradient that directs tangents, which is never the fullest moment."""
+        """Choose kernels as engines do, but not for tangents' directions, which are never the fullest moment."""
         for layer in self._exact_layers[network, plan.engines[network].file.precision]:
             layer.exact = exact
 

@@ -277,7 +277,7 @@ def _save(run: Run, must: bool) -> None:
 
 def _not_saved(directory: Path, what: str) -> UserError:
     remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-    return UserError(str(directory), None, f"the last {what} was not saved, see the warnings above", remedy)
+    return UserError(str(directory), None, f"does not hold the last {what}", remedy, "see the warnings above")
 
 
 class _Clock:

@@ -155,9 +155,9 @@ def test_an_error_of_one_side_is_told_once_with_rank_network_and_phase(rank, tmp
     "launcher", [pytest.param("deepspeed", marks=NIGHTLY), pytest.param("torchrun", marks=NIGHTLY)]
 )
 def test_what_one_side_cannot_read_is_told_once_on_both(launcher, tmp_path, monkeypatch):
-    error = "UserError('data.max_corrupt', 0, 'unreadable images are allowed', 'repair them')"
+    error = "UserError('data.max_corrupt', 0, 'is less than the unreadable images', 'repair them')"
     result = failed(tmp_path, 1, error, monkeypatch, launcher)
     assert result.returncode == STATUS[launcher], result.stdout
-    assert messages(result.stdout) == ["data.max_corrupt: 0 unreadable images are allowed; repair them"]
+    assert messages(result.stdout) == ["data.max_corrupt: 0 is less than the unreadable images; repair them"]
     assert f"{REPOSITORY / 'bigsgan'}{os.sep}" not in result.stdout, result.stdout  # no traceback of ours
     resumes(tmp_path, *SPLIT)
