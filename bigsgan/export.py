@@ -144,7 +144,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
     refuse_directory(out, "--out")
     if os.path.lexists(out):
-        raise UserError("--out", str(out), "already exists", "give a new directory")
+        raise UserError("--out", str(out), "exists already", "give a new directory")
     recipe = read_saved_recipe(run)
     found = checkpoint.find_intact(run, options.nimg, lambda found: checkpoint.files_with(found, options.network))
     network = network_on_meta(recipe, options.network)
