@@ -87,7 +87,7 @@ def main(run: Path, out: Path, options: Options) -> None:
     remedy = (
         f"{smaller_batch(options.batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
     )
-    with memory.naming_remedy(f"while the {network} was exported", remedy):
+    with memory.naming_remedy(f"while the {network} is exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, options.live is True, options.nimg, device, options.width)
         _check_run(trained, options, form)
@@ -144,11 +144,11 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
     refuse_directory(out, "--out")
     if os.path.lexists(out):
-        raise UserError("--out", str(out), "already exists", "give a new directory")
+        raise UserError("--out", str(out), "exists already", "give a new directory")
     recipe = read_saved_recipe(run)
     found = checkpoint.find_intact(run, options.nimg, lambda found: checkpoint.files_with(found, options.network))
     network = network_on_meta(recipe, options.network)
-    with memory.naming_remedy(f"while the {options.network} was exported", "use a machine with more memory"):
+    with memory.naming_remedy(f"while the {options.network} is exported", "use a machine with more memory"):
         metadata = {"nimg": found.nimg, "recipe": recipe.model_dump()}
         try:
             with leaving_nothing(out):

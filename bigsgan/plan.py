@@ -97,7 +97,7 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = Non
     divisions: dict[str, Division] = {}
     for network in staged:
         field = f"engines.{network}.partition"
-        with memory.naming_remedy(f"while the layers of the {network} were measured", f"set {field}=parameters"):
+        with memory.naming_remedy(f"while the layers of the {network} are measured", f"set {field}=parameters"):
             measured = measure_layers(plan, network, comm.device())
         divisions[network] = divide_network(plan, network, measured)
     if as_json:

@@ -84,7 +84,7 @@ def read_hosts(hostfile: Path) -> list[str]:
             raise UserError(f"{hostfile}:{number}", words[0], "must be listed once", "remove the second line")
         hosts.append(words[0])
     if not hosts:
-        raise UserError(str(hostfile), None, "lists no hosts", "write a line such as `node1 slots=8` for each")
+        raise UserError(str(hostfile), None, "contains no hosts", "write a line such as `node1 slots=8` for each")
     return hosts
 
 

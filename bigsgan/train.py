@@ -156,7 +156,7 @@ def _closing_lines(out: Path, run: Run) -> str:
 
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
-    """Return texts about where memory ran out, and about the remedy."""
+    """Return texts about where memory is not enough, and about the remedy."""
     sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in NETWORKS)
     staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
     keeps = staged and plan.recipe.pipeline.generator_phase == "keep"

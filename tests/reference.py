@@ -11,7 +11,7 @@ __all__ = ["LOSSES", "Reference", "build_networks", "distance", "make_optimizer"
 
 
 def run_reference(recipe: Recipe, num_updates: int) -> dict[str, dict[str, torch.Tensor]]:
-    """State of generator, discriminator and average after some updates, each name -> tensor."""
+    """State of generator, discriminator and EMA after some updates, each name -> tensor."""
     reference = Reference(recipe)
     with contextlib.closing(reference.reals):
         for update in range(num_updates):

@@ -96,7 +96,7 @@ def augment_pipe(p: float, multipliers: dict[str, Any]) -> nn.Module:
 def write_snapshot(
     path: Path, p: float | None = 0.37, multipliers: dict[str, Any] | None = None, known: bool = True
 ) -> dict[str, Tensor]:
-    """Write a snapshot, whose average differs from its generator; return the average.
+    """Write a snapshot, whose EMA differs from its generator; return the EMA.
 
     Args:
         path: Of the file.

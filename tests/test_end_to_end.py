@@ -1,4 +1,4 @@
-"""A run as a user sees it: the command, what it leaves behind, going on, sampling and exporting."""
+"""A run as a user sees it: the command, what it leaves behind, resuming, sampling and exporting."""
 
 import hashlib
 import json
@@ -158,7 +158,7 @@ def test_every_rank_keeps_a_log(run):
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on(run, tmp_path):
+def test_the_same_command_resumes(run, tmp_path):
     directory, _ = run
     assert "is complete at 32 images; raise total_nimg" in train(directory, 32)
     kill_before_it_saves(directory)
@@ -184,7 +184,7 @@ def test_the_same_command_goes_on(run, tmp_path):
 
 
 def kill_before_it_saves(directory: Path) -> None:
-    """Let the run go on, and kill it between two checkpoints, after some updates that are lost."""
+    """Resume the run, and kill it between two checkpoints, after some updates that are lost."""
     report = directory / "run" / "metrics.jsonl"
     size = report.stat().st_size
     process = begin(directory, 1_000_000, saves=1_000_000)
@@ -290,7 +290,7 @@ def test_evaluate_against_a_file(run, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_average_of_another_width(run, tmp_path, capsys):
+def test_an_ema_of_another_width(run, tmp_path, capsys):
     """A width that was kept is what the checkpoint holds; one that was not is near, as four snapshots allow."""
     directory, _ = run
     snapshots = directory / "run" / "ema_snapshots"

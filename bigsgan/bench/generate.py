@@ -86,7 +86,7 @@ def measured(network: LayerStack, recipe: Recipe, cases: Cases) -> list[dict[str
         print(f"{_name(case)}, batch {batch}", file=sys.stderr, flush=True)
         return_unused()
         try:
-            with memory.naming_remedy("of this batch", "leave it out"), torch.no_grad():
+            with memory.naming_remedy("for this batch", "leave it out"), torch.no_grad():
                 case |= _measured_case(network, recipe, case, cases)
         except (UserError, RuntimeError) as error:  # torch raises RuntimeError if it lacks a type or compiler
             case["reason"] = str(error).strip().partition("\n")[0]

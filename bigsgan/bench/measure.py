@@ -149,7 +149,7 @@ def visit(build: Builder, setting: Setting, settings: Settings) -> Visit | None:
         UserError: The loop cannot be built, or memory runs out.
     """
     remedy = "choose others, or a smaller batch"
-    with leaving_nothing(), memory.naming_remedy("while a variant was measured", remedy), setting():
+    with leaving_nothing(), memory.naming_remedy("while a variant is measured", remedy), setting():
         return_unused()
         comm.forget_peak_memory()
         comm.barrier()  # no rank measures while others still clean up

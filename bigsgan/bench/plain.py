@@ -33,7 +33,7 @@ from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
-from bigsgan.training.schedules import average_decay, scheduled
+from bigsgan.training.schedules import ema_decay, scheduled
 
 
 class NetworkAndOptimizer:
@@ -112,7 +112,7 @@ class PlainLoop:
         self._exact_layers = self._discriminator.root.network.exact_layers()
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._weights: list[Tensor] = list(self._generator.root.parameters())
-        self._average = [weight.detach().clone() for weight in self._weights]
+        self._ema = [weight.detach().clone() for weight in self._weights]
 
     @property
     def waited_seconds(self) -> float:
@@ -139,7 +139,7 @@ class PlainLoop:
         self._updates += 1
         self.nimg += recipe.batch
         with torch.no_grad():
-            torch._foreach_lerp_(self._average, self._weights, 1 - average_decay(recipe.ema, recipe.batch, self.nimg))
+            torch._foreach_lerp_(self._ema, self._weights, 1 - ema_decay(recipe.ema, recipe.batch, self.nimg))
 
     def means(self) -> dict[str, float]:
         """Means of losses and other statistics since the last call, over the loop's ranks, which all call this."""

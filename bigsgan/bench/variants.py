@@ -62,7 +62,7 @@ def _methods(recipe: Recipe, method: str) -> list[str]:
     return [f"objective.{name}.method={method}" for name in names]
 
 
-def _penalised(method: str) -> Callable[[Recipe], list[str]]:
+def _penalized(method: str) -> Callable[[Recipe], list[str]]:
     def overrides(recipe: Recipe) -> list[str]:
         found = _methods(recipe, method)
         if not found:
@@ -116,8 +116,8 @@ VARIANTS = {
             "compiled networks replayed as CUDA graphs",
             _of_both("engines", compile="whole", cuda_graphs="true"),
         ),
-        _changed("double_backward", "exact penalties by a double backward", _penalised("double_backward")),
-        _changed("forward_mode", "exact penalties in forward mode", _penalised("forward_mode")),
+        _changed("double_backward", "exact penalties by a double backward", _penalized("double_backward")),
+        _changed("forward_mode", "exact penalties in forward mode", _penalized("forward_mode")),
         _changed("deterministic", "kernels of which each run has the same sums", ["deterministic=true"]),
         _layout("zero1", "ZeRO 1", "zero1"),
         _layout("zero2", "ZeRO 2", "zero2"),

@@ -48,8 +48,8 @@ class DeepSpeedFile:
     content: dict[str, Any]  # the file's own keys, unchanged
     stage: int  # ZeRO stage, 0 to 3
     precision: Precision  # type of parameters and activations
-    offload_optimizer: str  # device of the optimizer's state: none, cpu, or nvme at stage 3
-    offload_parameters: str  # device of the parameters at stage 3: none or cpu
+    offload_optimizer: str  # device of the optimizer's state: none, cpu, or nvme at ZeRO 3
+    offload_parameters: str  # device of the parameters at ZeRO 3: none or cpu
 
     @property
     def uses_nvme(self) -> bool:

@@ -139,7 +139,7 @@ ZERO = Section(
         "reduce_bucket_size": _whole(1),
         "use_multi_rank_bucket_allreduce": _BOOL,
         "allgather_partitions": _BOOL,
-        "allgather_bucket_size": _EVEN,  # asserted by stages 1 and 2 (0.19.8)
+        "allgather_bucket_size": _EVEN,  # asserted by ZeRO 1 and 2 (0.19.8)
         "overlap_comm": _or_null(_BOOL),
         "compute_grad_norm": _BOOL,
         "load_from_fp32_weights": _BOOL,

@@ -29,7 +29,7 @@ class EnginePlan:
 
         DeepSpeed reduces them in its own way with an optimizer on the host, and if the file asks for that:
         ``reduce_scatter`` false, ``use_multi_rank_bucket_allreduce``, or ``parameter_alignment``. Float32 accumulation
-        of bf16 at stage 1 uses another optimizer (bf16_optimizer.py), which has the groups, but reduces in DeepSpeed's
+        of bf16 at ZeRO 1 uses another optimizer (bf16_optimizer.py), which has the groups, but reduces in DeepSpeed's
         way.
         """
         zero = self._zero

@@ -18,7 +18,7 @@ KINDS = {
     "is": "inception score",
     "pr": "precision and recall",
     "dc": "density and coverage",
-    "labels": "divergences between the histograms of recognised classes",
+    "labels": "divergences between the histograms of recognized classes",
     "ppl": "perceptual path length",
 }
 """All metrics, by the letters that their names begin with."""

@@ -216,7 +216,7 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.stage > 1:
         problem = f"must be 1 with ZeRO stage {file.stage}"
         detail = f"in {file.path}; a pipeline does not shard gradients"
-        remedy = "use stage 1, such as ds_configs/zero1.json, or remove pipeline_stages"
+        remedy = "use ZeRO 1, such as ds_configs/zero1.json, or remove pipeline_stages"
         raise UserError(field, stages, problem, remedy, detail)
     if file.offload_optimizer != "none":
         remedy = "use a file without offload, such as ds_configs/zero1.json"
@@ -256,7 +256,7 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     field = f"engines.{network}.compile"
     if file.stage == 3:
         problem, detail = "must be none with ZeRO stage 3", f"in {file.path}; it gathers weights between operations"
-        remedy = f"use stage 2, such as ds_configs/zero2.json, or set {field}=none"
+        remedy = f"use ZeRO 2, such as ds_configs/zero2.json, or set {field}=none"
         raise UserError(field, engine.compile, problem, remedy, detail)
     if engine.pipeline_stages > 1:
         remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"

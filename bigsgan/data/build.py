@@ -30,7 +30,7 @@ def build_dataset(data: Data) -> ImageDataset:
     """Open the data set that a recipe's ``data`` section describes.
 
     Raises:
-        UserError: The data set does not exist, is empty, or has not ``data.num_classes`` classes.
+        UserError: The data set does not exist, is empty, or does not have ``data.num_classes`` classes.
     """
     build = _KINDS.get(data.kind)
     return build(data) if build else importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)

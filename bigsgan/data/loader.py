@@ -181,14 +181,14 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
     try:
         batch = next(batches)
     except _SharedMemoryFullError as error:
-        problem = f"loading processes have filled {_SHARED_MEMORY}, which passes images between processes"
+        problem = f"is too many: {_SHARED_MEMORY}, which passes images between processes, is full"
         raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY) from error
     except RuntimeError as error:
         if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no special type for it
             raise
-        problem = f"loading processes were started and one died: {str(error).splitlines()[0]}"
+        problem, detail = "does not work here, as a loading process died", str(error).splitlines()[0]
         remedy = "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)"
-        raise UserError("data.num_workers", data.num_workers, problem, remedy) from error
+        raise UserError("data.num_workers", data.num_workers, problem, remedy, detail) from error
     # Checked on the CPU: on a GPU, a label out of range fails an assertion that does not name the label.
     num_classes, lowest, highest = data.num_classes, int(batch.labels.min()), int(batch.labels.max())
     if num_classes and not 0 <= lowest <= highest < num_classes:
@@ -220,7 +220,10 @@ class CorruptImages:
         if batch.complete and not too_many:
             return
         path, reason = batch.corrupt[-1]
-        problem = f"unreadable images are allowed, data-parallel rank {self._rank} has found {len(self._paths)}"
+        num, rank = len(self._paths), f"data-parallel rank {self._rank}"
+        problem = f"is less than the number of unreadable images that {rank} has found, {num}"
+        if not too_many:
+            problem = f"does not help, as {rank} finds no readable image in place of an unreadable one"
         remedy = "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else "")
         raise UserError("data.max_corrupt", self._tolerated, problem, remedy, f"the last is {path}: {reason}")
 
@@ -312,7 +315,7 @@ def _check_shared_memory(data: Data, indices: Iterator[list[int]], keeps_images:
     needed, free = data.shared_bytes(sum(map(len, first)), keeps_images), _free_shared_memory()
     if free is not None and needed > free:
         needs, has = f"{math.ceil(needed / 2**20)} MiB", f"{free // 2**20} MiB free"
-        problem = f"loading processes, each with {data.prefetch} micro-batches, need {needs} in {_SHARED_MEMORY}"
+        problem = f"needs {needs} in {_SHARED_MEMORY}, with {data.prefetch} micro-batches in each loading process"
         raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY, f"it has {has}")
     return itertools.chain(first, indices)
 

@@ -134,8 +134,8 @@ def naming_culprit(destination: Path, workers: int | None) -> Iterator[None]:
     except OSError as error:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
-        remedy = f"lower it, or give the machine more memory, {RESUMES}"
-        raise UserError("--workers", workers, "worker processes were started and one died", remedy) from error
+        remedy = f"give a lower number, or give the machine more memory, {RESUMES}"
+        raise UserError("--workers", workers, "does not work here, as a worker process died", remedy) from error
 
 
 def check_numbers(resolution: int, workers: int) -> None:

@@ -73,13 +73,13 @@ def float64(subject: Subject) -> Finding:
     return judged("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), _OF_FLOAT64, REMEDY)
 
 
-def error_of_float32(family: str, network: str, penalised: bool) -> float:
+def error_of_float32(family: str, network: str, penalized: bool) -> float:
     """Relative norm of the difference of a network's gradients on this rank's device from float64's on the CPU."""
     stack, inputs = built(network, GAMES[family])
-    expected = _flat(gradients(stack, inputs, penalised))
+    expected = _flat(gradients(stack, inputs, penalized))
     stack, inputs = built(network, GAMES[family])
     on_device = [x.to(comm.device(), torch.float32 if x.is_floating_point() else x.dtype) for x in inputs]
-    found = _flat(gradients(stack.to(comm.device()).float(), on_device, penalised))
+    found = _flat(gradients(stack.to(comm.device()).float(), on_device, penalized))
     return float((found - expected).norm() / expected.norm())
 
 
@@ -102,13 +102,13 @@ def _cases() -> Iterator[tuple[str, tuple[str, str, bool]]]:
             yield f"{family} {said}", (family, *differentiated)
 
 
-def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, float]:
+def errors_of_bf16(family: str, network: str, penalized: bool) -> tuple[float, float]:
     """Relative errors of gradients in bf16, without and with the operations for tensor cores."""
     stack, inputs = built(network, GAMES[family])
     for tensor in (*stack.parameters(), *(x for x in inputs if x.is_floating_point())):
         tensor.data.copy_(tensor.data.bfloat16())
     state = copy.deepcopy(stack.state_dict())
-    expected = _flat(gradients(stack, inputs, penalised))
+    expected = _flat(gradients(stack, inputs, penalized))
     errors = []
     for suits in (lambda device, dtype: False, convolutions.suits_tensor_cores):
         with mock.patch.object(convolutions, "suits_tensor_cores", suits):
@@ -121,7 +121,7 @@ def errors_of_bf16(family: str, network: str, penalised: bool) -> tuple[float, f
                 parameter.data = parameter.data.bfloat16()
             dtypes = [torch.float32 if x.is_floating_point() else x.dtype for x in inputs]
             on_device = [x.detach().to(comm.device(), dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
-            found = _flat(gradients(stack, on_device, penalised))
+            found = _flat(gradients(stack, on_device, penalized))
         errors.append(float((found - expected).norm() / expected.norm()))
     return errors[0], errors[1]
 
@@ -203,16 +203,16 @@ def built(network: str, overrides: Sequence[str]) -> tuple[LayerStack, list[Tens
     return stack.double(), [x.double() if x.is_floating_point() else x for x in inputs]
 
 
-def gradients(stack: LayerStack, inputs: list[Tensor], penalised: bool) -> list[Tensor]:
+def gradients(stack: LayerStack, inputs: list[Tensor], penalized: bool) -> list[Tensor]:
     """Gradients of a weighted sum of the outputs, or of the squared norm of that sum's gradient at the first input."""
     for module in stack.modules():
         if hasattr(module, "exact"):  # attention: its fused kernels have no second derivatives
-            module.exact = penalised  # type: ignore[assignment]
+            module.exact = penalized  # type: ignore[assignment]
     first = inputs[0].requires_grad_()
     outputs: Any = stack(*inputs)
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view(outputs.shape)
     loss = (weights * outputs).sum()
-    if penalised:
+    if penalized:
         (grad,) = torch.autograd.grad(loss, first, create_graph=True)
         loss = grad.square().sum()
     wanted = [p for p in stack.parameters() if p.requires_grad]

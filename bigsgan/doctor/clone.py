@@ -44,7 +44,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def absent(subject: Subject) -> Finding:
-    """Report that this is no clone of the repository."""
+    """Report that this is not a clone of the repository."""
     return not_applicable("needs a clone of the repository, whose tests are run")
 
 

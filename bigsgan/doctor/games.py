@@ -190,7 +190,7 @@ def tiny_plan(
 
 
 def zero(stage: int, **extra: Any) -> dict[str, Any]:
-    """DeepSpeed contents of a ZeRO stage; at stage 3 small parameters are sharded too."""
+    """DeepSpeed contents of a ZeRO stage; at ZeRO 3 small parameters are sharded too."""
     section: dict[str, Any] = {"stage": stage}
     if stage == 3:
         section["stage3_param_persistence_threshold"] = 0

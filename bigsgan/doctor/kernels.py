@@ -206,7 +206,7 @@ def networks(device: str, **section: Any) -> tuple[LayerStack, LayerStack]:
     return made[0], made[1]
 
 
-def penalised(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
+def penalized(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
     """Images, logits, and the parameters' gradients of a loss with the penalties that differentiate twice."""
     generator = torch.Generator().manual_seed(1)
     latents = torch.randn(2, 4, generator=generator, dtype=torch.float64).to(device)
@@ -227,7 +227,7 @@ def network_error(name: str, device: str) -> float:
     found = []
     for kernels in (True, False):
         with choosing(kernels):
-            found.append(penalised(*networks(device, **NETWORKS[name][1]), device))
+            found.append(penalized(*networks(device, **NETWORKS[name][1]), device))
     errors = [float((kernel - plain).norm() / plain.norm()) for kernel, plain in zip(*found, strict=True)]
     return max(error if error == error else float("inf") for error in errors)
 

@@ -80,7 +80,7 @@ class Reference:
         self.signs: list[Any] = []
         self.lengths: list[Any] = []
         self.mean_length: Any = 0.0
-        self.average = {k: v.clone() for k, v in self.g.state_dict().items()}
+        self.ema = {k: v.clone() for k, v in self.g.state_dict().items()}
         self.phases: dict[tuple[int, int], Any] = {}
         self.kept: dict[int, Any] = {}  # images for D's steps, by update, if updates overlap
         draws = Draws(recipe.seed)
@@ -346,13 +346,13 @@ class Reference:
         decay = 0.5 ** (batch / half_life) if half_life else 0
         for name, value in self.g.state_dict().items():
             is_parameter = name in dict(self.g.named_parameters())
-            self.average[name] = decay * self.average[name] + (1 - decay) * value if is_parameter else value.clone()
+            self.ema[name] = decay * self.ema[name] + (1 - decay) * value if is_parameter else value.clone()
         return self
 
     def result(self) -> dict[str, dict[str, torch.Tensor]]:
-        """State of generator, discriminator and average: entry -> name -> tensor."""
+        """State of generator, discriminator and EMA: entry -> name -> tensor."""
         return {
-            "generator": dict(self.g.state_dict()), "discriminator": dict(self.d.state_dict()), "average": self.average
+            "generator": dict(self.g.state_dict()), "discriminator": dict(self.d.state_dict()), "average": self.ema
         }  # fmt: skip
 
     def memory(self) -> Any:

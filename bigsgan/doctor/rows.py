@@ -16,7 +16,7 @@ _OF_A_RANK = re.compile(r"memory/rank\d+_gib")
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
-    """Rows of a run's metrics.jsonl, without lines that are no row."""
+    """Rows of a run's metrics.jsonl, without lines that are not rows."""
     rows = []
     with suppress(OSError):
         for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():

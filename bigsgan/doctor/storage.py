@@ -64,7 +64,7 @@ def paths(subject: Subject) -> Finding:
     if problem:
         return failed(problem, "give another `out`, or fix its permissions", numbers)
     if not writing and not is_seen:
-        text = f"{marker.parent} has not what rank 0 writes there"
+        text = f"{marker.parent} does not have what rank 0 writes there"
         return failed(text, "give an `out` on a file system that all hosts share", numbers)
     if not os.access(directory, os.W_OK | os.X_OK):
         return failed(f"{directory} cannot be written", "give another `out`, or fix its permissions", numbers)

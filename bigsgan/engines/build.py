@@ -164,7 +164,7 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
 
 
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
-    """Build the network and initialize it; at stage 3 sharded from the first parameter on."""
+    """Build the network and initialize it; at ZeRO 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
     if file.stage < 3:
         stack = build_network(plan.recipe, network).to(comm.device())

@@ -60,10 +60,10 @@ class DeepSpeedBacked:
         self.after_update: Callable[[], None] = lambda: None
         self._engine = engine
         self._accumulation = engine.gradient_accumulation_steps()
-        self._penalised: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
+        self._penalized: list[SpectralLayer] = [layer for layer in network.spectral_layers() if layer.orthogonal]
         # Orthogonal regularization adds to gradients in the backward pass, so it must be scaled as they are.
         self._penalty_scale, shared = 1.0, torch.ones((), device=comm.device())
-        for layer in self._penalised:
+        for layer in self._penalized:
             layer.gradient_scale = shared
         self._stateful = network.stateful_layers()
         self._exact_layers, self._is_exact = network.exact_layers(), True
@@ -102,8 +102,8 @@ class DeepSpeedBacked:
 
         Called before backward passes too, as they may recompute layers.
         """
-        phase, penalised = work.phase, work.loss is not None and work.loss.differentiates_inputs
-        exact = penalised or phase.tangents_from is not None or phase.does in ("checks", "differentiates")
+        phase, penalized = work.phase, work.loss is not None and work.loss.differentiates_inputs
+        exact = penalized or phase.tangents_from is not None or phase.does in ("checks", "differentiates")
         if exact != self._is_exact:
             self._is_exact = exact
             for layer in self._exact_layers:
@@ -186,9 +186,9 @@ class DeepSpeedBacked:
         if self._buffers:  # torch refuses an empty list
             torch._foreach_copy_(self._kept_buffers, self._buffers)
         scale = self.loss_scale / self._accumulation
-        if self._penalised and scale != self._penalty_scale:
+        if self._penalized and scale != self._penalty_scale:
             self._penalty_scale = scale
-            self._penalised[0].gradient_scale.fill_(scale)  # type: ignore[union-attr]
+            self._penalized[0].gradient_scale.fill_(scale)  # type: ignore[union-attr]
 
     def _count(self, applied: Outcome) -> None:
         """Count an update. Restore the buffers of a skipped one: running statistics may have overflowed too."""

@@ -94,7 +94,7 @@ class Executor:
         unite_ranks()
 
     def _compute(self, tasks: Sequence[Task], alive: dict[int, Work], update: _Progress) -> None:
-        # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to go on.
+        # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to proceed.
         observer = self.observer if self.observer is not None and self.observer.is_watching else None
         expected = 0
         for i, task in enumerate(tasks):

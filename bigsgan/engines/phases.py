@@ -92,7 +92,7 @@ class Game(NamedTuple):
     """The properties of an update's losses that determine its work and its memory."""
 
     segments: Segments  # of each of D's steps
-    regularises: bool  # whether the update has G's path length
+    regularizes: bool  # whether the update has G's path length
 
 
 def game_of(plan: RunPlan, number: int) -> Game:
@@ -102,7 +102,7 @@ def game_of(plan: RunPlan, number: int) -> Game:
 
 
 def update_phases(
-    plan: RunPlan, steps: Sequence[Segments] = (), regularised: bool = False, has_kept: bool = True
+    plan: RunPlan, steps: Sequence[Segments] = (), regularized: bool = False, has_kept: bool = True
 ) -> list[Phase]:
     """Return the phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
@@ -113,11 +113,11 @@ def update_phases(
         plan: The run's plan.
         steps: The segments of each of D's steps; those that are not given have no penalty. In forward mode D is
             differentiated before it trains.
-        regularised: Whether G's update carries path length regularization. If it is computed in forward mode, G
+        regularized: Whether G's update carries path length regularization. If it is computed in forward mode, G
             differentiates before the forward passes that it goes backward through.
         has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
-    update = _Update(plan, steps, regularised)
+    update = _Update(plan, steps, regularized)
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
     else:
@@ -128,11 +128,11 @@ def update_phases(
 class _Update:
     """Collects the phases of an update; see ``update_phases``."""
 
-    def __init__(self, plan: RunPlan, steps: Sequence[Segments], regularised: bool) -> None:
+    def __init__(self, plan: RunPlan, steps: Sequence[Segments], regularized: bool) -> None:
         self.phases: list[Phase] = []
         self._plan, self._objective = plan, plan.recipe.objective
         self._steps = steps
-        self._differentiates_styles = regularised and plan.differentiates_forward("generator")
+        self._differentiates_styles = regularized and plan.differentiates_forward("generator")
         self._keeps_graphs = plan.keeps_generator_graphs
 
     def take_turns(self) -> None:

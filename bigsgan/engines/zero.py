@@ -50,7 +50,7 @@ class Root(nn.Module):
             self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
             if network.predicts:
                 self._predicting = compiling.compiled_predicting(network, compile, cuda_graphs)
-        self._fast = (fast,)  # in a tuple it is no submodule
+        self._fast = (fast,)  # in a tuple it is not a submodule
         self.stateful = network.stateful_layers()
 
     def forward(
@@ -132,7 +132,7 @@ class ZeroEngine(DeepSpeedBacked):
     """The Engine protocol on ZeRO, for a network that lies whole on each rank.
 
     Rule of this class: exactly one engine forward, one backward and one step for each micro-batch. Anything else loses
-    gradients silently at some stage (deepspeed 0.19.8: forward, forward, backward, backward at stage 3).
+    gradients silently at some ZeRO stage (deepspeed 0.19.8: forward, forward, backward, backward at ZeRO 3).
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def from_pretrained(
         What ``bigsgan.load`` makes of a folder; of a repository a ``bigsgan.PretrainedNetwork``.
 
     Raises:
-        UserError: There is no such folder or repository, it is no exported network, or huggingface_hub is missing.
+        UserError: There is no such folder or repository, it is not an exported network, or huggingface_hub is missing.
     """
     if os.path.isdir(name):
         return load(name, device, dtype)

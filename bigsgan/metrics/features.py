@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     """A feature network's outputs for images."""
 
     features: Tensor  # (n, D)
-    logits: Tensor | None  # (n, K); None if the network is no classifier
+    logits: Tensor | None  # (n, K); None if the network does not classify
 
 
 @dataclass

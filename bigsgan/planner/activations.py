@@ -86,7 +86,7 @@ class Traces:
         before = self.passes(plan, network, mode, segments, num_samples, (layer - 1, layer))
         return before.returned, before.gradients
 
-    def penalised(self, plan: RunPlan, network: str, num_samples: int) -> WholePass:
+    def penalized(self, plan: RunPlan, network: str, num_samples: int) -> WholePass:
         """A network's passes when a penalty differentiates them twice: exact R1 in D, path length in G."""
         key = self._key(plan, network), plan.engines[network].section.activation_checkpointing
         if key not in self._wholes:
@@ -113,7 +113,7 @@ class Traces:
         return stack
 
     def _choose_kernels(self, plan: RunPlan, network: str, exact: bool) -> None:
-        """Choose kernels as engines do, except for the gradient that directs tangents, which is no fullest moment."""
+        """Choose kernels as engines do, but not for tangents' directions, which are never the fullest moment."""
         for layer in self._exact_layers[network, plan.engines[network].file.precision]:
             layer.exact = exact
 
@@ -179,7 +179,7 @@ def trace_discriminator(
 
 
 def trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> WholePass:
-    """Trace G's passes of an update with path length regularisation."""
+    """Trace G's passes of an update with path length regularization."""
     section = plan.recipe.objective.path_length
     assert section is not None
     penalty = PathLengthPenalty(section, Statistics(_META), _META, torch.clone)

@@ -31,7 +31,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     D's heads for a teacher's features go forward and backward over real images; ``heads_flop`` is their forward pass.
     ``teacher_flop`` is what the teacher's program adds to an update, and not part of it; None if there is no file.
     D's penalties and G's path length are averaged over updates, as a lazy one is only in some: by the plan's method,
-    and by each. Recomputation by activation checkpointing does not count, as in model FLOP utilisation.
+    and by each. Recomputation by activation checkpointing does not count, as in model FLOP utilization.
     """
     counted = {network: count_network(plan, network) for network in NETWORKS}
     d_steps = plan.recipe.objective.d_steps

@@ -23,20 +23,20 @@ class Prediction:
     """Memory of the fullest rank, in bytes."""
 
     states: dict[str, States]  # of each network
-    average: int  # of the moving average, and of the power function averages
+    ema: int  # with the power function averages
     buffers: int  # of both networks' buffers, with their copies, and of a teacher's program
     host: dict[str, int]  # what stays in the host's memory, by what it is; the rest is on the device
     spare: int  # bytes of pinned blocks in the host's memory beyond these; without a GPU nothing is pinned
     update: dict[str, Peak]  # fullest moments of an update, beside what stays
     # the same of an update with the penalties that are not in every one; empty if there are none
-    penalised: dict[str, Peak]
-    samples: Peak  # those of making images from the average
+    penalized: dict[str, Peak]
+    samples: Peak  # those of making images from the EMA
 
     @property
     def stays(self) -> int:
         """What the device holds all the time."""
         own = sum(sum(states.device.values()) for states in self.states.values())
-        return own + self.buffers + (0 if "average" in self.host else self.average)
+        return own + self.buffers + (0 if "average" in self.host else self.ema)
 
     @property
     def on_host(self) -> int:
@@ -46,12 +46,12 @@ class Prediction:
     @property
     def fullest(self) -> Peak:
         """The fullest moment of all."""
-        return max([*self.update.values(), *self.penalised.values(), self.samples], key=lambda peak: peak.total)
+        return max([*self.update.values(), *self.penalized.values(), self.samples], key=lambda peak: peak.total)
 
     @property
     def updating(self) -> int:
         """Most that is held on the device in an update."""
-        return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalised.values()])
+        return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalized.values()])
 
     @property
     def peak(self) -> int:
@@ -92,10 +92,10 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     """Go through an update without lazy penalties, one with them, and sampling."""
     states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
     one = FLOAT * states["generator"].num_masters
-    average = one * (1 + len(plan.recipe.ema.widths))
+    ema = one * (1 + len(plan.recipe.ema.widths))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
-    # averaged too.
+    # copied with the EMA too.
     buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
     if (program := traces.program(plan.recipe)) and parts["discriminator"].is_last:
         buffers += program.held
@@ -108,7 +108,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     for game in dict.fromkeys([game_of(plan, 1), game_of(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
         updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
-    host = Counter({"average": average} if is_offloaded else {})
+    host = Counter({"average": ema} if is_offloaded else {})
     spare, built = 0, Counter[int]()
     for own in states.values():
         host.update(own.host)
@@ -116,17 +116,17 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
         built |= own.built  # blocks of the first network hold parameters of the second while it is built
     spare += sum(size * num for size, num in built.items())
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
-    penalised = updates[1] if updates[1:] else {}
-    return Prediction(states, average, buffers, dict(host), spare, updates[0], penalised, samples)
+    penalized = updates[1] if updates[1:] else {}
+    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples)
 
 
-def _sampling(plan: RunPlan, traces: Traces, part: Part, average: int, kept: int) -> list[Moment]:
-    """Images from the average, whose weights and buffers are swapped in before, beside those that D has ``kept``."""
+def _sampling(plan: RunPlan, traces: Traces, part: Part, ema: int, kept: int) -> list[Moment]:
+    """Images from the EMA, whose weights and buffers are swapped in before, beside those that D has ``kept``."""
     if not part.is_held:
         return [Moment("samples", "generator", kept, 0)]
     num = plan.engines["generator"].micro_batch_size
     passes = traces.passes(plan, "generator", "train", 1, num, part.bounds)
-    swapped = min(average, FLOAT * SWAP_ELEMENTS)
+    swapped = min(ema, FLOAT * SWAP_ELEMENTS)
     return [
         Moment("samples", "generator", kept + part.buffers + swapped, 0),
         Moment("samples", "generator", kept + part.buffers, 0, passes.plain, begins=True),

@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
     """Build the phases of an update for a rank with these parts, in the order of the step."""
-    phases = update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularises)
+    phases = update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
     return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
 
 
@@ -72,12 +72,12 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: P
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     pulls_back = phase.keeps_graphs or phase.does == "pulls back"
-    looks_inside = game.segments.differentiated > 0 if phase.does == "trains" else game.regularises and pulls_back
+    looks_inside = game.segments.differentiated > 0 if phase.does == "trains" else game.regularizes and pulls_back
     passes: Passes | WholePass | None
     if phase.does == "keeps":
         passes = None
     elif looks_inside and not carries:
-        passes = traces.penalised(plan, network, num)
+        passes = traces.penalized(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
     # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.

@@ -24,16 +24,16 @@ def parts(prediction: Prediction) -> dict[str, int]:
     """
     device = [prediction.states[network].device for network in NETWORKS]
     fullest = prediction.fullest
-    penalised = [prediction.stays + peak.total for peak in prediction.penalised.values()]
+    penalized = [prediction.stays + peak.total for peak in prediction.penalized.values()]
     values = (
         *(own.get("weights", 0) + own.get("masters", 0) for own in device),
         sum(own.get("optimizer", 0) for own in device),
-        0 if "average" in prediction.host else prediction.average,
+        0 if "average" in prediction.host else prediction.ema,
         prediction.buffers + sum(own.get("buffers", 0) for own in device),
         fullest.activations,
         fullest.gradients + sum(own.get("gradients", 0) for own in device),
         fullest.gathered,
-        max(penalised, default=0),
+        max(penalized, default=0),
         prediction.stays + prediction.samples.total,
         prediction.peak,
     )

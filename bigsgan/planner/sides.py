@@ -131,14 +131,14 @@ def _kinds(plan: RunPlan) -> list[UpdateKind]:
         found[game._replace(segments=game.segments._replace(checks=False))] += 1  # one micro-batch now and then
     kinds = []
     for game, times in found.items():
-        phases = update_phases(plan, [game.segments] * d_steps, game.regularises)
+        phases = update_phases(plan, [game.segments] * d_steps, game.regularizes)
         twice: dict[int, float] = {}
         for number, phase in enumerate(phases):
             if plan.differentiates_forward(phase.network):
                 continue
             if phase.does == "trains" and game.segments.differentiated:
                 twice[number] = batch * phase.segments
-            elif phase.does == "pulls back" and path is not None and game.regularises:
+            elif phase.does == "pulls back" and path is not None and game.regularizes:
                 twice[number] = batch / path.batch_shrink
         kinds.append(UpdateKind(phases, times / period, twice))
     return kinds

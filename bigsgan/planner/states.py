@@ -1,7 +1,7 @@
 """The memory of a network's states on one rank: weights, masters, optimizer, gradients, and DeepSpeed's buffers.
 
 Follows DeepSpeed 0.19.8 as bigsgan sets it up; files are under deepspeed/runtime/. The planner's tests compare it with
-what runs of every stage hold.
+what runs of every ZeRO stage hold.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class States:
     gradients: Gradients  # what comes and goes with an update
     itemsize: int  # bytes of a parameter in the passes
     num_masters: int  # elements that the rank updates, and averages
-    limits: Limits | None = None  # of gathering, at stage 3; None elsewhere
+    limits: Limits | None = None  # of gathering, at ZeRO 3; None elsewhere
     spare: int = 0  # bytes of pinned blocks beyond the host's tensors in them; without a GPU nothing is pinned
     # number of pinned blocks that held parameters while these were built, by size; torch keeps them for other tensors
     built: Counter[int] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class _Network:
         num: Replicas.
         shared: That this rank updates, of those that share them.
         touched: Of each parameter that is in part among those; of the rank with the largest sum.
-        copied: At a time, at stage 0.
+        copied: At a time, at ZeRO 0.
         settings: DeepSpeed's of ZeRO.
     """
 
@@ -107,7 +107,7 @@ class _Network:
 
 
 def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
-    """States of a network on the rank that needs most for them, without its average and buffers.
+    """States of a network on the rank that needs most for them, without its EMA and buffers.
 
     ``sizes`` are the elements of each parameter of the rank's layers.
     """
@@ -176,9 +176,9 @@ def _stage0(own: _Network) -> States:
 
 
 def _stage12(own: _Network) -> States:
-    """Masters and optimizer shared; at stage 2 gradients too (zero/stage_1_and_2.py, deepspeed/grouped_gradients.py).
+    """Masters and optimizer shared; at ZeRO 2 gradients too (zero/stage_1_and_2.py, deepspeed/grouped_gradients.py).
 
-    So are stage 1's in a single backward pass that reduces them meanwhile.
+    So are ZeRO 1's in a single backward pass that reduces them meanwhile.
     """
     whole, shared, num, weight, adds_up = own.whole, own.shared, own.num, own.weight, own.adds_up
     device = {"weights": shared * num * weight, **own.updated(shared)}

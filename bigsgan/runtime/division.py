@@ -29,7 +29,7 @@ _MOST_GROUPS = 1 << 20
 
 _division: _Division | None = None
 _of_thread = threading.local()
-"""Whether a thread is ``within_part``: others, such as those that write checkpoints, go on with all ranks."""
+"""Whether a thread is ``within_part``: others, such as those that write checkpoints, still belong to all ranks."""
 
 
 def divide(parts: Sequence[Sequence[int]], patience: timedelta) -> None:

@@ -98,14 +98,14 @@ def _field(path: Path, name: str) -> int:
 
 @contextmanager
 def naming_remedy(where: str, remedy: str) -> Iterator[None]:
-    """Turn running out of memory inside the block into a UserError; ``where`` follows 'ran out'."""
+    """Turn running out of memory inside the block into a UserError; ``where`` follows 'is not enough'."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         cause = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError("memory", None, f"ran out {where}: {cause}", remedy) from error
+        raise UserError("memory", None, f"is not enough {where}: {cause}", remedy) from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:

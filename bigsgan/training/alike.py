@@ -75,7 +75,7 @@ def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDatase
 
 
 def refuse_other_codec(saved: object, data: Data) -> None:
-    """Refuse to go on with another autoencoder, or another scale of its latents, than a checkpoint's.
+    """Refuse to resume with another autoencoder, or another scale of its latents, than a checkpoint's.
 
     Where it lies may differ between runs, and between hosts. ``saved`` is the data's fingerprint in the checkpoint's
     manifest, of before autoencoders were recorded too. The same on all ranks, whose data ``open_alike`` has compared.

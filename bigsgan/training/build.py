@@ -77,8 +77,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
     extras = extras._replace(kept=build_kept(plan, rank, slices["discriminator"]["discriminator"], device))
-    averages = EMAState(engines["generator"], ema)
-    entries = {**_entries(plan, engines, averages, counters), **extras.entries()}
+    ema_state = EMAState(engines["generator"], ema)
+    entries = {**_entries(plan, engines, ema_state, counters), **extras.entries()}
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
         _restore(start.found, entries, layout, recipe)
@@ -107,7 +107,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         reporter=reporter,
         rank_log=rank_log,
         measuring=measuring,
-        snapshots=_build_snapshots(recipe, out, averages, layout, counters, rank_log),
+        snapshots=_build_snapshots(recipe, out, ema_state, layout, counters, rank_log),
     )
 
 
@@ -120,11 +120,11 @@ def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
 
 
 def _build_snapshots(
-    recipe: Recipe, out: Path, averages: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
+    recipe: Recipe, out: Path, ema_state: EMAState, layout: dict[str, Any], counters: Counters, rank_log: RankLog
 ) -> Snapshots | None:
     """Remove snapshots that are newer than this start, and build what saves further ones, if the recipe asks for it."""
     remove_abandoned(out, counters.nimg)
-    return Snapshots(out, recipe, averages, layout, rank_log.moved) if recipe.ema.power else None
+    return Snapshots(out, recipe, ema_state, layout, rank_log.moved) if recipe.ema.power else None
 
 
 def _imported_counters(start: Start, recipe: Recipe) -> Counters:
@@ -165,7 +165,7 @@ def _kept_divisions(plan: RunPlan, start: Start) -> dict[str, list[int]]:
 
 
 def _entries(
-    plan: RunPlan, engines: Mapping[str, Engine], averages: EMAState, counters: Counters
+    plan: RunPlan, engines: Mapping[str, Engine], ema_state: EMAState, counters: Counters
 ) -> dict[str, checkpoint.StateEntry]:
     """Return the entries of state that every run has, by name."""
 
@@ -175,7 +175,7 @@ def _entries(
 
     return {
         **{network: state(network, engine) for network, engine in engines.items()},
-        AVERAGE: averages,
+        AVERAGE: ema_state,
         "counters": counters,
     }
 

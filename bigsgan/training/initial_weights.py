@@ -15,6 +15,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.power import AVERAGE
 from bigsgan.training.state import EMAState, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
     same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
     for network in NETWORKS:
-        entry = "average" if network == "generator" and not live else network
+        entry = AVERAGE if network == "generator" and not live else network
         if entry not in found.entries:
             _refuse_freezing(recipe, found)
             _log.warning("%s has no %s: it starts from random weights", found.path, network)
@@ -69,7 +70,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             load_optimizer(saved, engines[network])
 
 
-def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, average: ShardedEMA) -> None:
+def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, ema: ShardedEMA) -> None:
     """Load the EMA of imported weights, unless their classes differ. A collective."""
     found = initial.checkpoint
     if not initial.own:
@@ -77,7 +78,7 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, a
     if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
         _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
         return
-    EMAState(engine, average).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry("average"))
+    EMAState(engine, ema).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry(AVERAGE))
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:

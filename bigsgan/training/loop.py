@@ -28,7 +28,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
-from bigsgan.training.schedules import average_decay, is_due, scheduled
+from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.state import Counters
 from bigsgan.training.stopping import StopRequests
@@ -69,7 +69,7 @@ class Run:
         """Count an update, update the EMA, and return the EMA's decay."""
         recipe, counters = self.recipe, self.counters
         counters.count(recipe.batch)
-        decay = average_decay(recipe.ema, recipe.batch, counters.nimg)
+        decay = ema_decay(recipe.ema, recipe.batch, counters.nimg)
         if self.step.generator.outcomes.last is not False:  # a skipped update leaves the weights unchanged
             self.ema.update(decay)
         self.ema.power.update(counters.nimg, recipe.batch)
@@ -277,7 +277,7 @@ def _save(run: Run, must: bool) -> None:
 
 def _not_saved(directory: Path, what: str) -> UserError:
     remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-    return UserError(str(directory), None, f"the last {what} was not saved, see the warnings above", remedy)
+    return UserError(str(directory), None, f"does not hold the last {what}", remedy, "see the warnings above")
 
 
 class _Clock:

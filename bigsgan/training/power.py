@@ -46,6 +46,6 @@ def saved_widths(kinds: Iterable[str]) -> set[float]:
     """Return the widths of the power function averages among kinds of values.
 
     Raises:
-        ValueError: One of them is no number.
+        ValueError: One of them is not a number.
     """
     return {float(kind.removeprefix(_POWER)) for kind in kinds if kind.startswith(_POWER)}

@@ -96,7 +96,7 @@ class Recovery:
         rollbacks, skipped = counters.rollbacks + 1, counters.skipped
         if rollbacks > self._most:
             remedy = "lower the learning rates, raise precision, or look at the data of the updates that the log names"
-            problem = f"rollbacks were not enough: {what} is not finite"
+            problem = f"is not enough: {what} is not finite"
             raise UserError("max_rollbacks", self._most, problem, remedy, report)
         if self._restored is not None and self._restored[1] == failed.update:
             self._bad.add(self._restored[0])

@@ -34,7 +34,7 @@ Infer = Callable[[MicroBatch, bool], Tensor]
 def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroBatch]) -> None:
     """Replace the running statistics by the mean over fresh batches (Brock et al. 2019, section 4.1).
 
-    The power iterations move too, so that an average's spectral norms follow its own weights and not the live ones.
+    The power iterations move too, so that an EMA's spectral norms follow its own weights and not the live ones.
     """
     norms = [module for module in network.modules() if isinstance(module, BatchStatistics)]
     momenta = [norm.momentum for norm in norms]

@@ -64,7 +64,7 @@ def augmentation_probability(section: Augmentation, nimg: int) -> float | None:
     return None if section.final_p is None else cosine(section.p, section.final_p, nimg, section.ramp_nimg)
 
 
-def average_decay(section: EMA, batch: int, nimg: int) -> float:
+def ema_decay(section: EMA, batch: int, nimg: int) -> float:
     """Return the share of the old EMA that an update to ``nimg`` images keeps: 0 makes a copy.
 
     0.5 ** (batch / half_life), with a half-life at most ``ramp * nimg`` (Karras et al. 2020, arXiv 2006.06676), which

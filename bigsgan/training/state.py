@@ -58,30 +58,30 @@ class EngineState:
 
 
 class EMAState:
-    """The EMA of the generator's weights, and the power function averages. Each average is one kind of values."""
+    """The EMA of the generator's weights, and the power function averages. Each is one kind of values."""
 
-    def __init__(self, engine: Engine, average: ShardedEMA) -> None:
-        self._engine, self._average = engine, average
+    def __init__(self, engine: Engine, ema: ShardedEMA) -> None:
+        self._engine, self._ema = engine, ema
 
     def parts(self) -> list[StateShard]:
         """Return the EMA, by parameter, and its buffers."""
-        found = list(_buffer_parts(self._engine, self._average.buffers))
-        for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
+        found = list(_buffer_parts(self._engine, self._ema.buffers))
+        for shard, values in zip(self._engine.shards(), self._ema.shards, strict=True):
             found += _shard_parts(shard, MASTER, values)
         return found + self._power_parts()
 
     def numbers(self) -> dict[str, Number]:
         """Return when the power function averages began, if there are any."""
-        begun = self._average.power.begun_nimg
+        begun = self._ema.power.begun_nimg
         return {} if begun is None else {BEGUN: begun}
 
     @torch.no_grad()
     def load(self, saved: SavedValues) -> None:
         """Restore shards and buffers. If other widths were saved, all power function averages begin anew."""
-        for shard, values in zip(self._engine.shards(), self._average.shards, strict=True):
+        for shard, values in zip(self._engine.shards(), self._ema.shards, strict=True):
             load_shard(saved, shard, MASTER, values)
-        saved.read_into(BUFFER, self._average.buffers)
-        power = self._average.power
+        saved.read_into(BUFFER, self._ema.buffers)
+        power = self._ema.power
         if saved_widths(saved.kinds) != set(power.shards) or BEGUN not in saved.numbers:
             power.begun_nimg = None
             return
@@ -92,7 +92,7 @@ class EMAState:
 
     def snapshot(self, dtype: torch.dtype) -> list[StateShard]:
         """Return the power function averages by parameter, converted to ``dtype``, and the EMA's buffers."""
-        found = list(_buffer_parts(self._engine, self._average.buffers))
+        found = list(_buffer_parts(self._engine, self._ema.buffers))
         for part in self._power_parts():
             # Values are converted on the host, as the device may have no room.
             values = part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
@@ -101,7 +101,7 @@ class EMAState:
 
     def _power_parts(self) -> list[StateShard]:
         found: list[StateShard] = []
-        for width, averages in self._average.power.shards.items():
+        for width, averages in self._ema.power.shards.items():
             for shard, values in zip(self._engine.shards(), averages, strict=True):
                 found += _shard_parts(shard, power_kind(width), values)
         return found
@@ -162,7 +162,7 @@ class Counters:
 
     @property
     def start(self) -> tuple[int, tuple[Stretch, ...]]:
-        """Where to go on in the data's order, and what to pass over, as ``RealImages`` takes it."""
+        """Where to resume in the data's order, and what to pass over, as ``RealImages`` takes it."""
         return self.position, self.skipped
 
     def count(self, batch: int) -> None:

@@ -151,7 +151,7 @@ def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 def _section(state: Mapping[str, Tensor], network: str) -> dict[str, Any]:
     width = state["blocks.0.attn.proj.weight"].shape[0]
     if "blocks.0.attn.q_norm.weight" not in state:
-        raise _foreign(network, "its queries and keys are not normalised")
+        raise _foreign(network, "its queries and keys are not normalized")
     heads = width // len(state["blocks.0.attn.q_norm.weight"])
     return {"family": "gat", "depth": _count(state, "blocks", network), "width": width, "heads": heads}
 

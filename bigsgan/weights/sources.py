@@ -105,12 +105,12 @@ def read_source(
     if discriminator is not None:
         snapshot = _with_discriminator(snapshot, discriminator)
     networks, module = snapshot.networks, SOURCES[source]
-    average = _averaged_generator(networks, weights)
-    live = networks.get("G", average)
+    ema = _ema_generator(networks, weights)
+    live = networks.get("G", ema)
     with _blaming("--weights", weights, f"a generator of {source}"):
-        sections = {"generator": _section(module.generator_section, average)}
-        states = {"generator": module.generator_state(live.state), "average": module.generator_state(average.state)}
-        data = module.data_section(average.state)
+        sections = {"generator": _section(module.generator_section, ema)}
+        states = {"generator": module.generator_state(live.state), "average": module.generator_state(ema.state)}
+        data = module.data_section(ema.state)
     if norm_eps is not None:
         sections["generator"]["norm_eps"] = norm_eps
     if "D" in networks:
@@ -131,18 +131,18 @@ def read_source(
             snapshot.nimg if snapshot.nimg is not None else nimg,
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
-            tuple(_assumed(sections, {"generator": average, "discriminator": networks.get("D")}, teacher, own)),
+            tuple(_assumed(sections, {"generator": ema, "discriminator": networks.get("D")}, teacher, own)),
             teacher,
-            gat.left_out(average.state) if module is gat else (),
+            gat.left_out(ema.state) if module is gat else (),
         )
 
 
-def _averaged_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> ForeignNetwork:
+def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> ForeignNetwork:
     """The EMA, or the generator itself if there is none."""
-    average = networks.get("G_ema", networks.get("G"))
-    if average is None:
+    ema = networks.get("G_ema", networks.get("G"))
+    if ema is None:
         raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
-    return average
+    return ema
 
 
 def _snapshot_settings(
@@ -287,7 +287,7 @@ def _state(option: str, path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _unfit(value: Tensor) -> str | None:
-    """Say why a tensor of a file is no weight, statistic or counter."""
+    """Say why a tensor of a file is not a weight, statistic or counter."""
     if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
         return "is not a plain tensor"
     if not value.is_floating_point() and (value.is_complex() or value.numel() != 1):

@@ -256,7 +256,7 @@ def _checked(init_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         inner = value if name in _NESTED and isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{key}": entry for key, entry in inner.items()}
     if not all(isinstance(name, str) for name in flat):
-        _refuse("init_kwargs", "have a name that is no text")
+        _refuse("init_kwargs", "has a name that is not text")
     for name, value in flat.items():
         argument = name.rpartition(".")[2]
         if argument in _ONLY:

@@ -46,7 +46,7 @@ SIDES = {
     "contiguous": partial(mock.patch.object, F, "conv2d", partial(contiguous, F.conv2d)),
     "all convolutions in channels_last": partial(mock.patch.object, F, "conv2d", partial(channels_last, F.conv2d)),
     "batch norm in float32": partial(mock.patch.object, F, "batch_norm", partial(in_float32, F.batch_norm)),
-    "no spectral normalisation": partial(
+    "no spectral normalization": partial(
         mock.patch.object, SpectralLayer, "normalized_weight", lambda self: self.weight
     ),
     "control": nullcontext,

@@ -1,7 +1,7 @@
 """What overlapped updates do to learning: `python -m tests.benchmarks.schedules OUT`.
 
 Three digits recipes, three seeds, with each ``objective.schedule``, on one process, measured as the gallery is. A run
-that OUT already has is not made again, so that the command goes on where it was ended. A run takes one to three
+that OUT already has is not made again, so that the command resumes where it was ended. A run takes one to three
 minutes on a CPU core, all 18 of them a quarter of an hour to an hour; ``--share 0.25`` trains on a quarter of each
 recipe's images.
 """

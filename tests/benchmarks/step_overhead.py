@@ -60,7 +60,7 @@ class Product:
         self.loop()
         after = self.run.counters.nimg
         if self.schedules.is_due(recipe.report_nimg, after, recipe.batch):
-            decay = self.schedules.average_decay(recipe.ema, recipe.batch, after)
+            decay = self.schedules.ema_decay(recipe.ema, recipe.batch, after)
             self.report(self.run, self.schedules.scheduled(recipe, nimg), decay, self.clock)
 
 

@@ -34,7 +34,7 @@ def peaks(
     recipe: Path | None = None,
     inspect: Callable[[Run], Any] | None = None,
 ) -> dict[str, Any]:
-    """Most bytes that this rank's tensors hold in the last of some updates and while it makes samples from the average.
+    """Most bytes that this rank's tensors hold in the last of some updates and while it makes samples from the EMA.
 
     Beside the run's own, nothing counts: neither what an earlier run left nor the libraries, nor real images for the
     grid, which stay in the host's memory. ``scratch`` is by how much the update's peak would be higher with what

@@ -117,7 +117,7 @@ def heavier_penalty():
     return wrapped(DiscriminatorObjective, "_penalty", penalty)
 
 
-def average_that_stays():
+def ema_that_stays():
     def update(original, self, decay):
         if not is_faulty():
             original(self, decay)

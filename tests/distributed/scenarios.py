@@ -69,7 +69,7 @@ def destroy(run: Run) -> None:
 
 
 def measured(overrides: list[str], ds: dict[str, Any], cache: str) -> dict[str, float] | None:
-    """Metrics of the average's samples after two updates."""
+    """Metrics of the EMA's samples after two updates."""
     os.environ["BIGSGAN_CACHE"] = cache
     run = build(overrides, ds)
     update(run, 2)
@@ -188,12 +188,12 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 def _equal(a: Any, b: Any) -> bool:
     if not (torch.is_tensor(a) and torch.is_tensor(b)):
         return a is b or a == b
-    # Bits, not numbers: padding at stage 3 is uninitialised, and NaN differs from itself.
+    # Bits, not numbers: padding at ZeRO 3 is uninitialized, and NaN differs from itself.
     return a.shape == b.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
 
 
-def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
-    """Outputs of G live, with its average swapped in, and after; and whether all state came back bit for bit."""
+def ema_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
+    """Outputs of G live, with its EMA swapped in, and after; and whether all state came back bit for bit."""
     run = build(overrides, ds)
     update(run, 3)
     g = run.step.generator
@@ -205,13 +205,13 @@ def average_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
 
     before, live = state(), g.infer_everywhere(inputs)
     with run.ema.swapped():
-        averaged = g.infer_everywhere(inputs)
+        from_ema = g.infer_everywhere(inputs)
         g.infer_everywhere(inputs, moving=True)  # buffers may move inside
     restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
     again = g.infer_everywhere(inputs)
     result = {
         "restored": restored and torch.equal(live, again),
-        "averaged": averaged.float().numpy(),
+        "ema": from_ema.float().numpy(),
         "live": live.float().numpy(),
         "inputs": [t.numpy() for t in inputs],
         "state": local_state(run),
@@ -266,7 +266,7 @@ def full_state(run: Run) -> dict[str, Any]:
     for entry, named in buffers(run).items():
         state.update({f"{entry}.buffer.{name}": buffer.cpu().numpy().copy() for name, buffer in named.items()})
     for entry, kind, shard, tensor in flat_tensors(run):
-        for piece in shard.pieces:  # what lies between the pieces is uninitialised memory at stage 3
+        for piece in shard.pieces:  # what lies between the pieces is uninitialized memory at ZeRO 3
             values = tensor[piece.start : piece.start + piece.numel].cpu().float().numpy().copy()
             state[f"{entry}.shard.{kind}.{piece.name}"] = values
     for network in ("generator", "discriminator"):
@@ -311,7 +311,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
         "counts": counts,
         "later": (engine.outcomes.num_applied, engine.outcomes.num_skipped, bool(engine.outcomes.last)),
         "moved": [k for k in before if k.startswith(own) and not np.array_equal(before[k], after[k])],
-        "average_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
+        "ema_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith("average.")),
         "other_moved": any(not np.array_equal(before[k], after[k]) for k in before if k.startswith(f"{other}.shard")),
         "finite": all(np.isfinite(v).all() for v in full_state(run).values()),
     }  # fmt: skip
@@ -320,7 +320,7 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
 
 
 def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list[str], num_updates: int) -> Any:
-    """Save a run after two updates; begin another with its weights, and go on: state before and after."""
+    """Save a run after two updates; begin another with its weights, and train it: state before and after."""
     first = build(overrides, ds)
     update(first, 2)
     directory = Path(saved)

@@ -50,7 +50,7 @@ def test_small_networks_are_the_same(ranks, unit, stage):
 
 @pytest.mark.nightly
 def test_penalties_in_the_backward_pass_have_the_losses_scale(ranks):
-    """Orthogonal regularisation adds to gradients there; half as much where there are two micro-batches."""
+    """Orthogonal regularization adds to gradients there; half as much where there are two micro-batches."""
     options = [*FAMILIES["dcgan_spectral"], "objective.orthogonal.discriminator=0.1", "accumulation=2"]
     check(ranks(2), [*options, *compiled("layers")], both(1), FEWER)
 

@@ -47,7 +47,7 @@ def _counting(collective, name, calls):
 
 
 BF16 = {"bf16": {"enabled": True}}
-ACCUMULATING = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}  # at stage 1 another optimizer would do that
+ACCUMULATING = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}  # at ZeRO 1 another optimizer would do that
 
 
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
@@ -86,7 +86,7 @@ def both_ways(ranks, content, *overrides, most_padding=1.05, tolerance=0.0):
 
 
 def cells():
-    """Stages, precisions, buckets (some parameters are larger), and whether passes go on while gradients travel."""
+    """ZeRO stages, precisions, buckets (some smaller than parameters), whether passes run on while gradients travel."""
     for stage, precision, bucket, overlaps in product((1, 2), PRECISIONS, (None, 300), (False, True)):
         if (stage, precision) != (1, "bf16-accumulating"):  # another optimizer
             quick = bucket == 300 and (stage, precision, overlaps) == (1, "bf16", True)
@@ -111,7 +111,7 @@ def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket,
 
 @pytest.mark.slow
 def test_an_update_in_parts_is_the_same(ranks):
-    """bf16 at stage 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
+    """bf16 at ZeRO 0, where DeepSpeed converts all gradients at once; every part has but a few parameters."""
     both_ways(ranks, zero(0, **BF16))
     settings = ("kind=sgd", "lr=1.0", "clip_norm=0.05")
     clipped = [f"optimizer.{network}.{setting}" for network, setting in product(NETWORKS, settings)]

@@ -25,7 +25,7 @@ FOUND = [  # fault, check, what it says
     ("swapped_hand_over", "layouts.pipelines", "D in stages: generator."),
     ("swapped_hand_over", "layouts.separate_ranks", "apart (and 1 of 3 others): generator."),
     ("heavier_penalty", "layouts.zero", "ZeRO 0 (and 4 of 4 others): discriminator."),
-    ("average_that_stays", "layouts.zero", "ZeRO 0 (and 4 of 4 others): average."),
+    ("ema_that_stays", "layouts.zero", "ZeRO 0 (and 4 of 4 others): average."),
     ("changed_bit", "layouts.checkpoints", "differs in 1 bit: read in layout ZeRO 3, saved in ZeRO 1"),
     ("stale_statistic", "layouts.zero", "norm1.statistics.running_mean differs between ranks 0 and 1"),
     ("stale_power_iteration", "layouts.zero", "differs between ranks 0 and 1"),
@@ -45,9 +45,9 @@ FOUND = [  # fault, check, what it says
     ("few_open_files", "environment.files", "rank 1 on {host}: 300 files may be open at once, 528 are needed"),
     ("ranks_on_one_core", "environment.cores", "rank 0 on {host} (and 1 more rank): 2 ranks share 1 core"),
     ("small_shared_memory", "environment.shared", "64 MiB of /dev/shm are free, 512 MiB are needed"),
-    ("directory_of_its_own", "environment.paths", "rank 1 on {host}: {out} has not what rank 0 writes there"),
+    ("directory_of_its_own", "environment.paths", "rank 1 on {host}: {out} does not have what rank 0 writes there"),
 ]
-NIGHTLY = ("another_seed", "heavier_penalty", "average_that_stays", "stale_power_iteration")
+NIGHTLY = ("another_seed", "heavier_penalty", "ema_that_stays", "stale_power_iteration")
 """Faults that CI leaves to the night, as it plants others that the same check finds."""
 
 MOST_SECONDS = 180

@@ -70,7 +70,7 @@ def test_memory_is_within_a_tenth_of_the_plan_but_for_workspaces(planned, held, 
     """In MiB, of the rank that holds most: another's samples do not count, as none are made here."""
     stays, peak = planned * MIB * 2 // 5, {part: Peak(part * planned * MIB // 10, 0, 0) for part in (1, 4, 6, 90)}
     plan = Prediction({}, 0, stays, {}, 0, {"a": peak[4]}, {"b": peak[6]}, peak[1])
-    samples = replace(plan, penalised={}, samples=peak[90])
+    samples = replace(plan, penalized={}, samples=peak[90])
     with mock.patch.object(updates, "predict_each", return_value=[plan, samples]):
         found = updates._with_memory(None, visits(held * MIB // 2, held * MIB), "text", {})
     assert found.status == status

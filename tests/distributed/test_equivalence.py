@@ -228,7 +228,7 @@ def test_penalties_matter():
 
 
 def moved(pool, overrides, ds):
-    """How far every weight of both networks and of the average has come, as one vector."""
+    """How far every weight of both networks and of the EMA has come, as one vector."""
     start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), *overrides), 0)
     states = scenarios.merge(pool.run(scenarios.train, overrides, ds, UPDATES))
     deltas = [(states[e][n] - v.flatten()) for e, t in start.items() for n, v in t.items() if n.endswith("weight")]
@@ -257,7 +257,7 @@ def test_most_updates_agree_where_networks_have_kinks(ranks):
     "precision", [pytest.param("bf16", marks=pytest.mark.slow), pytest.param("fp16", marks=pytest.mark.nightly)]
 )
 def test_low_precision_agrees_across_stages(ranks, precision):
-    """The same rounding at every stage: the updates, not only the weights, agree far better than with fp32's."""
+    """The same rounding at every ZeRO stage: the updates, not only the weights, agree far better than with fp32's."""
     low = {precision: {"enabled": True}} | (
         {"fp16": {"enabled": True, "initial_scale_power": 8}} if precision == "fp16" else {}
     )

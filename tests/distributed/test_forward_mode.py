@@ -68,7 +68,7 @@ def test_matrix(ranks, layout, penalty, accumulation):
 
 
 STYLES = [o for o in FAMILIES["stylegan2"] if not o.startswith("objective")]
-OF_STYLES = {  # path length regularisation, and what else
+OF_STYLES = {  # path length regularization, and what else
     "alone": ["objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5, %s}}"],
     "of half, with r1": [
         "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5, batch_shrink: 2, %s}}",
@@ -223,7 +223,7 @@ def test_half_types_are_as_near_as_with_a_double_backward(ranks, layout, penalty
 
 
 def gathered(overrides, ds, network):
-    """The most elements of a network's parameters that a rank has whole at a time in a penalised update, as a share."""
+    """The most elements of a network's parameters that a rank has whole at a time in a penalized update, as a share."""
     run = scenarios.build(overrides, ds)
     parameters, most = list(getattr(run.step, network).network.parameters()), []
     fetch = PartitionedParameterCoordinator.fetch_sub_module

@@ -21,7 +21,7 @@ FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 HOST = {"offload_optimizer": {"device": "cpu"}}
 LAZY_R1 = ["objective.r1={weight: 0.1, every: 2}"]
 WARM_UP = 6
-"""Updates, of which three have R1: ranks compare what stage 3 recorded for the last time as the second pass begins."""
+"""Updates, of which three have R1: ranks compare what ZeRO 3 recorded for the last time as the second pass begins."""
 
 
 class Asked(TorchDispatchMode):
@@ -169,8 +169,8 @@ def test_stage_3_waits_for_gathers_alone(ranks):
     """As it has few of them under way at a time; a double backward gathers all of D."""
     for method, waits in (("double_backward", {"an event", "the device"}), ("forward_mode", {"an event"})):
         r1 = [f"objective.r1={{weight: 0.1, every: 2, method: {method}}}"]
-        penalised, other = ranks(2).run(asked, [*r1, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]
-        assert set(penalised) == waits
+        penalized, other = ranks(2).run(asked, [*r1, *ADAM], dict.fromkeys(NETWORKS, zero(3)), True, True)[0]
+        assert set(penalized) == waits
         assert set(other) == {"an event"}
 
 

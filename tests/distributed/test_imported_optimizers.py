@@ -1,4 +1,4 @@
-"""Adam's state in an R3GAN snapshot goes on in the directory of its import, at every ZeRO stage."""
+"""Adam's state in an R3GAN snapshot is resumed in the directory of its import, at every ZeRO stage."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def whole(results, key):
 
 
 @pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
-def test_adam_goes_on(ranks, classes, tmp_path, stage):
+def test_adam_is_resumed(ranks, classes, tmp_path, stage):
     content = import_of(classes, tmp_path)
     ds = {"generator": zero(stage), "discriminator": zero(stage)}
     results = ranks(2).run(imported.train_on, str(tmp_path / "run"), ds, OVERRIDES, 1)

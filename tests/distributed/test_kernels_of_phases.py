@@ -65,9 +65,9 @@ def test_what_no_penalty_differentiates_is_fused(ranks, num_ranks, stage, method
     options = [*family, R1.format("" if method == "auto" else f", method: {method}"), *more]
     first, second = (total(found) for found in zip(*ranks(num_ranks).run(fused, options, both(stage)), strict=True))
     again = 1 if any("checkpointing" in option for option in more) else 0
-    for counts, penalised in ((first, True), (second, False)):
+    for counts, penalized in ((first, True), (second, False)):
         others = {"G makes images": "generator", "D judges": "discriminator"}
-        others |= {} if penalised else {"D trains": "discriminator"}
+        others |= {} if penalized else {"D trains": "discriminator"}
         for label, network in others.items():
             assert counts[f"{label}: forward"] == BLOCKS[network]
             assert counts.get(f"{label}: backward", 0) == (again * BLOCKS[network] if network != "generator" else 0)

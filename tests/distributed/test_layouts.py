@@ -62,7 +62,7 @@ FIRST, THEN = 3, 3
 
 
 def saved_run(overrides, ds, directory):
-    """Save after three updates, and go on for three: what was saved, and the parameters at the end."""
+    """Save after three updates, and resume for three: what was saved, and the parameters at the end."""
     run = scenarios.build(overrides, ds)
     scenarios.update(run, FIRST)
     scenarios.save(run, Path(directory))
@@ -74,7 +74,7 @@ def saved_run(overrides, ds, directory):
 
 
 def resumed_runs(overrides, ds, directories, then):
-    """For each checkpoint, what a run has that goes on from it, and what it has ``then`` updates later."""
+    """For each checkpoint, what a run has that resumes from it, and what it has ``then`` updates later."""
     run = scenarios.build(overrides, ds, checkpoint.newest(Path(directories[0])))
     results = []
     for directory in directories:
@@ -131,7 +131,7 @@ def check_resumed(table, target, optimizer, sources, then):
     ],
 )
 def test_every_pair(table, target, sources):
-    """Parameters, momentum, averages, buffers and counters are equal bit for bit; and the next updates are the same."""
+    """Parameters, momentum, EMA, buffers and counters are equal bit for bit; and the next updates are the same."""
     for source, begun, later, end in check_resumed(table, target, MOMENTUM, sources, THEN):
         before, found, reference = (scenarios.whole_values(each) for each in (begun, later, end))
         assert reference.keys() == found.keys()

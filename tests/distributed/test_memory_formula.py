@@ -1,11 +1,11 @@
-"""What G, D and the average hold on a rank, against the formulas of ZeRO.
+"""What G, D and the EMA hold on a rank, against the formulas of ZeRO.
 
 The formulas: Rajbhandari et al. 2020, arXiv 1910.02054, section 5. With weights and gradients of w bytes and states of
-k (masters, which stage 0 in float32 has not, and the optimizer's), a parameter on N ranks takes
+k (masters, which ZeRO 0 in float32 has not, and the optimizer's), a parameter on N ranks takes
 
-    stage 0: 2w + k        1: 2w + k/N        2: w + (w + k)/N        3: (2w + k)/N
+    ZeRO 0: 2w + k        1: 2w + k/N        2: w + (w + k)/N        3: (2w + k)/N
 
-and the average 4/N more, or 4 at stage 0.
+and the EMA 4/N more, or 4 at ZeRO 0.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ NUM_MOMENTS = {0.0: 1, 0.5: 2}
 
 
 def per_parameter(stage, weight, num_moments, num_ranks):
-    """Bytes of weights, gradients and states; stage 1 reduces gradients in the backward pass, and keeps a part too."""
+    """Bytes of weights, gradients and states; ZeRO 1 reduces gradients in the backward pass, and keeps a part too."""
     has_masters = stage > 0 or weight == 2
-    parts = [4 * (has_masters + num_moments), weight, weight]  # in the order in which stages 1 to 3 divide them
+    parts = [4 * (has_masters + num_moments), weight, weight]  # in the order in which ZeRO 1 to 3 divide them
     states, gradient, weights = (
         part / num_ranks if i < (2 if stage == 1 else stage) else part for i, part in enumerate(parts)
     )
@@ -111,9 +111,9 @@ def test_the_peak_is_the_formulas(ranks, tmp_path, stage, num_ranks, precision, 
     numel = {network: sum(each) for network, each in sizes.items()}
     by_rank = ranks(num_ranks).run(allocations.peaks, overrides, ds, 3)
     weights, gradient, states = per_parameter(stage, weight, NUM_MOMENTS[beta1], num_ranks)
-    average = numel["generator"] * 4 / (1 if stage == 0 else num_ranks)
+    ema = numel["generator"] * 4 / (1 if stage == 0 else num_ranks)
     for network in NETWORKS:
-        formula = sum(numel.values()) * (weights + states) + numel[network] * gradient + average
+        formula = sum(numel.values()) * (weights + states) + numel[network] * gradient + ema
         buffers = declared(plan, network, sizes[network], weight, num_ranks)
         found = max(rank[network] for rank in by_rank)
         print(

@@ -1,4 +1,4 @@
-"""Optimizer state on NVMe changes nothing: updates, the average, skipped updates, checkpoints."""
+"""Optimizer state on NVMe changes nothing: updates, the EMA, skipped updates, checkpoints."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SECONDS = 900
 
 @pytest.fixture
 def files(async_io, tmp_path):
-    """files(nvme, **options): both networks at stage 3, in the same sub-groups, optimizer state on NVMe or not."""
+    """files(nvme, **options): both networks at ZeRO 3, in the same sub-groups, optimizer state on NVMe or not."""
 
     (tmp_path / "nvme").mkdir()
 
@@ -126,14 +126,14 @@ def test_resume_is_the_same_run(ranks, files, kind, tmp_path):
         same(one["state"], other["state"])
 
 
-def test_average_is_swapped_in_and_out(ranks, files):
-    moved = ranks(2).run(scenarios.average_swap, [*ADAM, *WIDE], files(True), timeout=SECONDS)
-    plain = ranks(2).run(scenarios.average_swap, [*ADAM, *WIDE], files(False), timeout=SECONDS)
+def test_ema_is_swapped_in_and_out(ranks, files):
+    moved = ranks(2).run(scenarios.ema_swap, [*ADAM, *WIDE], files(True), timeout=SECONDS)
+    plain = ranks(2).run(scenarios.ema_swap, [*ADAM, *WIDE], files(False), timeout=SECONDS)
     for one, other in zip(moved, plain, strict=True):
         assert one["restored"]
-        assert np.array_equal(one["averaged"], other["averaged"])
+        assert np.array_equal(one["ema"], other["ema"])
         assert np.array_equal(one["live"], other["live"])
-        assert np.abs(one["averaged"] - one["live"]).max() > 1e-3
+        assert np.abs(one["ema"] - one["live"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
@@ -148,7 +148,7 @@ def test_non_finite_gradients_skip_the_update(ranks, files, network):
 
 @pytest.mark.parametrize("there", [False, True], ids=["from memory", "to memory"])
 def test_a_checkpoint_goes_to_and_from_nvme(ranks, files, tmp_path, there):
-    """Parameters, moments, average and buffers are equal bit for bit, and so are the next updates."""
+    """Parameters, moments, EMA and buffers are equal bit for bit, and so are the next updates."""
     overrides, directory = [*ADAM, *WIDE], str(tmp_path / "checkpoints")
     saved = ranks(2).run(test_layouts.saved_run, overrides, files(there), directory, timeout=SECONDS)
     expected, end = zip(*saved, strict=True)

@@ -176,7 +176,7 @@ FILES = [
 
 
 def files(stage):
-    """DeepSpeed contents of a ZeRO stage in fp32, or of a low precision at stage 1."""
+    """DeepSpeed contents of a ZeRO stage in fp32, or of a low precision at ZeRO 1."""
     return both(1, **LOW[stage]) if stage in LOW else both(stage)
 
 
@@ -194,8 +194,8 @@ def test_generator_phase_leaves_the_discriminator_alone(ranks, stage):
 
 
 @pytest.mark.parametrize("stage", FILES)
-def test_average_is_swapped_in_and_out(ranks, stage, tmp_path):
-    by_rank = ranks(2).run(scenarios.average_swap, [*ADAM, *stages(2, 2)], files(stage))
+def test_ema_is_swapped_in_and_out(ranks, stage, tmp_path):
+    by_rank = ranks(2).run(scenarios.ema_swap, [*ADAM, *stages(2, 2)], files(stage))
     assert all(rank["restored"] for rank in by_rank)
     merged = scenarios.merge([rank["state"] for rank in by_rank])["average"]
     network = build_network(tiny_recipe(tmp_path), "generator")
@@ -206,8 +206,8 @@ def test_average_is_swapped_in_and_out(ranks, stage, tmp_path):
     with torch.no_grad():
         images = network(*(torch.from_numpy(tensor) for tensor in by_rank[0]["inputs"])).numpy()
     for rank in by_rank:
-        assert np.abs(rank["averaged"] - images).max() < (0.1 if stage in LOW else 1e-5)
-        assert np.abs(rank["averaged"] - rank["live"]).max() > 1e-3
+        assert np.abs(rank["ema"] - images).max() < (0.1 if stage in LOW else 1e-5)
+        assert np.abs(rank["ema"] - rank["live"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("stage", FILES)

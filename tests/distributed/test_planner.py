@@ -20,7 +20,7 @@ from tests.teachers import write_teacher
 from tests.tiny import tiny_plan, zero
 
 NUM_UPDATES = 5
-"""After which stage 3 gathers in the same order again, and the last of which has every lazy penalty."""
+"""After which ZeRO 3 gathers in the same order again, and the last of which has every lazy penalty."""
 
 COMMON = [
     *(f"optimizer.{network}={{kind: adam, lr: 2e-4}}" for network in NETWORKS),

@@ -48,7 +48,7 @@ def trained(overrides, ds, directory):
 
 
 def trajectories(by_rank):
-    """Weights by name, float64 (updates, elements); stage 0 has all of them on both ranks."""
+    """Weights by name, float64 (updates, elements); ZeRO 0 has all of them on both ranks."""
     found = {}
     for name in {name for weights in by_rank for name in weights[0]}:
         rows = []
@@ -169,7 +169,7 @@ def test_a_run_that_cannot_save_its_last_snapshot_is_not_complete(ranks):
     both, every = dict.fromkeys(NETWORKS, zero(1)), [*ADAM, f"ema.power={{snapshot_nimg: {BATCH}}}"]
     assert ranks(1).run(ended, every, both, False) == [("", [[8, 16], [8, 16]])]
     ((message, (saved, _)),) = ranks(1).run(ended, every, both, True)
-    assert "ema_snapshots: the last EMA snapshot was not saved, see the warnings above; fix that and run" in message
+    assert "ema_snapshots: does not hold the last EMA snapshot (see the warnings above); fix that and run" in message
     assert saved == [BATCH]  # from which the same command takes that snapshot again
 
 

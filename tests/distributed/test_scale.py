@@ -55,7 +55,7 @@ def offloaded(sizes, name="zero3_offload", optimizer=(), **options):
 
 
 def host_bytes(run):
-    """What a GPU's rank would hold in the host's memory: shards of weights, masters, gradients, moments, average.
+    """What a GPU's rank would hold in the host's memory: shards of weights, masters, gradients, moments, EMA.
 
     But for the buffers through which a drive is read, which are not torch's.
     """
@@ -117,7 +117,7 @@ def step(overrides, ds):
 def test_no_rank_needs_room_for_all_parameters(ranks):
     """Beside what is offloaded, which lies in the same memory here, a rank holds less than the networks' parameters.
 
-    At stage 2, where they are whole on each, it holds more.
+    At ZeRO 2, where they are whole on each, it holds more.
     """
     options = [*REDUCED, "generator.width=0.4", "discriminator.width=0.35", "batch=2", "accumulation=1"]
     options.append("objective.d_steps=1")
@@ -125,7 +125,7 @@ def test_no_rank_needs_room_for_all_parameters(ranks):
     full = 4 * sum(sizes.values())
     sharded = ranks(2).run(held, options, offloaded(sizes))
     replicated = ranks(2).run(held, options, dict.fromkeys(NETWORKS, zero(2)))
-    print(f"stage 3, offloaded {sharded}, stage 2 {replicated}, all parameters {full} bytes")
+    print(f"ZeRO 3, offloaded {sharded}, ZeRO 2 {replicated}, all parameters {full} bytes")
     assert max(sharded) < full
     assert min(replicated) > full
 
@@ -146,7 +146,7 @@ def test_a_billion_parameters_take_a_step(async_io, tmp_path):
     finally:
         pool.stop()
     full = 4 * sum(sizes.values())
-    print(f"stage 3, on a drive and offloaded {by_rank}, all parameters {full} bytes")
+    print(f"ZeRO 3, on a drive and offloaded {by_rank}, all parameters {full} bytes")
     assert max(by_rank) < full
 
 

@@ -138,7 +138,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 @pytest.mark.nightly  # as the test on Slurm
 @two_devices
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+def test_a_stopped_run_resumes_as_if_it_had_not_been(tmp_path):
     for name in ("stopped", "whole"):
         (tmp_path / name).mkdir()
         tiny_recipe(tmp_path / name)

@@ -197,7 +197,7 @@ STATES = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in STATES])
 def test_a_resumed_run_is_the_same(ranks, name, tmp_path):
-    """What each network remembers, and what one side has to know of the other, goes on."""
+    """What each network remembers, and what one side has to know of the other, is resumed."""
     options, ds = STATES[name]
     overrides = split(1, *ADAM, *options)
     whole = ranks(2).run(scenarios.uninterrupted, overrides, ds, 6)

@@ -1,4 +1,4 @@
-"""Faults of one side where G and D have ranks of their own, under a real launcher: who is named, and what goes on."""
+"""Faults of one side where G and D have ranks of their own, under a real launcher: who is named, and what resumes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def saving_ranks(process: subprocess.Popen[str], run: Path) -> list[psutil.Proce
 
 
 def resumes(directory: Path, *more: str) -> None:
-    """The run goes on for three updates, from the checkpoint that there is."""
+    """The run resumes, for three updates, from the checkpoint that there is."""
     nimg = checkpoint.find_intact(directory / "run").nimg
     assert nimg > 0
     result = launch("torchrun", directory, *RUN, *more, f"total_nimg={nimg + 24}")
@@ -155,9 +155,9 @@ def test_an_error_of_one_side_is_told_once_with_rank_network_and_phase(rank, tmp
     "launcher", [pytest.param("deepspeed", marks=NIGHTLY), pytest.param("torchrun", marks=NIGHTLY)]
 )
 def test_what_one_side_cannot_read_is_told_once_on_both(launcher, tmp_path, monkeypatch):
-    error = "UserError('data.max_corrupt', 0, 'unreadable images are allowed', 'repair them')"
+    error = "UserError('data.max_corrupt', 0, 'is less than the unreadable images', 'repair them')"
     result = failed(tmp_path, 1, error, monkeypatch, launcher)
     assert result.returncode == STATUS[launcher], result.stdout
-    assert messages(result.stdout) == ["data.max_corrupt: 0 unreadable images are allowed; repair them"]
+    assert messages(result.stdout) == ["data.max_corrupt: 0 is less than the unreadable images; repair them"]
     assert f"{REPOSITORY / 'bigsgan'}{os.sep}" not in result.stdout, result.stdout  # no traceback of ours
     resumes(tmp_path, *SPLIT)

@@ -1,4 +1,4 @@
-"""What an update may and may not touch: D in G's phase, everything around the average, skipped updates, resumes."""
+"""What an update may and may not touch: D in G's phase, everything around the EMA, skipped updates, resumes."""
 
 from pathlib import Path
 
@@ -51,10 +51,10 @@ def test_generator_phase_leaves_the_discriminator_alone(ranks, ds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ds", ALL, ids=name_of)
-def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
-    by_rank = ranks(2).run(scenarios.average_swap, ADAM, {"generator": ds, "discriminator": ds})
+def test_ema_is_swapped_in_and_out(ranks, ds, tmp_path):
+    by_rank = ranks(2).run(scenarios.ema_swap, ADAM, {"generator": ds, "discriminator": ds})
     assert all(rank["restored"] for rank in by_rank)
-    # An independent network with the merged average's weights, on both ranks' inputs: batch norm sees both.
+    # An independent network with the merged EMA's weights, on both ranks' inputs: batch norm sees both.
     merged = scenarios.merge([rank["state"] for rank in by_rank])["average"]
     network = build_network(tiny_recipe(tmp_path), "generator")
     state = {name: merged[name].view(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -65,7 +65,7 @@ def test_average_is_swapped_in_and_out(ranks, ds, tmp_path):
     with torch.no_grad():
         latents, labels = (torch.cat([torch.from_numpy(r["inputs"][i]) for r in by_rank]) for i in (0, 1))
         images = network(latents, labels).numpy()
-    got = np.concatenate([rank["averaged"] for rank in by_rank])
+    got = np.concatenate([rank["ema"] for rank in by_rank])
     tolerance = 1e-5 if low is None else 0.1
     assert np.abs(got - images).max() < tolerance
     assert np.abs(got - np.concatenate([rank["live"] for rank in by_rank])).max() > 1e-3
@@ -191,13 +191,13 @@ def test_a_device_that_decides_refuses_the_update(ranks, ds, network):
 def check_skipped(results, network, on_device=False):
     """One update of the network was skipped on every rank, and nothing but the other network moved.
 
-    Where the device decides the average of G moves on towards the weights, which are what they were.
+    Where the device decides the EMA of G's weights moves on towards the weights, which are what they were.
     """
     for result in results:
         assert result["counts"] == (1, 1, False)
         assert result["later"] == (2, 1, True)
         assert result["moved"] == []
-        assert result["average_moved"] == (on_device or network == "discriminator")
+        assert result["ema_moved"] == (on_device or network == "discriminator")
         assert result["other_moved"]
         assert result["finite"]
 
@@ -219,7 +219,7 @@ REMEMBERED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_what_a_recipe_adds_is_the_same_run(ranks, name, tmp_path):
-    """Averages of logits, signs in the middle of an interval, the mean length: all go on."""
+    """Averages of logits, signs in the middle of an interval, the mean length: all are resumed."""
     overrides = [*ADAM, *REMEMBERED[name]]
     both = {"generator": zero(2), "discriminator": zero(3)}
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)

@@ -68,7 +68,7 @@ CHECKS = [
     Check("nccl", "the default recipe over NCCL with one rank", 60, _tests("tests/gpu/test_gpu.py", "-k", "default")),
     Check(
         "equivalence",
-        "two ranks against plain PyTorch at every stage, without TF32",
+        "two ranks against plain PyTorch at every ZeRO stage, without TF32",
         140,
         _tests("tests/distributed/test_equivalence.py", "-k", "test_matrix and 2-2"),
         on_one_gpu=True,
@@ -113,7 +113,7 @@ CHECKS = [
         40,
         [*_DOCTOR, "layouts.penalties"],
     ),
-    Check("gathers", "stage 3 waits for steps, however late they are", 70, _tests("tests/gpu/test_gathers.py")),
+    Check("gathers", "ZeRO 3 waits for steps, however late they are", 70, _tests("tests/gpu/test_gathers.py")),
     Check("device_skip", "an update waits for nothing; the device skips", 60, _tests("tests/gpu/test_device_skip.py")),
     Check("exact", "every network, differentiated twice, against float64", 70, _tests("tests/gpu/test_exact.py")),
     Check("fused", "StyleGAN2's kernels against torch's operations", 70, _tests("tests/gpu/test_fused.py")),
@@ -138,7 +138,7 @@ CHECKS = [
         _tests("tests/distributed/test_equivalence.py", "tests/distributed/test_state.py", "-k", "offload or host"),
         on_one_gpu=True,
     ),
-    Check("biggan", "BigGAN-128 in bf16 and fp16, stages 1 to 3", 240, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
+    Check("biggan", "BigGAN-128 in bf16 and fp16, ZeRO 1 to 3", 240, _tests("tests/gpu/test_gpu.py", "-k", "biggan")),
     Check(
         "memory",
         "BigGAN-128 takes the memory that the planner foretells",

@@ -11,14 +11,14 @@ from tests.distributed.test_state import ADAM, check_same_run
 from tests.tiny import FAMILIES, zero
 
 ON_DEVICE = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
-PENALISED = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: forward_mode}"]
+PENALIZED = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: forward_mode}"]
 TWICE = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: double_backward}"]
 COMPILED = both_engines("compile=whole")
 
 GAMES = {
-    "BigGAN": (PENALISED, zero(0)),
+    "BigGAN": (PENALIZED, zero(0)),
     "BigGAN, differentiated twice": (TWICE, zero(0)),
-    "BigGAN in bf16": (PENALISED, zero(2, bf16={"enabled": True})),
+    "BigGAN in bf16": (PENALIZED, zero(2, bf16={"enabled": True})),
     "StyleGAN2": ([*ADAM, *FAMILIES["stylegan2"]], zero(0)),
     "compiled": ([*TWICE, *FAMILIES["mlp"], *COMPILED], zero(1)),
     "compiled convolutions": ([*TWICE, *FAMILIES["dcgan"], *COMPILED], zero(1)),
@@ -67,7 +67,7 @@ def in_a_process(function, *arguments):
         pytest.param(NIGHTLY, id="rest", marks=pytest.mark.nightly),
     ],
 )
-def test_another_process_goes_on_with_the_same_run(tmp_path, names):
+def test_another_process_resumes_the_same_run(tmp_path, names):
     whole = in_a_process(first_half, str(tmp_path), names)
     parts = in_a_process(second_half, str(tmp_path), names)
     assert list(whole) == list(parts) == names

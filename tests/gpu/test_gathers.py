@@ -1,4 +1,4 @@
-"""On a GPU that two ranks share: stage 3 gathers what the last step wrote, however late the device writes it."""
+"""On a GPU that two ranks share: ZeRO 3 gathers what the last step wrote, however late the device writes it."""
 
 import pytest
 import torch
@@ -59,5 +59,5 @@ def test_gathers_wait_for_steps(penalty, monkeypatch):
     states, ahead = zip(*results, strict=True)
     assert all(ahead), "no step came back before the device had written the weights: nothing is tested"
     error, name = reference.worst(scenarios.merge(states), expected(*overrides, updates=FEWER))
-    print(f"stage 3 with late steps, penalty {penalty}: worst {error:.1e} in {name}")
+    print(f"ZeRO 3 with late steps, penalty {penalty}: worst {error:.1e} in {name}")
     assert error <= 10 * SAME  # another device, whose sums have another order

@@ -17,7 +17,7 @@ from bigsgan.models import noise
 KEPT = 256
 """Numbers of a gradient, at least, that are kept if it has so many."""
 FIXED = ("pos_embed", "feat_rope", "w_avg")
-"""Parts of a published state dict that are no weights, and neither drawn nor kept."""
+"""Parts of a published state dict that are not weights, and neither drawn nor kept."""
 
 
 def every(numel: int) -> int:

@@ -36,7 +36,7 @@ from tests.distributed import scenarios
 from tests.stand_in import sanitizing
 
 WARM_UP, LONGER = 1, 2
-"""Updates in which allocators fill; at stage 3, which learns the order of modules."""
+"""Updates in which allocators fill; at ZeRO 3, which learns the order of modules."""
 
 PASSED_OVER = "/torch/", "/deepspeed/accelerator/"
 """Directories of functions that only hand a wait on."""
@@ -154,7 +154,7 @@ PLANTED = [_wait_for_the_device, _wait_for_a_stream, _wait_for_an_event, _wait_f
 
 
 def walk_with_stale_gathers(cells: dict[str, Any]) -> None:
-    """``walk`` where stage 3's gathers do not wait for the stream that writes the weights."""
+    """``walk`` where ZeRO 3's gathers do not wait for the stream that writes the weights."""
     expect = Prefetching.expect
 
     def without_waiting(prefetching: Prefetching, kind: Any) -> None:

@@ -13,10 +13,10 @@ UPDATES = 2
 """That are looked at."""
 
 GATHERS = "partition_parameters.py:wait"
-"""What stage 3 waits for, as often as its gathers demand."""
+"""What ZeRO 3 waits for, as often as its gathers demand."""
 
 SWAPS = "stage3.py:_reassign_or_swap_out_partitioned_parameters"
-"""Where stage 3 copies weights from the host for which a page of pinned memory was not free: at most once a network."""
+"""Where ZeRO 3 copies weights from the host for which a page of pinned memory was not free: at most once a network."""
 
 
 def expected(layout: str) -> dict[str, int]:

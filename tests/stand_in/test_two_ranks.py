@@ -77,7 +77,7 @@ def test_no_two_streams_race_in_pipelines(on_ranks, layout):
 @pytest.mark.parametrize("schedule", ["exact", "overlapped"])
 @pytest.mark.parametrize("layout", matrix.APART)
 def test_no_two_streams_race_on_ranks_of_their_own(on_ranks, layout, schedule):
-    """G on one, D on the other. In an update neither waits for its device, but for stage 3's own gathers."""
+    """G on one, D on the other. In an update neither waits for its device, but for ZeRO 3's own gathers."""
     overrides = ["engines.generator.ranks=1", *MICRO_BATCHES, matrix.R1, f"objective.schedule={schedule}"]
     found = on_ranks(2, cells.walk_apart, {layout: (overrides, matrix.LAYOUTS[layout])}, True, sanitizer=True)[layout]
     assert len(found) == 2
@@ -95,7 +95,7 @@ def test_no_two_streams_race_on_ranks_of_their_own(on_ranks, layout, schedule):
     ],
 )
 def test_no_two_streams_race(on_ranks, num_ranks, layout):
-    """Samples and checkpoints come last, with the average swapped in."""
+    """Samples and checkpoints come last, with the EMA swapped in."""
     cell = ([*MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(num_ranks, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
 

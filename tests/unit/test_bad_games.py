@@ -161,7 +161,7 @@ CASES = {
         "must be auto with form=finite_difference, got 'forward_mode'",
         "objective.r1.form=exact",
     ),
-    "compiling at stage 3": (
+    "compiling at ZeRO 3": (
         ["engines.generator={compile: layers, ds_config: ds_configs/zero3.json}"],
         "engines.generator.compile",
         "must be none with ZeRO stage 3, got 'layers' (in",

@@ -107,7 +107,7 @@ def test_a_machine_that_can_replay(stage, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("stock", ["discriminator", "both"])
 def test_what_deepspeed_reduces_itself_is_not_replayed(stock, tmp_path, monkeypatch):
-    """On one rank at stage 0 nothing is reduced."""
+    """On one rank at ZeRO 0 nothing is reduced."""
     monkeypatch.setattr(compile_checks, "get_accelerator", lambda: SimpleNamespace(device_name=lambda: "cuda"))
     monkeypatch.setattr(compile_checks.torch, "__version__", "2.15.0")
     switch = f"engines.stock_deepspeed={stock}"

@@ -249,11 +249,17 @@ def run_out(*arguments: Any) -> None:
 SAMPLE_REMEDY = "compute fewer images at a time (--batch 50), or fewer in all (--num)"
 EXPORT_REMEDY = "compute fewer images at a time (--batch 50), or none (--no-standing)"
 NO_MEMORY: dict[str, tuple[str, ...]] = {
-    "sample": ("ran out with 100 images at a time and 7 in all: ", "can't allocate memory", f"; {SAMPLE_REMEDY}"),
-    "sample --batch 1": ("ran out with 1 images at a time and 7 in all: ", "; use a machine with more memory, or"),
-    "export": ("ran out while the generator was exported: ", "can't allocate memory", f"; {EXPORT_REMEDY}"),
-    "export --no-standing": ("ran out while the generator was exported: ", "; use a machine with more memory"),
-    "export --network discriminator": ("ran out while the discriminator was exported: ", "; use a machine with more"),
+    "sample": ("is not enough with 100 images at a time and 7 in all: ", "can't allocate memory", f"; {SAMPLE_REMEDY}"),
+    "sample --batch 1": (
+        "is not enough with 1 images at a time and 7 in all: ",
+        "; use a machine with more memory, or",
+    ),
+    "export": ("is not enough while the generator is exported: ", "can't allocate memory", f"; {EXPORT_REMEDY}"),
+    "export --no-standing": ("is not enough while the generator is exported: ", "; use a machine with more memory"),
+    "export --network discriminator": (
+        "is not enough while the discriminator is exported: ",
+        "; use a machine with more",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     **{
         f"ZeRO {stage}": (
             [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
-            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO stage {stage}, got 2", "use stage 1"),
+            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO stage {stage}, got 2", "use ZeRO 1"),
         )
         for stage in (2, 3)
     },
@@ -36,7 +36,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         )
         for name in ("r1", "r2")
     },
-    "fp16 at stage 0": (
+    "fp16 at ZeRO 0": (
         ["engines.generator.ds_config=fp16.json"],
         (
             "{directory}/fp16.json: fp16.enabled",
@@ -52,7 +52,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
             "pipeline_trace.json",
         ),
     ),
-    "float32 accumulation at stage 0": (
+    "float32 accumulation at ZeRO 0": (
         ["engines.generator.ds_config=accumulation.json"],
         (
             "{directory}/accumulation.json: data_types.grad_accum_dtype",

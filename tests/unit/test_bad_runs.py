@@ -283,7 +283,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
         "more micro-batches (accumulation=2)",
         "zero3.json",
     )
-    check(capsys, train_arguments("engines.discriminator.accumulation=2"), "memory: ran out on rank 0", *parts)
+    check(capsys, train_arguments("engines.discriminator.accumulation=2"), "memory: is not enough on rank 0", *parts)
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("a fault of ours")
@@ -303,7 +303,8 @@ def test_the_script(name, run):
         arguments += ["out=new", "data.kind=folder", "data.root=images", "data.num_classes=0", "data.max_corrupt=1"]
         arguments.append("data.num_workers=0")
         expected = (
-            "data.max_corrupt: 1 unreadable images are allowed, data-parallel rank 0 has found 3 (the last is images/"
+            "data.max_corrupt: 1 is less than the number of unreadable images that data-parallel rank 0 has found, "
+            "3 (the last is images/"
         )
     else:
         Path("ds.json").write_text('{"zero_optimization": {"stage": 3, "compute_grad_norm": false}}')

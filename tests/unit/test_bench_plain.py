@@ -31,7 +31,7 @@ def state(loop):
     networks = {"generator": loop._generator.root.network, "discriminator": loop._discriminator.root.network}
     found = {name: dict(network.state_dict()) for name, network in networks.items()}
     names = [name for name, _ in networks["generator"].named_parameters()]
-    found["average"] = {**found["generator"], **dict(zip(names, loop._average, strict=True))}
+    found["average"] = {**found["generator"], **dict(zip(names, loop._ema, strict=True))}
     return found
 
 

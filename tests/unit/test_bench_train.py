@@ -104,15 +104,15 @@ def test_the_time_with_a_kernel_is_the_union_of_the_kernels():
 def test_no_variant_that_runs_is_an_error(tmp_path, monkeypatch):
     recipe = tiny_recipe(tmp_path)
     planned = plan_variants(recipe, chosen_variants("zero0,zero1,pipeline", recipe), 1)
-    failed = {0: "memory: ran out", 1: "memory: ran out too", 2: "memory: ran out"}
+    failed = {0: "memory: is not enough", 1: "memory: is not enough too", 2: "memory: is not enough"}
     monkeypatch.setattr(train, "take_turns", lambda builders, settings, told: ([[] for _ in builders], failed))
-    with pytest.raises(UserError, match=r"^--variants: 'zero0,zero1' cannot run here: memory: ran out; choose others"):
+    with pytest.raises(UserError, match=r"^--variants: 'zero0,zero1' cannot run here: memory: is not enough; choose"):
         train._measure(planned, Settings(1, 1, 1))
     del failed[1]
     monkeypatch.setattr(train, "take_turns", lambda builders, settings, told: ([[], [[visit(1.0)]], []], failed))
     found = {each.name: each.reason for each in train._measure(planned, Settings(1, 1, 1))}
     assert found.pop("pipeline")
-    assert found == {"zero0": "memory: ran out", "control": "memory: ran out", "zero1": ""}
+    assert found == {"zero0": "memory: is not enough", "control": "memory: is not enough", "zero1": ""}
 
 
 TF32_BACKENDS = {"products": torch.backends.cuda.matmul, "convolutions": torch.backends.cudnn}
@@ -181,8 +181,11 @@ def test_tf32_is_put_back_after_an_error(tmp_path, monkeypatch, without_ranks):
 
     monkeypatch.setattr(train, "build_plain_loop", build)
     planned = plan_variants(recipe, chosen_variants("baseline_tf32", recipe), 1)
-    errors = [UserError("memory", None, "ran out", "take less"), UserError("memory", None, "ran out", "take less")]
-    with pytest.raises(UserError, match="ran out"):
+    errors = [
+        UserError("memory", None, "is not enough", "take less"),
+        UserError("memory", None, "is not enough", "take less"),
+    ]
+    with pytest.raises(UserError, match="is not enough"):
         train._measure(planned, Settings(1, 1, 1))
     assert uses_tf32() == DEFAULTS
     errors = [ValueError("lost")]

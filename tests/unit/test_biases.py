@@ -55,7 +55,7 @@ def generated(block: GeneratorBlock, h: Tensor, condition: Tensor) -> Tensor:
 
 
 def ready(block: nn.Module) -> nn.Module:
-    """Initialise in float64, with biases other than 0."""
+    """Initialize in float64, with biases other than 0."""
     initialize(block, 1)
     block.double()
     with torch.no_grad():

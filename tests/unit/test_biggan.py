@@ -245,7 +245,7 @@ def state(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
-def test_initialisation_depends_on_seed_and_name_alone():
+def test_initialization_depends_on_seed_and_name_alone():
     g = generator(16)
     initialize(g, 3)
     first = state(g)
@@ -266,7 +266,7 @@ def test_initialisation_depends_on_seed_and_name_alone():
     assert not torch.equal(first["layers.1.conv1.weight"], first["layers.2.conv1.weight"])
 
 
-def test_initialisation_gathers_each_modules_own_parameters():
+def test_initialization_gathers_each_modules_own_parameters():
     g, gathered, is_whole = generator(16), [], []
 
     @contextmanager
@@ -314,7 +314,7 @@ def test_checkpointing_changes_nothing(network):
     assert all(grad is not None and grad.any() for name, grad in found[0][1].items() if name.endswith("weight"))
 
 
-def test_the_recipe_decides_checkpointing_and_regularisation(tmp_path):
+def test_the_recipe_decides_checkpointing_and_regularization(tmp_path):
     recipe = tiny_recipe(
         tmp_path, "objective.orthogonal.generator=1e-4", "engines.discriminator.activation_checkpointing=true"
     )

@@ -117,7 +117,7 @@ def positions(width: int, side: int) -> Tensor:
 
 
 def attention(state: dict[str, Tensor], name: str, x: Tensor, heads: int, side: int) -> Tensor:
-    """Among the tokens of one image, of which the first is no patch where there is one more."""
+    """Among the tokens of one image, of which the first is not a patch where there is one more."""
     width = x.shape[2] // heads
     query, key, value = linear(state, f"{name}.qkv", x).chunk(3, dim=2)
     mixed, epsilon = [], torch.finfo(torch.float32).eps

@@ -64,7 +64,7 @@ def test_milestones_and_the_best_stay(tmp_path):
 
 
 def test_what_is_newer_than_a_save_does_not_count(tmp_path):
-    """The run goes on from 64, as 128 is damaged inside, and saves 96, which has to stay."""
+    """The run resumes from 64, as 128 is damaged inside, and saves 96, which has to stay."""
     for nimg in (64, 128):
         assert save_one(tmp_path, nimg, keep=2)
     flip(tmp_path / "000000000128" / FILE)

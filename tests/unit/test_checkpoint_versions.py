@@ -45,7 +45,7 @@ def test_a_newest_tag_of_another_version_is_refused(directory, number, version):
 
 def test_a_tag_of_another_version_is_neither_replaced_nor_removed(directory, caplog):
     kept = {nimg: of_format(directory, nimg, 3) for nimg in (64, 128)}
-    assert not save_one(directory, 128)  # as of a run that would go on from an older tag
+    assert not save_one(directory, 128)  # as of a run that would resume from an older tag
     assert "has format 3 of another version, and is not overwritten" in caplog.text
     assert save_one(directory, 256, keep=1)
     assert names(directory) == {"000000000064", "000000000128", "000000000256", "latest"}

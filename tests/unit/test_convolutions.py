@@ -27,7 +27,7 @@ NUM = 2
 
 
 class Convolutions(TorchDispatchMode):
-    """Notes what kernels are given: channels that are no multiple of 8, maps in another order, biases."""
+    """Notes what kernels are given: channels that are not a multiple of 8, maps in another order, biases."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Data that others have made: pipes, links without an end, members that inflate, names that are no UTF-8."""
+"""Data that others have made: pipes, links without an end, members that inflate, names that are not UTF-8."""
 
 import io
 import logging
@@ -90,7 +90,7 @@ def test_preparing_leaves_pipes_out_and_does_not_read_from_one(capsys):
 def test_links_that_lead_back_up_are_refused(num_classes):
     write_image("data/a/1.png")
     write_image("data/b/1.png")
-    os.symlink("../b", "data/a/b")  # which is no loop
+    os.symlink("../b", "data/a/b")  # which is not a loop
     assert len(build_dataset(section("folder", num_classes=num_classes))) == 3
     for i in range(8):
         os.symlink("../a", f"data/b/a{i}")

@@ -221,7 +221,7 @@ def test_too_many_corrupt_images_stop_the_run():
     with pytest.raises(UserError) as caught:
         real.next_phase()
     assert str(caught.value) == (
-        "data.max_corrupt: 2 unreadable images are allowed, data-parallel rank 0 has found 3 "
+        "data.max_corrupt: 2 is less than the number of unreadable images that data-parallel rank 0 has found, 3 "
         f"(the last is /data/{corrupt[2]}.png: truncated); "
         "repair or remove the images that the log names, or raise data.max_corrupt"
     )
@@ -231,7 +231,7 @@ def test_max_corrupt_zero_stops_at_the_first():
     real = real_images(NumberedImages(corrupt=(0,)), data_section(max_corrupt=0), batch=50)
     with pytest.raises(
         UserError,
-        match=r"data.max_corrupt: 0 unreadable images are allowed, .* 1 \(the last is /data/0.png.*or raise data",
+        match=r"data.max_corrupt: 0 is less than .* found, 1 \(the last is /data/0.png.*or raise data",
     ):
         real.next_phase()
 
@@ -240,7 +240,9 @@ def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever(
     real = real_images(NumberedImages(length=3, corrupt=(0, 1, 2)), data_section(max_corrupt=10))
     with pytest.raises(UserError) as caught:
         real.next_phase()
-    assert caught.value.field == "data.max_corrupt"
+    assert caught.value.said.startswith(
+        "data.max_corrupt: 10 does not help, as data-parallel rank 0 finds no readable image in place of"
+    )
     assert caught.value.remedy == "repair or remove the images that the log names"  # raising the number helps nobody
 
 
@@ -284,7 +286,7 @@ def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
     assert ((micro_batch.images + 1) * 127.5).round().unique().tolist() == [1]
     real = real_images(DeadlyImages(), data_section(num_workers=1))
     with pytest.raises(
-        UserError, match=r"data.num_workers: 1 loading processes were started and one died: DataLoader worker \(pid"
+        UserError, match=r"data.num_workers: 1 does not work here, as a loading process died \(DataLoader worker \(pid"
     ):
         real.next_phase()
     real.close()

@@ -55,7 +55,7 @@ def test_a_batch_that_does_not_divide_is_refused(accumulation, world_size):
 
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)
 def test_every_image_is_read_once_an_epoch_over_all_ranks(accumulation, world_size):
-    length, batch, epochs = 50, 24, 3  # 50 is no multiple of 24: batches lie across the ends of epochs
+    length, batch, epochs = 50, 24, 3  # 50 is not a multiple of 24: batches lie across the ends of epochs
     read = []
     for phase in range(-(-length * epochs // batch)):
         for micro_step in range(accumulation):

@@ -103,7 +103,7 @@ INTERRUPTIONS = [
 
 
 @pytest.mark.parametrize("kind, name, calls", INTERRUPTIONS)
-def test_an_interrupted_run_goes_on_and_makes_the_same(tmp_path, source, kind, name, calls):
+def test_an_interrupted_run_resumes_and_makes_the_same(tmp_path, source, kind, name, calls):
     whole, place = tmp_path / "whole", tmp_path / "place"
     whole.mkdir()
     place.mkdir()

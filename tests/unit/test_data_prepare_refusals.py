@@ -138,7 +138,7 @@ def test_a_process_that_dies_is_reported(tmp_path, source, monkeypatch):
     monkeypatch.setattr(conversion, "open_image", lambda *_: os._exit(9))
     with pytest.raises(
         UserError,
-        match=r"--workers: 2 worker processes were started and one died; lower it, or give the machine more memory",
+        match=r"--workers: 2 does not work here, as a worker process died; give a lower number, or give the",
     ):
         prepare.prepare(source, tmp_path / "made", SIZE, "tar", 2)
 

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"bf16": {"enabled": True}, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}},
         "fp16.enabled: must be false with bf16.enabled, got true; enable only one of",
     ),
-    "fp16 at stage 0": (
+    "fp16 at ZeRO 0": (
         {"fp16": {"enabled": True}},
         "fp16.enabled: must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does",
     ),
@@ -144,15 +144,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
         "zero_optimization.offload_optimizer.ratio: must be 1, got 0.5 (DeepSpeed",
     ),
-    "offload at stage 0": (
+    "offload at ZeRO 0": (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
         "zero_optimization.offload_optimizer.device: must be none at ZeRO stage 0,",
     ),
-    "parameters at stage 2": (
+    "parameters at ZeRO 2": (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
         "zero_optimization.offload_param.device: must be none at ZeRO stage 2, got",
     ),
-    "state on nvme at stage 2": (
+    "state on nvme at ZeRO 2": (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
         "zero_optimization.offload_optimizer.device: must be cpu at ZeRO stage 2,",
     ),

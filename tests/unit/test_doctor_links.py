@@ -69,7 +69,7 @@ def test_hosts_by_infiniband_or_ethernet(machine):
     for name, speed, state in (("eth0", 25_000, "up"), ("eth1", 100_000, "up"), ("eth2", 200_000, "down")):
         write(f"INTERFACES/{name}", speed=speed, operstate=state)
         write(f"INTERFACES/{name}/device")
-    write("INTERFACES/docker0", speed=1_000_000, operstate="up")  # which is no device
+    write("INTERFACES/docker0", speed=1_000_000, operstate="up")  # which is not a device
     assert links.of_host("nccl", {}) == ("Ethernet", 12.5e9)
     assert links.of_host("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == ("Ethernet", 3.125e9)
     for number, state in enumerate(("4: ACTIVE", "4: ACTIVE", "1: DOWN")):

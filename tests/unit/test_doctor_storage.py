@@ -66,7 +66,7 @@ def test_a_directory_that_hosts_do_not_share(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_text", read)
     first, second = examined(storage.paths, ["a", "b"], out=tmp_path)
     assert (first.status, second.status) == ("pass", "fail")
-    assert second.said == f"{tmp_path} has not what rank 0 writes there"
+    assert second.said == f"{tmp_path} does not have what rank 0 writes there"
     assert is_empty(tmp_path)
 
 

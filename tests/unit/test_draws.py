@@ -77,7 +77,7 @@ def test_words_are_one_contiguous_read_of_numpys_philox():
 
 
 def test_known_words():
-    # Written down once: a run that goes on with a newer version must find the same latents.
+    # Written down once: a run that resumes with a newer version must find the same latents.
     assert Draws(0).words("latent", (0,), 0, 1, 2).tolist() == [[14651690912521457561, 15398843823991346253]]
 
 

@@ -189,7 +189,7 @@ def test_two_ranks_write_the_bytes_of_one(tmp_path):
 
 
 def packed(images: Path, kind: str, file: Path) -> None:
-    """Pack class folders as others do; the images of a zip file with labels lie in folders that are no classes."""
+    """Pack class folders as others do; the images of a zip file with labels lie in folders that are not classes."""
     paths = sorted(images.glob("*/*.png"))
     labels = {path: int(path.parent.name[-1]) for path in paths}
     if kind == "shards":

@@ -472,7 +472,7 @@ def test_a_checkpoint_for_deepspeed(run, capsys):
         ("--ema",): "--ema: cannot be combined with --format universal",
         ("--dtype", "bf16"): "--dtype: cannot be combined",
         ("--standing",): "--standing: cannot be combined",
-        (): "--out: 'universal' already exists",
+        (): "--out: 'universal' exists already",
     }.items():
         arguments = ["export", "--run", str(directory), "--out", "universal", "--format", "universal", *flags]
         assert cli.main(arguments) == 2

@@ -71,7 +71,7 @@ def imported(tmp_path, capsys, *options, heads=True, **changes):
     return tmp_path / "run", capsys.readouterr().out, {"generator": g_moments, "discriminator": d_moments}
 
 
-def test_training_goes_on_where_it_was(tmp_path, capsys):
+def test_training_resumes_where_it_was(tmp_path, capsys):
     run, said, moments = imported(tmp_path, capsys)
     recipe = read_saved_recipe(run)
     assert (recipe.batch, recipe.seed, recipe.total_nimg, recipe.generator.bf16) == (64, 5, 64_000, False)

@@ -61,7 +61,7 @@ def job(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_document_fits_the_schema(name):
-    """A JobSet is no part of Kubernetes: its own fields are checked, and its Job."""
+    """A JobSet is not a part of Kubernetes: its own fields are checked, and its Job."""
     found = documents(name)
     assert [document["kind"] for document in found] == NAMES[name]
     for document in found:

@@ -121,7 +121,7 @@ def test_a_run_is_decoded_by_its_own_scale(tmp_path):
         evaluate._with_data(generator_of(run), asked(run, "data.codec.scale=3"))
 
 
-def test_a_run_goes_on_with_its_own_autoencoder_alone(tmp_path):
+def test_a_run_resumes_with_its_own_autoencoder_alone(tmp_path):
     """Wherever that is; of a checkpoint from before digests were kept nothing is known."""
     network = save_autoencoder(tmp_path / "vae")
     write_latents(tmp_path / "data", 2, posterior=False)

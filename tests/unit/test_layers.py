@@ -188,7 +188,7 @@ def orthogonal_penalty(weight: Tensor, strength: float) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", SPECTRAL)
-def test_orthogonal_regularisation_adds_its_gradient(kind):
+def test_orthogonal_regularization_adds_its_gradient(kind):
     layer, _, x = SPECTRAL[kind]()
     randomize(layer)
     (plain,) = torch.autograd.grad(layer(x).square().sum(), layer.weight)
@@ -200,7 +200,7 @@ def test_orthogonal_regularisation_adds_its_gradient(kind):
     assert_close(layer.weight.grad, plain + expected)
 
 
-def test_orthogonal_regularisation_is_twice_biggan_pytorchs():
+def test_orthogonal_regularization_is_twice_biggan_pytorchs():
     layer = SpectralLinear(5, 4)
     randomize(layer)
     w = layer.weight.detach()
@@ -210,7 +210,7 @@ def test_orthogonal_regularisation_is_twice_biggan_pytorchs():
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (40, 3), (7, 7)])
-def test_orthogonal_regularisation_of_wide_and_tall_weights(shape):
+def test_orthogonal_regularization_of_wide_and_tall_weights(shape):
     layer = SpectralLinear(shape[1], shape[0])
     randomize(layer)
     (expected,) = torch.autograd.grad(orthogonal_penalty(layer.weight, 0.03), layer.weight)
@@ -218,7 +218,7 @@ def test_orthogonal_regularisation_of_wide_and_tall_weights(shape):
     assert_close(torch.autograd.grad(0 * layer(torch.ones(1, shape[1])).sum(), layer.weight)[0], expected)
 
 
-def test_orthogonal_regularisation_takes_the_smaller_product():
+def test_orthogonal_regularization_takes_the_smaller_product():
     layer = SpectralLinear(2, 10**6)  # W W^T would take 4 TB
     layer.weight.data.normal_()
     layer.weight.data[1:] = 0
@@ -229,7 +229,7 @@ def test_orthogonal_regularisation_takes_the_smaller_product():
     assert_close(grad, torch.zeros_like(grad))  # of a single filter
 
 
-def test_orthogonal_regularisation_beside_a_gradient_penalty_counts_once():
+def test_orthogonal_regularization_beside_a_gradient_penalty_counts_once():
     layer = SpectralLinear(7, 5)
     randomize(layer)
     x = torch.randn(4, 7, requires_grad=True)

@@ -77,7 +77,7 @@ def test_groups_start_orthogonal(channels, groups):
     assert_close(matrix.T @ layer.u, layer.v, rtol=0, atol=1e-5)
 
 
-def test_orthogonal_regularisation_compares_filters_of_one_group():
+def test_orthogonal_regularization_compares_filters_of_one_group():
     layer = SpectralConv2d(6, 12, 3, groups=3)
     initialize(layer, 0)
     nn.init.normal_(layer.weight)

@@ -11,16 +11,16 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.tiny import FAMILIES, awake, tiny_recipe
 
-REGULARISED = "objective.orthogonal={generator: 0.3, discriminator: 0.3}"
+REGULARIZED = "objective.orthogonal={generator: 0.3, discriminator: 0.3}"
 
 
 def loaded(tmp_path, family, network):
-    """A network of a family, exported from a run with orthogonal regularisation, in float64."""
-    recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []), REGULARISED)
+    """A network of a family, exported from a run with orthogonal regularization, in float64."""
+    recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []), REGULARIZED)
     with awake():
         stack = build_network(recipe, network)
         initialize(stack, 3)
-    for parameter in stack.parameters():  # orthogonal weights have no gradient of the regularisation
+    for parameter in stack.parameters():  # orthogonal weights have no gradient of the regularization
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
     header = {"network": network, "recipe": json.dumps(recipe.model_dump())}
     save_file(stack.state_dict(), tmp_path / "network.safetensors", metadata=header)

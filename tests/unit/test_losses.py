@@ -89,7 +89,7 @@ def test_the_generator_needs_real_logits_only_where_the_loss_says_so(name):
 
 @pytest.mark.parametrize("name", ["non_saturating", "relativistic"])
 def test_extreme_logits_do_not_overflow(name):
-    # log(1 + exp(1000)) is 1000, and exp(1000) is no float32.
+    # log(1 + exp(1000)) is 1000, and exp(1000) is not a float32.
     real, fake = (torch.tensor([value], requires_grad=True) for value in (-1000.0, 1000.0))
     value = LOSSES[name].discriminator(real, fake)
     assert value.item() == 2000

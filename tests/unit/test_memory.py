@@ -39,7 +39,7 @@ def test_running_out_is_a_message(who):
     with pytest.raises(UserError) as caught, memory.naming_remedy("with 5 images", "take 4"):
         NO_MEMORY[who]()
     cause = str(caught.value.__cause__).partition("\n")[0] or "MemoryError"
-    assert str(caught.value) == f"memory: ran out with 5 images: {cause}; take 4"
+    assert str(caught.value) == f"memory: is not enough with 5 images: {cause}; take 4"
 
 
 @pytest.mark.parametrize("error", OTHER_FAULTS, ids=str)

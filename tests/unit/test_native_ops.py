@@ -39,7 +39,7 @@ def test_no_lock_is_no_trouble(tmp_path):
 def test_a_killed_build_is_reported_with_its_remedy(tmp_path):
     (tmp_path / "lock").touch()
     with pytest.raises(
-        UserError, match=r"was left behind by a killed build, and every run would wait for it; remove it unless"
+        UserError, match=r"is left over from a killed build, and every run would wait for it; remove it unless"
     ) as caught:
         refuse_stale_lock(tmp_path, grace_seconds=0.5)
     assert f"rm {tmp_path / 'lock'}" in str(caught.value)

@@ -53,7 +53,7 @@ def means(statistics: Statistics) -> dict[str, float]:
     return statistics.reduce(lambda vector: vector)
 
 
-def penalised_loss(objective: DiscriminatorObjective, d: Callable[[Tensor], Tensor], batch: MicroBatch) -> Tensor:
+def penalized_loss(objective: DiscriminatorObjective, d: Callable[[Tensor], Tensor], batch: MicroBatch) -> Tensor:
     inputs = (batch[0].requires_grad_(objective.differentiates_inputs), batch[1])
     return objective(d(inputs[0]), inputs)
 
@@ -71,7 +71,7 @@ def test_exact_penalties(loss, every, penalties):
     assert objective.perturbed == []
     a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
     batch = objective.batch(real, fake, {})
-    value = penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    value = penalized_loss(objective, lambda x: quadratic(a, x), batch)
     expected = LOSSES[loss].discriminator(quadratic(a, real[0]), quadratic(a, fake[0]))
     plain = expected.item()
     squares = {}
@@ -95,7 +95,7 @@ def test_the_update_may_give_the_weights_of_penalties():
     for weights in ({}, {"r1": 6.0}, {"r1": 0.0, "r2": 0.0}):
         statistics = Statistics(torch.device("cpu"))
         objective = DiscriminatorObjective(Objective(r1=R1, r2=R2), statistics, 0, weights)
-        penalised_loss(objective, lambda x: quadratic(coefficients(), x), objective.batch(real, fake, {}))
+        penalized_loss(objective, lambda x: quadratic(coefficients(), x), objective.batch(real, fake, {}))
         found[len(found)] = means(statistics)
     assert found[1]["penalty/r1"] == pytest.approx(2 * found[0]["penalty/r1"])  # 3.0 in the section
     assert found[1]["penalty/r2"] == found[0]["penalty/r2"] > 0
@@ -106,7 +106,7 @@ def test_penalties_of_tiny_gradients_survive():
     objective, _ = made(loss="wasserstein", r1={"weight": 2.0})
     a = torch.full(SHAPE, 1e-5).requires_grad_()
     batch = objective.batch(labelled("real", 5, 0), labelled("real", 5, 0), {})
-    value = penalised_loss(objective, lambda x: linear(a, x), batch)  # real = fake: nothing but the penalty is left
+    value = penalized_loss(objective, lambda x: linear(a, x), batch)  # real = fake: nothing but the penalty is left
     assert value.item() == pytest.approx(4e-10, rel=1e-4)
 
 
@@ -124,7 +124,7 @@ def test_the_loss_is_plain_between_penalties():
             assert not any(key.startswith("penalty/") for key in means(statistics))
 
 
-def test_without_penalties_no_phase_is_penalised():
+def test_without_penalties_no_phase_is_penalized():
     for phase in range(3):
         objective, _ = made(phase)
         assert not objective.checked
@@ -174,7 +174,7 @@ def test_finite_differences_of_a_linear_discriminator_are_exact_at_any_sigma(nam
     objective, statistics = made(phase=5, loss="wasserstein", **section)
     a, real, fake = coefficients(), labelled("real", 4, 0), labelled("fake", 4, 0)
     batch = objective.batch(real, fake, dict.fromkeys(names, frame))
-    value = penalised_loss(objective, lambda x: linear(a, x), batch)
+    value = penalized_loss(objective, lambda x: linear(a, x), batch)
     square = a.square().sum()
     expected = linear(a, fake[0]).mean() - linear(a, real[0]).mean() + len(names) * 5 * 3.0 / 2 * square
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -197,7 +197,7 @@ def test_finite_differences_approach_the_exact_penalty(name, sigma, antithetic):
     point = {"r1": images("real", 1), "r2": images("fake", 1)}
     real, fake = ((x.expand(num, *SHAPE), torch.zeros(num, dtype=torch.int64)) for x in point.values())
     batch = objective.batch(real, fake, {name: images("noise", num)})
-    penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    penalized_loss(objective, lambda x: quadratic(a, x), batch)
     exact = (2 * a * point[name]).square().sum().item()
     bias = 0 if antithetic else sigma**2 * (a.sum().square() + 2 * a.square().sum()).item()
     # The square of a normal number has sqrt(2) of its mean as its spread; at sigma 1 the tails are longer.
@@ -224,7 +224,7 @@ def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
     for name in names:
         (grad,) = torch.autograd.grad(logits[name].sum(), at[name], create_graph=True)
         expected = expected + R1.weight / 2 * grad.square().sum(dim=(1, 2, 3)).mean()
-    value = penalised_loss(objective, lambda x: quadratic(a, x), batch)
+    value = penalized_loss(objective, lambda x: quadratic(a, x), batch)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     grad, expected_grad = (torch.autograd.grad(v, a)[0] for v in (value, expected))
     assert torch.allclose(grad, expected_grad, rtol=1e-4)

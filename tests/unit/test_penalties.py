@@ -21,7 +21,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.planner.balance import one_of_each, plan_balanced
 from bigsgan.runtime import comm
 from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
-from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalised_loss, quadratic
+from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalized_loss, quadratic
 
 CPU = torch.device("cpu")
 
@@ -135,7 +135,7 @@ def test_gradient_penalty_of_a_quadratic_discriminator():
     objective, statistics = made(loss="wasserstein", gradient_penalty={"weight": 7.0})
     a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
     share = torch.linspace(0.1, 0.9, 5).view(5, 1, 1, 1)
-    value = penalised_loss(
+    value = penalized_loss(
         objective, lambda x: quadratic(a, x), objective.batch(real, fake, {"gradient_penalty": share})
     )
     between = share * real[0] + (1 - share) * fake[0]

@@ -130,7 +130,7 @@ def cases() -> dict[str, Case]:
     for keeps, first in product((True, False), (True, False)):
         name = f"overlapped{'-first' * first}-{'keep' if keeps else 'recompute'}"
         found[name] = Case(overlapped(4, keeps, 2, keeps != first, first), 3, uneven(3, 7))
-    # Of one network alone, where the other is no pipeline.
+    # Of one network alone, where the other is not a pipeline.
     train = Phase("discriminator", "trains", 5, 2)
     found["D alone"] = Case([train, train, train._replace(does="judges")], 4, uneven(4, 3))
     sample, update_g = Phase("generator", "makes images", 5, 1), Phase("generator", "pulls back", 5, 1, graphs_from=1)

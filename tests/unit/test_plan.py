@@ -46,7 +46,7 @@ DEMODULATION = sum(2 * b * (a + b) for a, b in pairwise(STYLEGAN2.values())) + 2
             {"generator": (50_244_484, 17_918_197_760), "discriminator": (34_590_210, 18_417_192_960)},
         ),
         # Its filters there multiply the zeros between pixels when they enlarge an image, and in D's shortcuts compute
-        # (size - 1)^2 pixels to keep a quarter of size^2. The demodulation's sums of squares are no matrix product.
+        # (size - 1)^2 pixels to keep a quarter of size^2. The demodulation's sums of squares are not a matrix product.
         (
             "stylegan2_256",
             ["batch=8", "augmentation=null"],

@@ -52,7 +52,7 @@ def test_a_recipe_that_fits_stays_as_it_is():
 def test_the_cheapest_that_fits_is_taken():
     """Where it has only just room, what comes before it in the order of costs has none.
 
-    That is stage 1: where an update has one micro-batch, it has reduced the gradients by the end of it, as stage 2 has.
+    That is ZeRO 1: where an update has one micro-batch, it has reduced the gradients by the end of it, as ZeRO 2 has.
     """
     roomy, _ = survey(2, GIB)
     layouts = by_name(roomy)

@@ -42,7 +42,7 @@ def test_a_census_counts_storages_as_long_as_they_live():
     before = torch.ones(8)
     with Census() as census:
         census.ignore([before])
-        kept = before.view(2, 4) + 1  # a view is no storage of its own
+        kept = before.view(2, 4) + 1  # a view has no storage of its own
         twice = kept * 2
         del twice
         whole = [kept, kept[0]]
@@ -171,7 +171,7 @@ def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointi
     plan = tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2_path_length"][:2], "objective.path_length={}", *changes], {})
     traces = Traces()
     for network, trace in (("generator", trace_generator), ("discriminator", trace_discriminator)):
-        predicted = traces.penalised(plan, network, 12)
+        predicted = traces.penalized(plan, network, 12)
         found = trace(plan, traces.prepared(plan, network), 12)
         assert predicted.kept == pytest.approx(found.kept, rel=0.01)
         for name in ("forward", "backward"):

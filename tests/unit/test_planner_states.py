@@ -1,4 +1,4 @@
-"""States by the published formulas, and what stage 3 has gathered, step by step by hand."""
+"""States by the published formulas, and what ZeRO 3 has gathered, step by step by hand."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_gradients_are_reduced_and_updated_group_by_group(tmp_path):
         assert states(tmp_path, 1, num_ranks, sizes, **BF16, **bucket).gradients.updating == max(
             NUM * 2 + group + 10_000 // num_ranks * 2, found.updating
         )
-    # A group is under way, with the part that comes of it, while the next one arrives; stage 1 does as stage 2.
+    # A group is under way, with the part that comes of it, while the next one arrives; ZeRO 1 does as ZeRO 2.
     for stage in (1, 2):
         overlapping = states(tmp_path, stage, 4, sizes, **BF16, zero={"reduce_bucket_size": 10_000}).gradients
         assert overlapping.during(np.array([20_000]), False).tolist() == [own // 2 + 2 * group + 10_000 // 4 * 2]

@@ -134,7 +134,7 @@ def test_double_backward_has_heads_too(tmp_path, family):
     kept = []
     for more in ([], [LARGE]):
         plan, traces = tiny_plan(tmp_path, 1, [*options, *more], both(0)), Traces()
-        kept.append(traces.penalised(plan, "discriminator", 16).kept)
+        kept.append(traces.penalized(plan, "discriminator", 16).kept)
         exact = trace_discriminator(plan, traces.prepared(plan, "discriminator"), 16)
         assert kept[-1] == pytest.approx(exact.kept, rel=0.01)
     assert 4 * 16 * TOKENS * (4 * 96 + 48) < kept[1] - kept[0] < 2 * 4 * 16 * TOKENS * (4 * 96 + 4 * 48)

@@ -97,7 +97,7 @@ def test_another_is_named(hosts, capfd, monkeypatch, name, told):
         ("node1 slots=0", "must be a host and its slots"),
         ("-oProxyCommand=x slots=1", "must be a host and its slots"),
         ("node1 slots=1\nnode1 slots=2", "must be listed once, got 'node1'"),
-        ("# none", "lists no hosts"),
+        ("# none", "contains no hosts"),
     ],
 )
 def test_a_hostfile_that_is_none_is_refused(tmp_path, capsys, line, problem):

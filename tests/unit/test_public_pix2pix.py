@@ -229,7 +229,7 @@ def test_a_resnet_is_the_public_one(blocks, norm, training):
     compare_generators(theirs, 16, (3, 1), training, **section)
 
 
-def test_a_resnet_with_dropout_is_recognised_and_drops_in_training():
+def test_a_resnet_with_dropout_is_recognized_and_drops_in_training():
     theirs = filled(ResNet(6, 2, "batch", dropout=True))
     section = generator_section(theirs.state_dict())
     assert section["dropout"] is True

@@ -71,7 +71,7 @@ def test_each_setting_of_the_file_is_the_recipes(classes, tmp_path, capsys):
 OTHERS = {
     "a warm-up": ({"lr_scheduler": schedule(3e-4, 6e-5, warmup_nimg=9)}, {"lr_scheduler", "beta2_scheduler"}),
     "two durations": ({"beta2_scheduler": schedule(0.8, 0.98, 1e7)}, {"lr_scheduler", "beta2_scheduler"}),
-    "an average at once": ({"ema_scheduler": schedule(5, 500_000)}, {"ema_scheduler"}),
+    "an EMA at once": ({"ema_scheduler": schedule(5, 500_000)}, {"ema_scheduler"}),
     "a hold": ({"gamma_scheduler": schedule(7, 0.7, hold_base_value_nimg=9)}, {"gamma_scheduler"}),
     "other augmentations": ({"augment_kwargs": {**PIPE, "hue": 1}}, {"augment_kwargs"}),
 }

@@ -12,7 +12,7 @@ from bigsgan.training.sampling import sample, stand_statistics, standing_batches
 from tests.tiny import tiny_recipe
 
 
-class Normalise(torch.nn.Module):
+class Normalize(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.statistics = BatchStatistics(3)
@@ -23,7 +23,7 @@ class Normalise(torch.nn.Module):
 
 
 def make():
-    network = LayerStack([Normalise()])
+    network = LayerStack([Normalize()])
 
     def infer(inputs, moving):
         with torch.no_grad(), moving_state(network.stateful_layers(), moving):

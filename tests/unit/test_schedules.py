@@ -12,9 +12,9 @@ from bigsgan.config.objective import Penalty
 from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
 from bigsgan.training.schedules import (
-    average_decay,
     beta2,
     cosine,
+    ema_decay,
     is_due,
     learning_rate,
     penalty_weight,
@@ -99,10 +99,10 @@ def test_what_has_no_end_of_its_own_ends_with_the_run():
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_the_half_life_grows_over_the_warm_up(batch):
     section = EMA(half_life_nimg=5000, warmup_nimg=10_000)
-    assert average_decay(section, batch, batch) == 0.0  # a copy, as the half-life before the first update is 0
+    assert ema_decay(section, batch, batch) == 0.0  # a copy, as the half-life before the first update is 0
     for before in (1_000, 5_000, 9_999, 10_000, 10**6):
         expected = 0.5 ** (batch / published(before, 0, 5000, 10_000))
-        assert average_decay(section, batch, before + batch) == pytest.approx(expected, rel=1e-12)
+        assert ema_decay(section, batch, before + batch) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_update_is_told_only_what_moves(tmp_path):
@@ -139,7 +139,7 @@ def test_recipes_of_gat_have_the_published_numbers(size, width):
         assert (section.kind, section.betas, section.clip_norm) == ("adamw", [0, 0.99], 1)
     rates = scheduled(recipe, 10**6)
     assert rates.generator.lr == rates.discriminator.lr == pytest.approx(2e-4 * 768 / width, rel=1e-12)
-    assert average_decay(recipe.ema, recipe.batch, 10**7) == pytest.approx(0.999, abs=1e-6)
+    assert ema_decay(recipe.ema, recipe.batch, 10**7) == pytest.approx(0.999, abs=1e-6)
     assert (recipe.objective.loss, recipe.objective.reuse_fakes, recipe.objective.fake_labels) == (
         "relativistic", True, "data"
     )  # fmt: skip
@@ -148,28 +148,28 @@ def test_recipes_of_gat_have_the_published_numbers(size, width):
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_a_weights_share_halves_in_a_half_life(batch):
     section = EMA(half_life_nimg=640)
-    kept = [average_decay(section, batch, nimg) for nimg in range(batch, 640 + 1, batch)]
+    kept = [ema_decay(section, batch, nimg) for nimg in range(batch, 640 + 1, batch)]
     assert math.prod(kept) == pytest.approx(0.5)
 
 
 def test_the_published_decay():
     # Brock et al. 2019: 0.9999 at batch 2048 is a half-life of 14.2 million images.
     section = EMA(half_life_nimg=round(2048 * math.log(0.5) / math.log(0.9999)))
-    assert average_decay(section, 2048, 10**8) == pytest.approx(0.9999, abs=1e-9)
+    assert ema_decay(section, 2048, 10**8) == pytest.approx(0.9999, abs=1e-9)
 
 
-def test_the_average_is_a_copy_until_it_starts():
+def test_the_ema_is_a_copy_until_it_starts():
     section = EMA(half_life_nimg=100, start_nimg=300)
-    assert [average_decay(section, 50, nimg) for nimg in (0, 50, 250, 300)] == [0.0] * 4
-    assert average_decay(section, 50, 301) == pytest.approx(0.5**0.5)
-    assert average_decay(EMA(half_life_nimg=100, ramp=0.05), 50, 0) == 0.0
+    assert [ema_decay(section, 50, nimg) for nimg in (0, 50, 250, 300)] == [0.0] * 4
+    assert ema_decay(section, 50, 301) == pytest.approx(0.5**0.5)
+    assert ema_decay(EMA(half_life_nimg=100, ramp=0.05), 50, 0) == 0.0
 
 
 def test_the_ramp_shortens_the_half_life_early():
     section = EMA(half_life_nimg=1000, ramp=0.05)
     for nimg, half_life in ((64, 3.2), (1280, 64), (10_000, 500), (20_000, 1000), (10**6, 1000)):
-        assert average_decay(section, 64, nimg) == pytest.approx(0.5 ** (64 / half_life))
-    decays = [average_decay(section, 64, nimg) for nimg in range(64, 30_000, 64)]
+        assert ema_decay(section, 64, nimg) == pytest.approx(0.5 ** (64 / half_life))
+    decays = [ema_decay(section, 64, nimg) for nimg in range(64, 30_000, 64)]
     assert decays == sorted(decays)
 
 

@@ -60,13 +60,13 @@ def test_what_loading_processes_prepare_has_to_fit(monkeypatch):
     with pytest.raises(UserError) as caught:
         read(num_workers=1)
     assert str(caught.value) == (
-        "data.num_workers: 1 loading processes, each with 3 micro-batches, need 96 MiB in /dev/shm (it has 64 MiB "
+        "data.num_workers: 1 needs 96 MiB in /dev/shm, with 3 micro-batches in each loading process (it has 64 MiB "
         "free); lower data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
     )
     read(num_workers=0)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=4 * batch, f_frsize=1))
     read(num_workers=1)
-    with pytest.raises(UserError, match=r"need 168 MiB in /dev/shm \(it has 96 MiB free"):
+    with pytest.raises(UserError, match=r"needs 168 MiB in /dev/shm, .* \(it has 96 MiB free"):
         read(num_workers=2)
 
 
@@ -87,10 +87,10 @@ def test_a_full_one_ends_the_run_at_once():
         pytest.skip("no namespaces here")
     assert found.returncode == 0, found.stderr
     known, met = found.stdout.splitlines()
-    assert "data.num_workers: 2 loading processes, each with 2 micro-batches, need 2 MiB" in known
-    assert "need 2 MiB in /dev/shm (it has 1 MiB free)" in known
+    assert "data.num_workers: 2 needs 2 MiB in /dev/shm, with 2 micro-batches in each loading process (it has" in known
+    assert "(it has 1 MiB free)" in known
     assert met == (
-        "data.num_workers: 2 loading processes have filled /dev/shm, which passes images between processes; lower "
+        "data.num_workers: 2 is too many: /dev/shm, which passes images between processes, is full; lower "
         "data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"
     )
     assert "Traceback" not in found.stderr

@@ -210,7 +210,7 @@ def test_an_alarm_tells_of_what_a_discriminator_does_not_resolve(tmp_path, dtype
     assert list(raised) == (["penalty_is_off/r1"] if is_off else []), found
 
 
-def test_every_so_many_penalised_phases_are_checked():
+def test_every_so_many_penalized_phases_are_checked():
     finite = {"weight": 1.0, "form": "finite_difference", "sigma": 0.1, "every": 3}
     section = {"r1": {**finite, "check_every": 4}, "r2": {**finite, "check_every": 2}}
     found = {phase: checked for phase in range(40) if (checked := made(phase, **section)[0].checked)}

@@ -124,7 +124,7 @@ def test_stylegan3_has_defaults_of_its_own(tmp_path):
     assert (recipe.objective.path_length, recipe.generator.style_mixing, recipe.ema.ramp) == (None, 0, 0.05)
 
 
-def test_without_a_count_of_images_the_averages_memory_is_whole(tmp_path, capsys):
+def test_without_a_count_of_images_the_emas_memory_is_whole(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
     write_options(tmp_path)
     (tmp_path / NAME).rename(tmp_path / "cats.pkl")
@@ -263,10 +263,10 @@ def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):
     assert len(text) < 5_000
 
 
-def test_the_average_is_the_snapshots(tmp_path):
-    average = write_snapshot(tmp_path / NAME)
+def test_the_ema_is_the_snapshots(tmp_path):
+    ema = write_snapshot(tmp_path / NAME)
     write_options(tmp_path)
     imported(tmp_path)
     network = open_trained(tmp_path / "run", "generator", False, None, CPU).network
-    assert torch.equal(dict(network.named_parameters())["layers.1.const"], average["synthesis.b4.const"])
+    assert torch.equal(dict(network.named_parameters())["layers.1.const"], ema["synthesis.b4.const"])
     assert TINY.exists()

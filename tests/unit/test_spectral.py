@@ -1,4 +1,4 @@
-"""Spectral normalisation's kernels in Triton's interpreter, against torch's operations in float64; who uses them."""
+"""Spectral normalization's kernels in Triton's interpreter, against torch's operations in float64; who uses them."""
 
 from __future__ import annotations
 

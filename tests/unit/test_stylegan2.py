@@ -170,7 +170,7 @@ def test_every_layer_listens_to_its_own_style():
         assert (rest(changed, seeds) - images).abs().amax(dim=(1, 2, 3)).min() > 1e-4
 
 
-def test_the_length_of_paths_can_be_penalised():
+def test_the_length_of_paths_can_be_penalized():
     """The gradient by the style vectors is itself differentiable (Karras et al. 2020, section 3.2)."""
     g = filled(generator(style_mixing=0.9))
     latents, labels, seeds = inputs_of()
@@ -297,7 +297,7 @@ def test_initial_values():
     assert not layer_of(g, 2).conv0.bias.any()
     assert abs(layer_of(g, 4).conv0.noise_const.std() - 1) < 0.1
     assert not torch.equal(layer_of(g, 4).conv0.noise_const, layer_of(g, 4).conv1.noise_const)
-    # Equalised: the first images and logits have a size that training can begin from.
+    # Equalized: the first images and logits have a size that training can begin from.
     latents, labels, seeds = torch.randn(8, 6), torch.arange(8) % 3, torch.arange(8)
     assert 0.1 < g(latents, labels, seeds).std() < 10
 

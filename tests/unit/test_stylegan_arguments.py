@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "digits": ("generator", {"mapping_kwargs": {"lr_multiplier": 10**5000}}, "lr_multiplier' is of many digits"),
     "digits of an activation": ("generator", {"activation": -(10**5000)}, "activation' is of many digits"),
     "no number": ("generator", {"mapping_kwargs": {"lr_multiplier": float("nan")}}, "lr_multiplier' is nan"),
-    "a name that is a number": ("generator", {3: 1}, "have a name that is no text"),
+    "a name that is a number": ("generator", {3: 1}, "has a name that is not text"),
     "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
     "D's activation": ("discriminator", {"block_kwargs": {"activation": "relu"}}, "block_kwargs.activation' is 'relu'"),
     "the head's activation": (

@@ -111,7 +111,7 @@ def test_losses_and_gradients_are_the_published_ones(record, side):
 
 
 def test_a_teacher_sees_what_the_published_one_sees(record):
-    """Bytes of 16x16 images at 224x224, in ImageNet's normalisation; of 3 x 224 x 224 numbers 3 x 14 x 14 were kept."""
+    """Bytes of 16x16 images at 224x224, in ImageNet's normalization; of 3 x 224 x 224 numbers 3 x 14 x 14 were kept."""
     teacher = Teacher(nn.Identity(), sections.Teacher(path="x.pt"), CPU, [], 16)
     seen = teacher.prepared(record["raw"].float() / 127.5 - 1)
     assert_close(seen[:, :, ::16, ::16], record["prepared"], rtol=1e-5, atol=1e-5)
@@ -188,7 +188,7 @@ def test_networks_without_tokens_have_no_teacher(tmp_path):
         tiny_recipe(tmp_path, "objective.teacher={path: x.pt}")
 
 
-def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path):
+def test_a_run_resumes_with_its_own_teacher_alone(tmp_path):
     """Wherever that is."""
     layouts = []
     for name, width in (("a", 6), ("moved", 6), ("b", 7)):

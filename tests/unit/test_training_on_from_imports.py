@@ -91,7 +91,7 @@ def test_settings_are_said(classes, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
+def test_the_ema_and_the_images_seen_are_kept(classes, tmp_path):
     weights, run = tmp_path / "network-snapshot-000003.pkl", tmp_path / "run"
     weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 3_000)))
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
@@ -107,11 +107,11 @@ def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
     command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    average, live = (open_trained(run, "generator", live, None, CPU) for live in (False, True))
-    assert average.nimg == live.nimg == 3016
-    share = 0.5 ** (2 * 8 / half_life)  # of the imported average, after two updates; the generator stands still
+    ema_now, live = (open_trained(run, "generator", live, None, CPU) for live in (False, True))
+    assert ema_now.nimg == live.nimg == 3016
+    share = 0.5 ** (2 * 8 / half_life)  # of the imported EMA, after two updates; the generator stands still
     ema, still = (dict(network.named_parameters()) for network in before)
-    for name, tensor in average.network.named_parameters():
+    for name, tensor in ema_now.network.named_parameters():
         expected = share * ema[name] + (1 - share) * still[name]
         torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=1e-5)
     for name, tensor in live.network.named_parameters():
@@ -119,9 +119,9 @@ def test_the_average_and_the_images_seen_go_on(classes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
-    """The average, p, the images seen and what depends on them follow the snapshot and the file beside it."""
-    average = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
+def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
+    """The EMA, p, the images seen and what depends on them follow the snapshot and the file beside it."""
+    ema = write_snapshot(tmp_path / "network-snapshot-000003.pkl")
     write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)
     run, weights = tmp_path / "run", str(tmp_path / "network-snapshot-000003.pkl")
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
@@ -132,7 +132,7 @@ def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     reports = [report for report in reports if "ema_decay" in report]
     assert [report["nimg"] for report in reports] == [3_008, 3_016]
-    expected = average["synthesis.b8.conv0.weight"]
+    expected = ema["synthesis.b8.conv0.weight"]
     for report in reports:
         decay = 0.5 ** (8 / (0.05 * report["nimg"]))  # the ramp, as the images seen are few for a half-life of 2,500
         assert report["ema_decay"] == pytest.approx(decay)
@@ -141,7 +141,7 @@ def test_a_stylegan_snapshot_goes_on_with_its_settings(tmp_path):
         expected = decay * expected + (1 - decay) * live["layers.2.conv0.weight"].detach()
     found = dict(open_trained(run, "generator", False, None, CPU).network.named_parameters())
     torch.testing.assert_close(found["layers.2.conv0.weight"].detach(), expected, atol=1e-6, rtol=1e-5)
-    assert (found["layers.2.conv0.weight"] - average["synthesis.b8.conv0.weight"]).abs().max() > 1e-3
+    assert (found["layers.2.conv0.weight"] - ema["synthesis.b8.conv0.weight"]).abs().max() > 1e-3
     d = open_trained(run, "discriminator", False, None, CPU).network
     (p,) = (module.p for module in d.modules() if isinstance(module, AdaptiveAugment))
     moved = (float(p) - 0.37) / 0.008  # an adjustment is 8 images of 1,000

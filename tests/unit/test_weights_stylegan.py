@@ -177,7 +177,7 @@ def test_names_go_there_and_back_bit_for_bit(kind):
     assert all(torch.equal(tensor, names[name]) for name, tensor in filters.items())
 
 
-def test_a_discriminator_without_residual_connections_is_recognised():
+def test_a_discriminator_without_residual_connections_is_recognized():
     assert discriminator_section(recorded("discriminator_orig")[0]) == {
         "family": "stylegan2", "architecture": "orig", "mbstd_channels": 2, "channel_base": 64, "channel_max": 8,
     }  # fmt: skip

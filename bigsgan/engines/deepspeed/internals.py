@@ -213,7 +213,7 @@ def keep_gradients_in_memory(engine: DeepSpeedEngine) -> None:
     """Have the swapper of an engine with NVMe offload hold gradients on the host until the update.
 
     By itself it writes gradients of 1 MiB or more to files, and reads them back to their place in the sub-group.
-    O_DIRECT refuses addresses that are no multiple of a disk's block, DeepSpeed ignores the failure (csrc/aio/common/
+    O_DIRECT refuses addresses that a disk's block does not divide, DeepSpeed ignores the failure (csrc/aio/common/
     deepspeed_aio_common.cpp), and updates with whatever the buffer held (swap_tensor/partitioned_optimizer_swapper.py:
     _swap_in_pinned_gradients). It holds smaller gradients on the host; here it holds all of them.
     """

@@ -61,7 +61,7 @@ def process_groups() -> set[Any]:
 
 
 def release_process_groups(keep: set[Any]) -> None:
-    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed goes on using.
+    """End process groups, of engines that were destroyed, but for ``keep`` and those that DeepSpeed still uses.
 
     Each of gloo's has three threads that look for work 100 times a second.
     """
@@ -77,7 +77,7 @@ def release_process_groups(keep: set[Any]) -> None:
 def leaving_nothing() -> Iterator[None]:
     """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind.
 
-    That is their process groups, and of stage 3 its own ``torch.nn.functional.linear``, which every later network would
+    That is their process groups, and at ZeRO 3 its own ``torch.nn.functional.linear``, which every later network would
     use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
     partitioned_param_coordinator.py), which all engines share.
     """

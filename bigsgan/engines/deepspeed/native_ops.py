@@ -108,7 +108,7 @@ def refuse_stale_lock(build_directory: Path, grace_seconds: float = GRACE_SECOND
                 raise UserError(
                     str(lock),
                     None,
-                    "was left behind by a killed build, and every run would wait for it",
+                    "is left over from a killed build, and every run would wait for it",
                     f"remove it unless another host is building there: rm {lock}",
                 )
         elif _FILE_IS_LOCK or is_held(lock):

@@ -164,7 +164,7 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float |
 def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
     game = game_of(plan, 1)
-    return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularises)
+    return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
 
 
 def comparable(divisions: Mapping[str, Division]) -> dict[str, Sequence[Cost]]:
