@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
-from tests.tiny import FAMILIES, both, stages, zero
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 NUM_UPDATES = 6
 BF16 = {"bf16": {"enabled": True}}
@@ -34,7 +34,7 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "stages_and_zero3": ([*TWO, *stages(2, 1)], {"generator": zero(1), "discriminator": zero(3)}),
     "zero3_and_stages": ([*TWO, *stages(1, 2)], {"generator": zero(3), "discriminator": zero(1)}),
 }
-GAMES = {"biggan": [], **{name: FAMILIES[name] for name in ("stylegan2_path_length", "pix2pix", "dcgan_spectral")}}
+GAMES = {"biggan": [], **{name: TINY_GAMES[name] for name in ("stylegan2_path_length", "pix2pix", "dcgan_spectral")}}
 
 
 def fingerprint(states: list[dict[str, Any]]) -> str:

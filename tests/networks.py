@@ -60,7 +60,7 @@ def carried(network: LayerStack, *carry: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 @torch.no_grad()
 def filled(network: Any, seed: int = 0) -> Any:
-    """Initialise, and give what begins at 0 other values."""
+    """Initialize, and give what begins at 0 other values."""
     initialize(network, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in network.named_parameters():

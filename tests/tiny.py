@@ -1,5 +1,5 @@
 """The doctor's smallest games, which tests play too."""
 
-from bigsgan.doctor.games import FAMILIES, TINY, attend, awake, both, stages, tiny_plan, tiny_recipe, zero
+from bigsgan.doctor.games import TINY, TINY_GAMES, attend, awake, both, stages, tiny_plan, tiny_recipe, zero
 
-__all__ = ["FAMILIES", "TINY", "attend", "awake", "both", "stages", "tiny_plan", "tiny_recipe", "zero"]
+__all__ = ["TINY", "TINY_GAMES", "attend", "awake", "both", "stages", "tiny_plan", "tiny_recipe", "zero"]

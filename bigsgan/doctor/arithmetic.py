@@ -16,7 +16,7 @@ from torch import Tensor
 from bigsgan.config import both_engines
 from bigsgan.doctor import layouts
 from bigsgan.doctor.checks import Finding, Subject, failed, judged, not_applicable, passed
-from bigsgan.doctor.games import FAMILIES, both, tiny_plan
+from bigsgan.doctor.games import TINY_GAMES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.errors import UserError
@@ -25,7 +25,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.runtime import comm
 
-GAMES: dict[str, list[str]] = {"biggan": [], **FAMILIES}
+GAMES: dict[str, list[str]] = {"biggan": [], **TINY_GAMES}
 
 COMPILED: list[str] = []
 """Overrides of the compiled networks. BigGAN's have every kind of layer, and take minutes to compile."""

@@ -1,4 +1,4 @@
-"""The doctor's smallest games: a tiny recipe of each family, and layouts of it.
+"""The doctor's smallest games: a tiny recipe of each family and of variants of some, and layouts of it.
 
 The recipe has every kind of layer of BigGAN. It begins where no tensor's change is too small to compare.
 """
@@ -63,7 +63,7 @@ _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, 
 _GAT = "family: gat, width: 16, heads: 2, patch: 4, levels: 2"
 _CAT = "family: cat, width: 16, heads: 2, levels: 2, depth: 2"
 
-FAMILIES: dict[str, list[str]] = {
+TINY_GAMES: dict[str, list[str]] = {
     "biggan_deep": [
         "generator={family: biggan_deep, channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}",
         "discriminator={family: biggan_deep, channels: 4, attention: [8]}",

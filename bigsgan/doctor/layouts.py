@@ -16,7 +16,7 @@ import torch
 
 from bigsgan.doctor.agreement import ROUNDING, SAME, SAME_MOVE, differences
 from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
-from bigsgan.doctor.games import FAMILIES, both, stages, zero
+from bigsgan.doctor.games import TINY_GAMES, both, stages, zero
 from bigsgan.doctor.runs import DifferError, Game, exact, merge, played
 from bigsgan.runtime import comm
 
@@ -27,7 +27,7 @@ _FORWARD = ", method: forward_mode"
 _TWICE = ", method: double_backward"
 _PATHS = "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5%s}}"
 _GRADIENT = "objective={loss: wasserstein, gradient_penalty: {weight: 1%s}}"
-_STYLES = FAMILIES["stylegan2"]
+_STYLES = TINY_GAMES["stylegan2"]
 _PARTS = "accumulation=2"
 
 REMEDY = (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.models.network import LayerStack
-from tests.tiny import FAMILIES
+from tests.tiny import TINY_GAMES
 from tests.unit.test_dual import by_double_backward, by_tangents, discriminator
 
 SHOWN = (
@@ -67,7 +67,7 @@ def errors(overrides: Sequence[str], dtype: torch.dtype, seed: int = 3) -> list[
 def print_seeds(num: int) -> None:
     """Print the range and the median of errors by a double backward."""
     for name, more in (("as it is", []), ("without minibatch deviation", ["discriminator.mbstd_channels=0"])):
-        found = [errors([*FAMILIES["stylegan2"], *more], torch.bfloat16, seed)[0] for seed in range(num)]
+        found = [errors([*TINY_GAMES["stylegan2"], *more], torch.bfloat16, seed)[0] for seed in range(num)]
         middle = statistics.median(found)
         print(f"StyleGAN2 in bf16, {name}: {min(found):.2g} to {max(found):.2g}, median {middle:.2g}", flush=True)
 
@@ -81,7 +81,7 @@ def main() -> None:
         return
     print("| family | " + " | ".join(f"{str(t)[6:]}, {m}" for t in TYPES for m in ("double", "forward")) + " |")
     for family in SHOWN:
-        cells = [error for dtype in TYPES for error in errors(FAMILIES.get(family, []), dtype)]
+        cells = [error for dtype in TYPES for error in errors(TINY_GAMES.get(family, []), dtype)]
         print(f"| {family} | " + " | ".join(f"{cell:.1e}" for cell in cells) + " |", flush=True)
 
 

@@ -15,7 +15,7 @@ from bigsgan.checkpoint import saver
 from bigsgan.doctor import arithmetic, examine, registry
 from bigsgan.doctor import ranks as doctor_ranks
 from bigsgan.doctor.checks import Subject
-from bigsgan.doctor.games import FAMILIES
+from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.draws import Draws
 from bigsgan.engines import compiling
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
@@ -157,7 +157,7 @@ def stale_power_iteration():
 
 def small_networks():
     """No fault: networks whose compilation takes seconds."""
-    return mock.patch.object(arithmetic, "COMPILED", FAMILIES["mlp"])
+    return mock.patch.object(arithmetic, "COMPILED", TINY_GAMES["mlp"])
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from bigsgan.engines.optimizer import grouped
 from bigsgan.models.build import build_network
 from bigsgan.planner.states import _cut_line
 from tests.distributed import scenarios
-from tests.tiny import FAMILIES, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
 BYTES = 16
 BF16 = {"bf16": {"enabled": True}}
@@ -35,10 +35,10 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("family", ["biggan", *FAMILIES])
+@pytest.mark.parametrize("family", ["biggan", *TINY_GAMES])
 def test_parts_of_every_family_are_aligned_on_any_number_of_ranks(family, tmp_path):
     collectives.align_parts(True)
-    recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []))
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES.get(family, []))
     for network in NETWORKS:
         with torch.device("meta"):
             parameters = list(build_network(recipe, network).parameters())

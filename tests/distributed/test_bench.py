@@ -24,7 +24,7 @@ from bigsgan.engines.deepspeed.leftovers import process_groups
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm
 from tests.distributed.launching import TIMEOUT, needs_two_devices
-from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, tiny_plan, tiny_recipe, zero
 
 SAME = 1e-5
 
@@ -138,7 +138,7 @@ def test_all_variants_play_the_same_game(ranks, world_size):
 @pytest.mark.nightly
 def test_so_do_compiled_networks(ranks):
     """Small ones, as compiling others takes minutes."""
-    ((found, clean),) = ranks(1).run(measured, FAMILIES["mlp"], True)
+    ((found, clean),) = ranks(1).run(measured, TINY_GAMES["mlp"], True)
     assert clean == (True, True, True)
     records = {record["variant"]: record for record in found}
     assert set(records) == {"baseline", *COMPILED, "control"}

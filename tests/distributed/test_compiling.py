@@ -17,7 +17,7 @@ from bigsgan.models.network import LayerStack
 from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, check
-from tests.tiny import FAMILIES, both, zero
+from tests.tiny import TINY_GAMES, both, zero
 
 
 def compiled(unit):
@@ -45,13 +45,13 @@ def num_frames(overrides, ds):
 @pytest.mark.parametrize("unit, stage", [("layers", 2), ("whole", 1)])
 def test_small_networks_are_the_same(ranks, unit, stage):
     """Where R1 is due, which differentiates twice, the update is not compiled."""
-    check(ranks(2), [*FAMILIES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage), FEWER)
+    check(ranks(2), [*TINY_GAMES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage), FEWER)
 
 
 @pytest.mark.nightly
 def test_penalties_in_the_backward_pass_have_the_losses_scale(ranks):
     """Orthogonal regularization adds to gradients there; half as much where there are two micro-batches."""
-    options = [*FAMILIES["dcgan_spectral"], "objective.orthogonal.discriminator=0.1", "accumulation=2"]
+    options = [*TINY_GAMES["dcgan_spectral"], "objective.orthogonal.discriminator=0.1", "accumulation=2"]
     check(ranks(2), [*options, *compiled("layers")], both(1), FEWER)
 
 
@@ -89,7 +89,7 @@ def test_biggan_is_the_same(ranks, unit):
 @pytest.mark.parametrize("family", ["stylegan2", "r3gan"])
 def test_layers_that_are_recomputed_are_the_same(ranks, family):
     recomputing = both_engines("activation_checkpointing=true")
-    check(ranks(2), [*FAMILIES[family], "accumulation=2", *recomputing, *compiled("layers")], both(1), FEWER)
+    check(ranks(2), [*TINY_GAMES[family], "accumulation=2", *recomputing, *compiled("layers")], both(1), FEWER)
 
 
 needs_dual = pytest.mark.skipif(
@@ -111,7 +111,7 @@ def cells():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("game, unit, stage", [*cells()])
 def test_passes_with_tangents_are_the_same(ranks, game, unit, stage):
-    check(ranks(2), [*FAMILIES.get(game, []), *TANGENTS, f"engines.discriminator.compile={unit}"], both(stage), FEWER)
+    check(ranks(2), [*TINY_GAMES.get(game, []), *TANGENTS, f"engines.discriminator.compile={unit}"], both(stage), FEWER)
 
 
 @needs_dual
@@ -119,7 +119,7 @@ def test_passes_with_tangents_are_the_same(ranks, game, unit, stage):
 def test_so_they_are_beside_a_network_at_zero_3(ranks):
     """Whose engine replaces the linear maps of all networks of the process."""
     ds = {"generator": zero(3), "discriminator": zero(1)}
-    check(ranks(2), [*FAMILIES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"], ds, FEWER)
+    check(ranks(2), [*TINY_GAMES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"], ds, FEWER)
 
 
 def num_graphs(overrides, ds, updates):
@@ -139,7 +139,7 @@ def num_graphs(overrides, ds, updates):
 @pytest.mark.slow
 def test_passes_with_tangents_are_compiled_once(ranks):
     """Real images with a penalty go through D as judged ones do, then with tangents; without one it trains as usual."""
-    options = [*FAMILIES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"]
+    options = [*TINY_GAMES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"]
     for found in ranks(2).run(num_graphs, options, both(1), 4):
         assert found == [2, 3, 3, 3]
 
@@ -161,9 +161,9 @@ def test_older_torch_computes_passes_with_tangents_as_they_are(caplog):
 
 @pytest.mark.slow
 def test_what_was_compiled_serves_the_next_updates(ranks):
-    for found in ranks(2).run(num_frames, [*FAMILIES["mlp"], *compiled("whole")], both(1)):
+    for found in ranks(2).run(num_frames, [*TINY_GAMES["mlp"], *compiled("whole")], both(1)):
         assert 2 <= found[0] == found[1] == found[2] == found[3]
-    for found in ranks(2).run(num_frames, FAMILIES["mlp"], both(1)):
+    for found in ranks(2).run(num_frames, TINY_GAMES["mlp"], both(1)):
         assert found == [0] * 4
 
 
@@ -188,7 +188,7 @@ def found_in_cache(overrides, ds, directory):
     ],
 )
 def test_ranks_of_a_host_compile_each_graph_once(family, unit, ranks, tmp_path):
-    options = [*FAMILIES[family], *compiled(unit)]
+    options = [*TINY_GAMES[family], *compiled(unit)]
     (misses, hits), (others, found) = ranks(2).run(found_in_cache, options, both(1), str(tmp_path))
     assert misses + hits == others + found > 0
     assert 0 < misses + others <= misses + hits  # fewer where layers of one rank are alike, too

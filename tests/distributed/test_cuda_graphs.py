@@ -26,7 +26,7 @@ from bigsgan.models.network import LayerStack
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import SAME
-from tests.tiny import FAMILIES, both
+from tests.tiny import TINY_GAMES, both
 
 UPDATES = 4
 
@@ -175,7 +175,7 @@ GAMES = {
     "reused_fakes_made_again": ["objective={reuse_fakes: true, lecam: {decay: 0.5}}", "accumulation=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "clipped": ["optimizer.generator.clip_norm=0.1", "optimizer.discriminator.clip_norm=0.1"],
-    "pairs": FAMILIES["pix2pix"],
+    "pairs": TINY_GAMES["pix2pix"],
 }
 
 
@@ -210,31 +210,31 @@ def test_nothing_is_used_in_any_game(ranks, stage, name):
 @pytest.mark.parametrize("section", [{}, {"reduce_bucket_size": 1}])
 def test_nor_by_other_ranks(ranks, stage, section):
     """Where each parameter is a group of its own, its gradient would travel as it is."""
-    overrides = [*FAMILIES["mlp"], "accumulation=2", "objective.reuse_fakes=true"]
+    overrides = [*TINY_GAMES["mlp"], "accumulation=2", "objective.reuse_fakes=true"]
     check(ranks(2), overrides, both(stage, zero=section))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_nor_in_bf16(ranks, stage):
-    check(ranks(1), [*FAMILIES["mlp"], "accumulation=2"], both(stage, bf16={"enabled": True}))
+    check(ranks(1), [*TINY_GAMES["mlp"], "accumulation=2"], both(stage, bf16={"enabled": True}))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_network_alone(ranks, network):
-    check(ranks(1), [*FAMILIES["dcgan_spectral"], "objective.d_steps=2"], both(0), [network])
+    check(ranks(1), [*TINY_GAMES["dcgan_spectral"], "objective.d_steps=2"], both(0), [network])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["accumulation=2"], ["objective.reuse_fakes=true"]])
 def test_marks_within_an_update_would_be_seen(ranks, overrides):
     """Or the tests above would prove nothing: gradients of micro-batches, and images, last from pass to pass."""
-    (found,) = ranks(1).run(trained, [*FAMILIES["mlp"], *overrides, *replayed()], both(0), True)
+    (found,) = ranks(1).run(trained, [*TINY_GAMES["mlp"], *overrides, *replayed()], both(0), True)
     assert max(found["skipped"]) > 0 or not all(map(math.isfinite, found["means"].values()))
 
 
 def test_marks_come_once_an_update_before_its_first_pass(ranks):
-    options = [*FAMILIES["mlp"], "accumulation=2", "objective.d_steps=2"]
+    options = [*TINY_GAMES["mlp"], "accumulation=2", "objective.d_steps=2"]
     (found,) = ranks(1).run(trained, [*options, *replayed()], both(0))
     # For each micro-batch: in D's two steps G's images and D's pass, in G's G's images and D's judgement.
     update = ["mark", *(2 + 1) * 2 * ["pass", "pass"]]

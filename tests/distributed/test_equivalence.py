@@ -13,7 +13,7 @@ from bigsgan.config import NETWORKS, both_engines
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import SAME, check_updates, differences
-from tests.tiny import FAMILIES, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
 UPDATES = 6
 FEWER = 4
@@ -86,11 +86,11 @@ OVERRIDES = {
         "accumulation=2",
     ],
     "reused_fakes_with_path_length": [
-        *FAMILIES["stylegan2_path_length"],
+        *TINY_GAMES["stylegan2_path_length"],
         "objective.reuse_fakes=true",
         "accumulation=2",
     ],
-    "path_length_of_half": [*FAMILIES["stylegan2_path_length"], "objective.path_length.batch_shrink=2"],
+    "path_length_of_half": [*TINY_GAMES["stylegan2_path_length"], "objective.path_length.batch_shrink=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
     "scheduled": [
@@ -135,7 +135,7 @@ def test_options(ranks, stage, name):
 @pytest.mark.slow
 def test_what_is_gathered_ahead_does_not_hinder_a_double_backward(ranks):
     """With reused fakes D trains between G's two passes, and G's path length is due for the third time."""
-    overrides = [*FAMILIES["stylegan2_path_length"], "objective.reuse_fakes=true"]
+    overrides = [*TINY_GAMES["stylegan2_path_length"], "objective.reuse_fakes=true"]
     overrides.append("objective.path_length.method=double_backward")
     ahead = zero(3, zero={"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 300})
     check(ranks(2), overrides, dict.fromkeys(NETWORKS, ahead), 6)

@@ -10,7 +10,7 @@ import pytest
 from bigsgan.config import both_engines
 from tests import reference
 from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, check, expected
-from tests.tiny import FAMILIES, stages, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, stages, tiny_recipe, zero
 
 CASES = ["accumulation=2"]
 WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix", "gat"]
@@ -25,11 +25,12 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize(
-    "family", [family if family == "stylegan2" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+    "family",
+    [family if family == "stylegan2" else pytest.param(family, marks=pytest.mark.slow) for family in TINY_GAMES],
 )
 def test_every_tensor_moves(family):
     """The comparisons below would prove nothing about a tensor that stays where it was."""
-    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], f"seed={SEED}"]
+    options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"], f"seed={SEED}"]
     recipe = tiny_recipe(Path(tempfile.mkdtemp()), *options)
     start, end = reference.run_reference(recipe, 0), expected(*options, updates=FEWER)
     parameters = [set(dict(network.named_parameters())) for network in reference.build_networks(recipe)]
@@ -44,7 +45,7 @@ def test_every_tensor_moves(family):
 
 def cells():
     """Each family at ZeRO 1 and 2 in one cell, or at 3 if it has layers of its own; the rest is nightly."""
-    for family, stages_of in product(FAMILIES, ((0, 0), (1, 2), (3, 3))):
+    for family, stages_of in product(TINY_GAMES, ((0, 0), (1, 2), (3, 3))):
         at_3 = family in WITH_LAYERS_OF_THEIR_OWN
         slow = stages_of == ((3, 3) if at_3 else (1, 2)) or (family, stages_of) == ("stylegan2", (3, 3))
         marks = pytest.mark.slow if slow else pytest.mark.nightly
@@ -53,13 +54,13 @@ def cells():
 
 @pytest.mark.parametrize("family, stages_of", [*cells()])
 def test_zero(ranks, family, stages_of):
-    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"]]
+    options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"]]
     check(ranks(2), options, {"generator": zero(stages_of[0]), "discriminator": zero(stages_of[1])}, FEWER)
 
 
 @pytest.mark.slow
 def test_a_minibatch_deviation_over_all_images(ranks):
-    options = [*FAMILIES["stylegan2"], *PENALTIES["exact"], "discriminator.mbstd_group=null"]
+    options = [*TINY_GAMES["stylegan2"], *PENALTIES["exact"], "discriminator.mbstd_group=null"]
     check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)}, FEWER)
 
 
@@ -69,14 +70,14 @@ def test_a_minibatch_deviation_over_all_images(ranks):
         *(pytest.param(family, marks=pytest.mark.slow) for family in WITH_LAYERS_OF_THEIR_OWN[2:]),
         *(
             pytest.param(family, marks=pytest.mark.nightly)
-            for family in FAMILIES
+            for family in TINY_GAMES
             if family not in WITH_LAYERS_OF_THEIR_OWN[2:]
         ),
     ],
 )
 def test_checkpointing(ranks, family):
     checkpointing = both_engines("activation_checkpointing=true")
-    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], *checkpointing]
+    options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"], *checkpointing]
     check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)}, FEWER)
 
 
@@ -87,12 +88,12 @@ IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "re
     "family, mode",
     [
         pytest.param(*case, marks=pytest.mark.slow if case in IN_STAGES_IN_CI else pytest.mark.nightly)
-        for case in product(FAMILIES, ("keep", "recompute"))
+        for case in product(TINY_GAMES, ("keep", "recompute"))
         if case[0] != "pix2pix_features"
     ],
 )
 def test_pipeline(ranks, family, mode):
-    options = [*FAMILIES[family], *CASES, *PENALTIES["exact"], f"pipeline.generator_phase={mode}"]
+    options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"], f"pipeline.generator_phase={mode}"]
     check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
 
 
@@ -106,7 +107,7 @@ def test_pipeline(ranks, family, mode):
     ],
 )
 def test_where_images_travel(ranks, family, layout):
-    options = [*FAMILIES[family], *CASES, *stages(*layout)]
+    options = [*TINY_GAMES[family], *CASES, *stages(*layout)]
     check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)}, FEWER)
 
 

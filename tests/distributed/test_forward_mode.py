@@ -12,7 +12,7 @@ from bigsgan.config import NETWORKS, both_engines
 from tests.distributed import scenarios
 from tests.distributed.pool import ON_GPU
 from tests.distributed.test_equivalence import FEWER, UPDATES, check, moved
-from tests.tiny import FAMILIES, both, stages, zero
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 FORWARD = "method: forward_mode"
 PENALTIES = {
@@ -67,7 +67,7 @@ def test_matrix(ranks, layout, penalty, accumulation):
     check(ranks(num), [*options, *PENALTIES[penalty], f"accumulation={accumulation}"], ds, UPDATES)
 
 
-STYLES = [o for o in FAMILIES["stylegan2"] if not o.startswith("objective")]
+STYLES = [o for o in TINY_GAMES["stylegan2"] if not o.startswith("objective")]
 OF_STYLES = {  # path length regularization, and what else
     "alone": ["objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5, %s}}"],
     "of half, with r1": [
@@ -134,11 +134,11 @@ def test_every_rank_knows_the_average_of_path_lengths(ranks, layout):
 
 ADA = ["augmentation={pipeline: bgc, p: 0.6, target: 0.1, interval: 2, ramp_nimg: 200}"]
 GAMES = {
-    "batch norm over ranks": FAMILIES["dcgan"],
-    "minibatch deviation": FAMILIES["stylegan2"],
-    "relativistic": [o for o in FAMILIES["r3gan"] if not o.startswith("objective")] + ["objective.loss=relativistic"],
-    "patches of pairs": FAMILIES["pix2pix"],
-    "several images a sample": FAMILIES["gat"],
+    "batch norm over ranks": TINY_GAMES["dcgan"],
+    "minibatch deviation": TINY_GAMES["stylegan2"],
+    "relativistic": [o for o in TINY_GAMES["r3gan"] if not o.startswith("objective")] + ["objective.loss=relativistic"],
+    "patches of pairs": TINY_GAMES["pix2pix"],
+    "several images a sample": TINY_GAMES["gat"],
     "ada": ADA,
     "two steps": ["objective.d_steps=2"],
     "lecam": ["objective.lecam={weight: 0.3, decay: 0.5}"],

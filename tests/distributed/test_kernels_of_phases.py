@@ -6,7 +6,7 @@ import pytest
 import torch.nn.functional as F
 
 from tests.distributed import scenarios
-from tests.tiny import FAMILIES, both, stages
+from tests.tiny import TINY_GAMES, both, stages
 
 R1 = "objective={{loss: relativistic, reuse_fakes: true, fake_labels: data, r1: {{weight: 0.2, every: 2{}}}}}"
 BLOCKS = {"generator": 4, "discriminator": 2}
@@ -61,7 +61,7 @@ def total(by_rank):
     ],
 )
 def test_what_no_penalty_differentiates_is_fused(ranks, num_ranks, stage, method, more):
-    family = [option for option in FAMILIES["gat"] if not option.startswith("objective")]
+    family = [option for option in TINY_GAMES["gat"] if not option.startswith("objective")]
     options = [*family, R1.format("" if method == "auto" else f", method: {method}"), *more]
     first, second = (total(found) for found in zip(*ranks(num_ranks).run(fused, options, both(stage)), strict=True))
     again = 1 if any("checkpointing" in option for option in more) else 0

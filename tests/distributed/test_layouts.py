@@ -11,7 +11,7 @@ from bigsgan import checkpoint
 from bigsgan.runtime import comm
 from tests.distributed import scenarios
 from tests.reference import distance
-from tests.tiny import FAMILIES, stages, zero
+from tests.tiny import TINY_GAMES, stages, zero
 
 MOMENTUM = [
     *(f"optimizer.{n}={{kind: sgd, lr: 0.002, momentum: 0.9}}" for n in ("generator", "discriminator")),
@@ -19,7 +19,7 @@ MOMENTUM = [
 ]
 TRANSFORMERS = {
     family: [
-        *(option for option in FAMILIES[family] if not option.startswith("optimizer.")),
+        *(option for option in TINY_GAMES[family] if not option.startswith("optimizer.")),
         "objective.fake_labels=data",
         f"optimizer.generator={{kind: sgd, lr: {lr}, momentum: 0.9}}",
         "optimizer.discriminator={kind: sgd, lr: 0.02, momentum: 0.9}",

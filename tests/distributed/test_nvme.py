@@ -8,7 +8,7 @@ import pytest
 from bigsgan.engines.deepspeed import internals
 from bigsgan.errors import UserError
 from tests.distributed import scenarios, test_layouts
-from tests.tiny import FAMILIES, stages, zero
+from tests.tiny import TINY_GAMES, stages, zero
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -22,7 +22,7 @@ WIDE_STYLEGAN2 = [
 PENALTIES = {
     "gradient penalty": [*WIDE, "objective={loss: wasserstein, gradient_penalty: {weight: 1.0}}"],
     "path length": [
-        *(text for text in FAMILIES["stylegan2_path_length"] if not text.startswith("optimizer.")), *WIDE_STYLEGAN2,
+        *(text for text in TINY_GAMES["stylegan2_path_length"] if not text.startswith("optimizer.")), *WIDE_STYLEGAN2,
     ],
 }  # fmt: skip
 SUB_GROUP_SIZE = 300_000

@@ -17,7 +17,7 @@ from tests.distributed.agreement import SAME
 from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, check
 from tests.distributed.test_state import ADAM, check_same_run
 from tests.reference import worst
-from tests.tiny import FAMILIES, both, stages, zero
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 NIGHTLY = pytest.mark.nightly
 SLOW = pytest.mark.slow
@@ -76,9 +76,9 @@ GAMES = {
     "ada": OVERRIDES["ada"],
     "own_accumulation": OVERRIDES["own_accumulation"],
     "orthogonal": OVERRIDES["orthogonal"],
-    "path_length": FAMILIES["stylegan2_path_length"],
+    "path_length": TINY_GAMES["stylegan2_path_length"],
     "path_length_and_reused_fakes": OVERRIDES["reused_fakes_with_path_length"],
-    "gat": FAMILIES["gat"],
+    "gat": TINY_GAMES["gat"],
 }
 
 

@@ -23,7 +23,7 @@ from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, check
 from tests.distributed.test_recovery import check_passed_over, not_finite, passing_over
 from tests.distributed.test_state import ADAM, LOW, REMEMBERED, check_same_run
-from tests.tiny import FAMILIES, both, stages, zero
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 NIGHTLY = pytest.mark.nightly
 SLOW = pytest.mark.slow
@@ -121,8 +121,8 @@ def test_two_and_three_ranks(ranks, stage_of_g, stage_of_d):
 GAMES = {
     **{name: OVERRIDES[name] for name in ("relativistic", "two_d_steps", "reused_fakes", "labels_of_the_data")},
     "own_accumulation": OVERRIDES["own_accumulation"],
-    "path_length": FAMILIES["stylegan2_path_length"],
-    "pairs": FAMILIES["pix2pix"],
+    "path_length": TINY_GAMES["stylegan2_path_length"],
+    "pairs": TINY_GAMES["pix2pix"],
 }
 
 

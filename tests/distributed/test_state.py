@@ -13,7 +13,7 @@ from bigsgan.models.build import build_network
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from tests.alone import Entry, save
 from tests.distributed import scenarios
-from tests.tiny import FAMILIES, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
 ADAM = [  # with and without a first moment
     "optimizer.generator={kind: adam, lr: 1e-3, betas: [0.5, 0.9]}",
@@ -116,7 +116,7 @@ def refused(overrides, ds, directory):
 
 
 def test_a_value_without_a_place_is_refused(ranks, tmp_path):
-    (said,) = ranks(1).run(refused, FAMILIES["pix2pix"], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
+    (said,) = ranks(1).run(refused, TINY_GAMES["pix2pix"], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
     problem = "which the network of this run's recipe does not have; use another checkpoint, or the version of bigsgan"
     assert len(said) == 6
     for entry, text in said:
@@ -206,8 +206,8 @@ REMEMBERED = {
     "ada_and_lecam": [
         "augmentation={p: 0.5, target: 0.1, interval: 2, ramp_nimg: 200}", "objective.lecam={weight: 0.3, decay: 0.5}",
     ],
-    "path_length": FAMILIES["stylegan2_path_length"],
-    "pairs": FAMILIES["pix2pix"],
+    "path_length": TINY_GAMES["stylegan2_path_length"],
+    "pairs": TINY_GAMES["pix2pix"],
     "weight_decay_on_matrices": [
         f"optimizer.{network}.{key}"
         for network in ("generator", "discriminator")

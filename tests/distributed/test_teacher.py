@@ -13,12 +13,12 @@ from tests.distributed.test_compiling import needs_dual
 from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected
 from tests.distributed.test_transformers import GAMES, PENALTIES
 from tests.teachers import write_teacher
-from tests.tiny import FAMILIES, stages, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, stages, tiny_recipe, zero
 
 FINITE = [*GAMES["gat"], *PENALTIES["finite_difference"]]
-EXACT = [*FAMILIES["gat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
+EXACT = [*TINY_GAMES["gat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
 CAT_FINITE = [*GAMES["cat"], *PENALTIES["finite_difference"]]
-CAT_EXACT = [*FAMILIES["cat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
+CAT_EXACT = [*TINY_GAMES["cat"], "objective.r1={weight: 0.1, every: 2}", "objective.r2={weight: 0.1, every: 2}"]
 CASES = ["accumulation=2"]
 
 
@@ -86,8 +86,8 @@ SEPARATE = {  # ranks of G and of D, how they lie, DeepSpeed's stage
     "1 + 2, D in stages": ((1, 2), stages(1, 2), 1),
 }
 OVERLAPPED = [
-    *(option.replace("reuse_fakes: true", "schedule: overlapped, reuse_fakes: true") for option in FAMILIES["gat"]),
-    *EXACT[len(FAMILIES["gat"]) :],
+    *(option.replace("reuse_fakes: true", "schedule: overlapped, reuse_fakes: true") for option in TINY_GAMES["gat"]),
+    *EXACT[len(TINY_GAMES["gat"]) :],
 ]
 
 

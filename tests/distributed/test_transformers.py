@@ -13,9 +13,9 @@ from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected, moved
 from tests.distributed.test_state import ADAM, check_same_run
-from tests.tiny import FAMILIES, stages, zero
+from tests.tiny import TINY_GAMES, stages, zero
 
-GAMES = {family: [*FAMILIES[family], "objective.fake_labels=data"] for family in ("gat", "cat")}
+GAMES = {family: [*TINY_GAMES[family], "objective.fake_labels=data"] for family in ("gat", "cat")}
 PENALTIES = {
     "exact": [f"objective.{name}={{weight: 0.2}}" for name in ("r1", "r2")],
     "finite_difference": [

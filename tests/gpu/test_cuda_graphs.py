@@ -13,7 +13,7 @@ from bigsgan.engines.replays import begin_update
 from bigsgan.runtime import comm
 from tests import reference
 from tests.distributed import scenarios
-from tests.tiny import FAMILIES, zero
+from tests.tiny import TINY_GAMES, zero
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ GAMES = {
     "reused_fakes": [f"objective={{reuse_fakes: true, d_steps: 2, r1: {{{TWICE}}}}}"],
     "reused_fakes_made_again": ["objective={reuse_fakes: true, lecam: {decay: 0.5}}", "accumulation=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
-    "perceptrons": [*FAMILIES["mlp"], "accumulation=2", "objective.d_steps=2"],
+    "perceptrons": [*TINY_GAMES["mlp"], "accumulation=2", "objective.d_steps=2"],
 }
 
 SINGLE = {"zero": {"reduce_bucket_size": 1}}

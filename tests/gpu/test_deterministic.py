@@ -8,7 +8,7 @@ from bigsgan.runtime.kernels import kernels
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.distributed.test_state import ADAM, check_same_run
-from tests.tiny import FAMILIES, zero
+from tests.tiny import TINY_GAMES, zero
 
 ON_DEVICE = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
 PENALIZED = [*ADAM, "accumulation=2", "objective.r1={weight: 0.2, every: 2, method: forward_mode}"]
@@ -19,9 +19,9 @@ GAMES = {
     "BigGAN": (PENALIZED, zero(0)),
     "BigGAN, differentiated twice": (TWICE, zero(0)),
     "BigGAN in bf16": (PENALIZED, zero(2, bf16={"enabled": True})),
-    "StyleGAN2": ([*ADAM, *FAMILIES["stylegan2"]], zero(0)),
-    "compiled": ([*TWICE, *FAMILIES["mlp"], *COMPILED], zero(1)),
-    "compiled convolutions": ([*TWICE, *FAMILIES["dcgan"], *COMPILED], zero(1)),
+    "StyleGAN2": ([*ADAM, *TINY_GAMES["stylegan2"]], zero(0)),
+    "compiled": ([*TWICE, *TINY_GAMES["mlp"], *COMPILED], zero(1)),
+    "compiled convolutions": ([*TWICE, *TINY_GAMES["dcgan"], *COMPILED], zero(1)),
 }
 """What the recipe has and DeepSpeed's file; cuDNN, the Triton kernels and torch.compile each choose in some of them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigsgan.config import NETWORKS, both_engines
-from tests.tiny import FAMILIES, zero
+from tests.tiny import TINY_GAMES, zero
 
 R1 = "objective.r1={weight: 0.1, every: 2}"
 TWICE = "objective.r1={weight: 0.1, every: 2, method: double_backward}"
@@ -37,7 +37,7 @@ GAMES = {
     "biggan_twice": [TWICE, *ADAM],
     **{
         name: [*(line for line in overrides if not line.startswith("optimizer")), *ADAM]
-        for name, overrides in FAMILIES.items()
+        for name, overrides in TINY_GAMES.items()
     },
 }
 

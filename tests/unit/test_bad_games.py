@@ -4,11 +4,11 @@ import pytest
 
 from bigsgan.config import both_engines, load_recipe, plan_run
 from bigsgan.errors import UserError
-from tests.tiny import FAMILIES, TINY
+from tests.tiny import TINY, TINY_GAMES
 
 STAGES = both_engines("pipeline_stages=2")
-PAIRS = [override for override in FAMILIES["pix2pix"] if not override.startswith("data.crop_from")]
-STYLES = FAMILIES["stylegan2"]
+PAIRS = [override for override in TINY_GAMES["pix2pix"] if not override.startswith("data.crop_from")]
+STYLES = TINY_GAMES["stylegan2"]
 
 CASES = {
     "samples in training mode": (
@@ -96,19 +96,19 @@ CASES = {
         "set objective.schedule=exact",
     ),
     "pairs that are read an update later": (
-        [*FAMILIES["pix2pix"], "objective.schedule=overlapped"],
+        [*TINY_GAMES["pix2pix"], "objective.schedule=overlapped"],
         "objective.schedule",
         "must be exact with pairs of images, got 'overlapped'",
         "set objective.schedule=exact",
     ),
     "several images for a D of one": (
-        [FAMILIES["gat"][0], "objective.loss=relativistic"],
+        [TINY_GAMES["gat"][0], "objective.loss=relativistic"],
         "discriminator.family",
         "must judge as many images of a sample as generator.family=gat makes (2), got 'biggan' (it judges 1)",
         "give both networks the same family and the same levels",
     ),
     "ADA of several images": (
-        [*FAMILIES["gat"][:2], "augmentation={kind: ada, p: 0.5}"],
+        [*TINY_GAMES["gat"][:2], "augmentation={kind: ada, p: 0.5}"],
         "augmentation.kind",
         "must be diffaugment with generator.family=gat, got 'ada'",
         "set augmentation.kind=diffaugment",
@@ -227,7 +227,7 @@ CASES = {
     ),
     "a slope of bf16 products": (
         [
-            *FAMILIES["gat"],
+            *TINY_GAMES["gat"],
             "discriminator.bf16=true",
             "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
         ],
@@ -237,7 +237,7 @@ CASES = {
     ),
     "a slope of a bf16 engine": (
         [
-            *FAMILIES["gat"],
+            *TINY_GAMES["gat"],
             "engines.discriminator.ds_config=ds_configs/zero3_bf16.json",
             "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
         ],
@@ -330,5 +330,5 @@ def test_what_does_not_go_together(name, tmp_path):
 def test_every_family_is_accepted(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(TINY)
-    for overrides in FAMILIES.values():
+    for overrides in TINY_GAMES.values():
         plan_run(load_recipe(path, list(overrides)), 2)

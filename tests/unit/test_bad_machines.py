@@ -11,7 +11,7 @@ from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.config import NETWORKS, both_engines
 from bigsgan.engines import compile_checks, deepspeed_config
 from bigsgan.errors import UserError
-from tests.tiny import FAMILIES, tiny_plan, zero
+from tests.tiny import TINY_GAMES, tiny_plan, zero
 
 
 @pytest.mark.parametrize("precision, other", [("fp16", "bf16"), ("bf16", "fp16")])
@@ -68,7 +68,7 @@ def test_a_recomputation_that_moves_no_state_is_not_compiled(network, tmp_path):
         compile_checks.check_compiler(tiny_plan(tmp_path, 1, recomputing, {}), network)
     assert caught.value.field == f"engines.{network}.compile"
     compile_checks.check_compiler(tiny_plan(tmp_path, 1, recomputing[:1], {}), network)
-    compile_checks.check_compiler(tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2"], *recomputing], {}), network)
+    compile_checks.check_compiler(tiny_plan(tmp_path, 1, [*TINY_GAMES["stylegan2"], *recomputing], {}), network)
 
 
 REPLAYED = ["engines.discriminator.compile=whole", "engines.discriminator.cuda_graphs=true"]

@@ -14,7 +14,7 @@ from bigsgan.errors import UserError
 from bigsgan.planner import sides
 from bigsgan.planner.balance import divide, one_of_each, plan_balanced
 from bigsgan.planner.counting import count_network, count_work
-from tests.tiny import FAMILIES, stages, tiny_recipe
+from tests.tiny import TINY_GAMES, stages, tiny_recipe
 
 NETWORKS = ("generator", "discriminator")
 AUTO = "engines.generator.ranks=auto"
@@ -34,7 +34,7 @@ GAMES = {
     "reused fakes": ["objective.reuse_fakes=true"],
     "relativistic": ["objective.loss=relativistic"],
     "a teacher": [
-        *FAMILIES["gat"],
+        *TINY_GAMES["gat"],
         "objective.d_steps=2",
         "objective.r1={weight: 1, every: 4}",
         "objective.teacher={path: away.pt}",
@@ -43,9 +43,9 @@ GAMES = {
     "r1 in forward mode": ["objective={d_steps: 2, r1: {weight: 1, every: 4, method: forward_mode}}"],
     "two penalties": ["objective={r1: {weight: 1, every: 4}, gradient_penalty: {weight: 1}}"],
     "finite differences": ["objective.r1={weight: 1, every: 3, form: finite_difference, antithetic: true}"],
-    "path length by a double backward": FAMILIES["stylegan2_path_length"],
+    "path length by a double backward": TINY_GAMES["stylegan2_path_length"],
     "path length in forward mode": [
-        *FAMILIES["stylegan2_path_length"][:2],
+        *TINY_GAMES["stylegan2_path_length"][:2],
         "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2, decay: 0.5, method: forward_mode}}",
     ],
 }

@@ -11,7 +11,7 @@ from bigsgan.cli import main
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.runtime import comm
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 
 def cases(tmp_path, *overrides, **changes):
@@ -26,7 +26,7 @@ def cases(tmp_path, *overrides, **changes):
     "family", ["stylegan2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "pix2pix", "r3gan"))]
 )
 def test_precisions_and_batches(tmp_path, one_thread, family):
-    found = cases(tmp_path, *FAMILIES.get(family, []))
+    found = cases(tmp_path, *TINY_GAMES.get(family, []))
     assert [(each["precision"], each["batch"]) for each in found] == [
         ("fp32", 1),
         ("fp32", 3),
@@ -97,6 +97,6 @@ def test_the_command_prints_json(one_thread, capsys):
 
 @pytest.mark.slow
 def test_compiled(tmp_path, one_thread):
-    (found,) = cases(tmp_path, *FAMILIES["mlp"], modes=["compiled"], precisions=["fp32"], batches=[2])
+    (found,) = cases(tmp_path, *TINY_GAMES["mlp"], modes=["compiled"], precisions=["fp32"], batches=[2])
     assert found["difference"] < 1e-4
     assert found["first_seconds"] > 10 * found["p50_seconds"]  # it was compiled

@@ -4,7 +4,7 @@ import pytest
 
 from bigsgan.bench.plain import build_plain_loop
 from tests import reference
-from tests.tiny import FAMILIES, awake, tiny_plan, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
 
 UPDATES = 3
 GAMES = {
@@ -21,9 +21,9 @@ GAMES = {
     "lecam": ["objective.lecam={weight: 0.5, decay: 0.5}", "objective.reuse_fakes=true"],
     "augmented": ["augmentation={target: 0.6, ramp_nimg: 100, interval: 1}"],
     "rates": ["optimizer.generator={kind: sgd, lr: 0.01, decay: cosine, decay_nimg: 30}"],
-    "pix2pix": FAMILIES["pix2pix"],
-    "pix2pix_features": FAMILIES["pix2pix_features"],
-    "stylegan2_path_length": FAMILIES["stylegan2_path_length"],
+    "pix2pix": TINY_GAMES["pix2pix"],
+    "pix2pix_features": TINY_GAMES["pix2pix_features"],
+    "stylegan2_path_length": TINY_GAMES["stylegan2_path_length"],
 }
 
 

@@ -24,7 +24,7 @@ from bigsgan.plan import Speed, estimate_time
 from bigsgan.planner.counting import count_network, count_work
 from bigsgan.runtime import comm
 from tests.teachers import write_teacher
-from tests.tiny import FAMILIES, both, tiny_plan, tiny_recipe
+from tests.tiny import TINY_GAMES, both, tiny_plan, tiny_recipe
 
 MIB = 2**20
 
@@ -70,7 +70,7 @@ def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch):
 
 
 def test_generators_loss_has_all_its_parts(tmp_path):
-    recipe = tiny_recipe(tmp_path, *FAMILIES["pix2pix"])  # l1: 10
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["pix2pix"])  # l1: 10
     assert record(Result("zero0", "", recipe, [[visit(1.0)]]), [Result("zero0", "", recipe, [[visit(1.0)]])], 1)[
         "g_loss"
     ] == pytest.approx(0.5 + 10 * 0.25)
@@ -218,7 +218,7 @@ def test_the_speed_of_arithmetic(tmp_path, monkeypatch):
     """Of fully connected networks, in which each weight costs an image a multiplication and an addition."""
     asked = []
     monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: asked.append(dtype) or 4e6)
-    recipe, peaks = tiny_recipe(tmp_path, *FAMILIES["mlp"], "objective.d_steps=2"), {}
+    recipe, peaks = tiny_recipe(tmp_path, *TINY_GAMES["mlp"], "objective.d_steps=2"), {}
     names = "zero0,zero1,accumulation,reused_fakes,mixed_precision+reused_fakes,pipeline"
     planned = plan_variants(recipe, chosen_variants(names, recipe), 2)
     found = {each.variant.name: arithmetic_of(each.plan, peaks) for each in planned}
@@ -246,7 +246,7 @@ def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, mon
     """
     monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: 4e6)
     lazy = ["objective.d_steps=2", f"objective.r1={{weight: 1, every: 4, method: {method}}}"]
-    recipe = tiny_recipe(tmp_path, *FAMILIES["mlp"], *lazy)
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["mlp"], *lazy)
     variants = chosen_variants("baseline,zero0", recipe)
     planned = {each.variant.name: each.plan for each in plan_variants(recipe, variants, 1)}
     (_, g), (_, d) = (count_network(planned["zero0"], network) for network in NETWORKS)
@@ -262,7 +262,7 @@ def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, mon
 def test_a_teacher_counts_among_the_operations_of_an_update(tmp_path, monkeypatch):
     monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: 4e6)
     taught = [*write_teacher(tmp_path / "t.pt"), "objective.r1={weight: 1}"]
-    plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], *taught], both(0))
+    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], *taught], both(0))
     counted = count_work(plan)
     assert counted["teacher_flop"] > 0 < counted["penalties_flop"]
     expected = counted["update_flop"] + counted["penalties_flop"] + counted["teacher_flop"]
@@ -295,7 +295,7 @@ def test_whole_cycles_of_lazy_penalties_are_timed(tmp_path):
     assert [whole_cycles(lazy, steps) for steps in (1, 2, 5)] == [1, 2, 4]  # R1 is in every 4th of D's, 2nd of G's
     assert partly_timed(lazy, 4) == []
     assert partly_timed(lazy, 1) == ["not timed as often as in a run: objective.r1.every; take --steps 2"]
-    family = FAMILIES["stylegan2_path_length"]
+    family = TINY_GAMES["stylegan2_path_length"]
     both = tiny_recipe(tmp_path, *family, "objective.r1={weight: 1, every: 6}", "objective.path_length.every=4")
     assert [whole_cycles(both, steps) for steps in (5, 12, 40)] == [5, 12, 36]
     names = "objective.r1.every, objective.path_length.every"

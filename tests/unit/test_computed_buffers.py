@@ -17,7 +17,7 @@ from bigsgan.inference.trained import open_trained
 from bigsgan.models import transformer
 from bigsgan.models.build import build_network
 from tests.runs import make_run
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 TABLES = {"rotation", "table"}
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def last(names):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_they_are_in_no_state(network, tmp_path):
-    built = build_network(tiny_recipe(tmp_path, *FAMILIES["gat"]), network)
+    built = build_network(tiny_recipe(tmp_path, *TINY_GAMES["gat"]), network)
     assert last(dict(built.named_buffers())) == TABLES
     assert checkpoint.saved_buffers(built) == {}
     assert not last(built.state_dict()) & TABLES
@@ -66,10 +66,10 @@ def test_they_are_there_before_anything_is_initialized():
 def test_a_checkpoint_that_has_them_is_read(tmp_path, monkeypatch):
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
-    new, _ = make_run(tmp_path / "new", *FAMILIES["gat"])
+    new, _ = make_run(tmp_path / "new", *TINY_GAMES["gat"])
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "saved_buffers", older)
-        old, _ = make_run(tmp_path / "old", *FAMILIES["gat"])
+        old, _ = make_run(tmp_path / "old", *TINY_GAMES["gat"])
     assert read_manifest(old)["kinds"]["generator"] == ["buffer", "master"]
     for network in NETWORKS:
         found, expected = (open_trained(run, network, False, None, CPU).network for run in (old, new))
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_has_them_is_read(tmp_path, monkeypatch):
 
 
 def test_an_export_that_has_them_is_read(tmp_path):
-    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["gat"])
     file, file_of_older = tmp_path / "g.safetensors", tmp_path / "older.safetensors"
     assert main(["export", "--run", str(run), "--out", str(file)]) == 0
     with safe_open(file, framework="pt") as opened:

@@ -24,7 +24,7 @@ from bigsgan.runtime.memory import size
 from tests import REPOSITORY
 from tests.examined import alone, examined, small_disk
 from tests.teachers import write_teacher
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 NFS = """
 import fcntl, os
@@ -300,7 +300,7 @@ def test_reading_images_for_a_teacher(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(RealImages, "next_phase", record)
-    plan = plan_of(tmp_path, *FAMILIES["gat"], *write_teacher(tmp_path / "teacher.pt", 4))
+    plan = plan_of(tmp_path, *TINY_GAMES["gat"], *write_teacher(tmp_path / "teacher.pt", 4))
     assert alone(speed.data, plan=plan, out=tmp_path).status == "pass"
     assert {type(batch) for batch in read} == {ShownImages}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from tests.tiny import FAMILIES, awake, tiny_recipe
+from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,10 +19,10 @@ QUICK = ("biggan", "stylegan2")
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*BIGGAN, *FAMILIES)]
+    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*BIGGAN, *TINY_GAMES)]
 )
 def test_discriminators_are_differentiable_twice(family, tmp_path: Path):
-    recipe = tiny_recipe(tmp_path, *{**BIGGAN, **FAMILIES}[family])
+    recipe = tiny_recipe(tmp_path, *{**BIGGAN, **TINY_GAMES}[family])
     with awake():
         network = build_network(recipe, "discriminator")
         initialize(network, 1)

@@ -14,17 +14,17 @@ from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.monitor import Statistics
-from tests.tiny import FAMILIES, awake, tiny_recipe
+from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
 AUGMENTED = {
-    "ada": [*FAMILIES["stylegan2"], "augmentation={pipeline: bgcfnc, p: 0.8}"],
+    "ada": [*TINY_GAMES["stylegan2"], "augmentation={pipeline: bgcfnc, p: 0.8}"],
     "diffaugment": ["augmentation={kind: diffaugment}"],
 }
 SETTINGS = {
-    "pix2pix_instance": [*FAMILIES["pix2pix"], "discriminator.norm=instance"],
-    "stylegan2_whole_segments": [*FAMILIES["stylegan2"], "discriminator.mbstd_group=null"],
+    "pix2pix_instance": [*TINY_GAMES["pix2pix"], "discriminator.norm=instance"],
+    "stylegan2_whole_segments": [*TINY_GAMES["stylegan2"], "discriminator.mbstd_group=null"],
 }
-GAMES = {"biggan": [], **FAMILIES, **AUGMENTED, **SETTINGS}
+GAMES = {"biggan": [], **TINY_GAMES, **AUGMENTED, **SETTINGS}
 VARIANTS = (
     "biggan_unshared", "biggan_deep", "stylegan2_architectures", "pix2pix_features", "pix2pix_resnet", "dcgan_light",
 )  # fmt: skip
@@ -225,7 +225,7 @@ def test_no_tangent_without_a_dual_level():
 @pytest.mark.parametrize("game", ["stylegan2", "stylegan2_architectures"])
 def test_tangents_of_images_are_finite_differences(tmp_path, game):
     """Along a direction of the styles, as path length takes them."""
-    recipe = tiny_recipe(tmp_path, *FAMILIES[game])
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[game])
     with awake():
         network = build_network(recipe, "generator")
         initialize(network, seed=3)
@@ -245,7 +245,7 @@ def test_tangents_of_images_are_finite_differences(tmp_path, game):
 @pytest.mark.parametrize("game", ["stylegan2", "stylegan2_architectures"])
 def test_path_length(tmp_path, game, shrink):
     """Gradient and moving average, of two updates whose second has two micro-batches."""
-    recipe = tiny_recipe(tmp_path, *FAMILIES[game], "generator.style_mixing=0.9")
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[game], "generator.style_mixing=0.9")
     with awake():
         network = build_network(recipe, "generator")
         initialize(network, seed=3)

@@ -32,7 +32,7 @@ from bigsgan.training.sampling import generator_inputs, stand_statistics, standi
 from tests import REPOSITORY
 from tests.alone import save, whole
 from tests.runs import make_run
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -122,7 +122,7 @@ def test_parameters_are_rounded_and_buffers_stay(dtype, kind, form, run):
 
 @pytest.mark.parametrize("family", ["biggan", "dcgan", "r3gan", "stylegan2", "pix2pix_resnet", "mlp"])
 def test_a_loaded_network_computes_in_the_type_that_is_asked_for(family, tmp_path):
-    run, _ = make_run(tmp_path, *FAMILIES.get(family, []))
+    run, _ = make_run(tmp_path, *TINY_GAMES.get(family, []))
     file = export(run, tmp_path / "x", "--dtype", "bf16", "--no-standing")
     exact = bigsgan.load(file)
     inputs = inputs_of(exact)
@@ -151,7 +151,7 @@ def test_elsewhere_the_type_is_that_of_the_file(run):
 
 def test_a_type_that_cannot_hold_the_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run, networks = make_run(tmp_path, *FAMILIES["mlp"])
+    run, networks = make_run(tmp_path, *TINY_GAMES["mlp"])
     name = next(iter(networks["average"].state_dict()))
     with torch.no_grad():
         networks["average"].state_dict()[name].view(-1)[0] = 1e5
@@ -266,9 +266,9 @@ def test_a_folder_for_the_hub(run, capsys):
     assert "recall" not in card
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_GAMES)
 def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
-    recipe = tiny_recipe(tmp_path, *FAMILIES[family])
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[family])
     header = {"weights": "live", "dtype": "fp32", "statistics": "as trained"}
     card = model_card(tmp_path / "run", recipe, 8, header, 1000, None)
     (tmp_path / "card.yaml").write_text(card.partition("```yaml\n")[2].partition("```")[0])
@@ -288,7 +288,7 @@ def test_a_card_of_latents_says_what_comes_out(tmp_path):
 
 
 def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
-    run, _ = make_run(tmp_path, *FAMILIES["pix2pix_resnet"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["pix2pix_resnet"])
     folder = export(run, tmp_path / "folder", "--format", "hub")
     assert not (folder / "samples.png").exists()
     card = (folder / "README.md").read_text()
@@ -299,7 +299,7 @@ def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
 
 
 def test_truncation_travels_in_the_folder(tmp_path):
-    run, _ = make_run(tmp_path, *FAMILIES["stylegan2"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["stylegan2"])
     plain = bigsgan.load(export(run, tmp_path / "plain", "--format", "hub"))
     folder = export(run, tmp_path / "folder", "--format", "hub", "--truncation", "0.5")
     assert json.loads((folder / "config.json").read_text())["truncation"] == 0.5
@@ -310,7 +310,7 @@ def test_truncation_travels_in_the_folder(tmp_path):
 
 @pytest.mark.parametrize("form", ["hub", "safetensors"])
 def test_guidance_travels_with_the_weights(form, tmp_path):
-    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["gat"])
     out = tmp_path / "folder" if form == "hub" else tmp_path / "g.safetensors"
     guided = bigsgan.load(export(run, out, "--format", form, "--guidance", "1.8", "--truncation", "0.7"))
     plain = bigsgan.load(export(run, tmp_path / "plain.safetensors"))
@@ -338,7 +338,7 @@ def test_guidance_travels_with_the_weights(form, tmp_path):
     ],
 )
 def test_guidance_that_no_export_can_have(family, options, message, tmp_path, capsys):
-    run, _ = make_run(tmp_path, *FAMILIES[family])
+    run, _ = make_run(tmp_path, *TINY_GAMES[family])
     out = tmp_path / ("g.onnx" if "onnx" in options else "out")
     assert cli.main(["export", "--run", str(run), "--out", str(out), *options]) == 2
     assert message in capsys.readouterr().err
@@ -347,7 +347,7 @@ def test_guidance_that_no_export_can_have(family, options, message, tmp_path, ca
 @pytest.mark.slow
 def test_what_is_measured_is_guided(tmp_path, capsys):
     """Samples of one guidance are as near to each other as can be, and far from those of another."""
-    run, _ = make_run(tmp_path, *FAMILIES["gat"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["gat"])
     samples, arguments = tmp_path / "samples.npz", ["--run", str(run), "--guidance", "4"]
     assert cli.main(["sample", *arguments, "--num", "200", "--out", str(samples)]) == 0
     found = []

@@ -32,7 +32,7 @@ from tests.fused import (
     compiled,
     fresh_kernels,
 )
-from tests.tiny import FAMILIES, tiny_plan, zero
+from tests.tiny import TINY_GAMES, tiny_plan, zero
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -309,10 +309,10 @@ def tier_of(family: str) -> Any:
 
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize("network", [pytest.param("generator", marks=pytest.mark.slow), "discriminator"])
-@pytest.mark.parametrize("family", ["biggan", *(tier_of(name) for name in FAMILIES)])
+@pytest.mark.parametrize("family", ["biggan", *(tier_of(name) for name in TINY_GAMES)])
 def test_a_compiled_network_is_one_graph(tmp_path, family, network):
     """Though whether kernels work is asked, found out and logged in the middle of it."""
-    plan = tiny_plan(tmp_path, 1, FAMILIES.get(family, []), dict.fromkeys(NETWORKS, zero(0)))
+    plan = tiny_plan(tmp_path, 1, TINY_GAMES.get(family, []), dict.fromkeys(NETWORKS, zero(0)))
     stack = build_network(plan.recipe, network)
     initialize(stack, 1)
     generator = torch.Generator().manual_seed(2)

@@ -20,19 +20,19 @@ from bigsgan.inference import graphs
 from bigsgan.inference.sheets import set_styles
 from bigsgan.models.layers import SpectralLayer
 from tests.runs import make_run
-from tests.tiny import FAMILIES
+from tests.tiny import TINY_GAMES
 
 MORE = {
     "biggan": [],
     "biggan_unconditional": ["data.num_classes=0", "engines.generator.activation_checkpointing=true"],
     "biggan_orthogonal": ["objective.orthogonal={generator: 0.3, discriminator: 0.3}"],
-    "r3gan_unconditional": [*FAMILIES["r3gan"], "data.num_classes=0", "generator.bf16_stages=2"],
-    "stylegan2_unconditional": [*FAMILIES["stylegan2"], "data.num_classes=0", "generator.half_resolutions=2"],
-    "stylegan2_orig": [*FAMILIES["stylegan2"], "generator.architecture=orig"],
-    "pix2pix_instance": [*FAMILIES["pix2pix_resnet"], "generator.norm=instance"],
-    "pix2pix_without_norm": [*FAMILIES["pix2pix_features"], "generator.norm=none"],
+    "r3gan_unconditional": [*TINY_GAMES["r3gan"], "data.num_classes=0", "generator.bf16_stages=2"],
+    "stylegan2_unconditional": [*TINY_GAMES["stylegan2"], "data.num_classes=0", "generator.half_resolutions=2"],
+    "stylegan2_orig": [*TINY_GAMES["stylegan2"], "generator.architecture=orig"],
+    "pix2pix_instance": [*TINY_GAMES["pix2pix_resnet"], "generator.norm=instance"],
+    "pix2pix_without_norm": [*TINY_GAMES["pix2pix_features"], "generator.norm=none"],
 }
-OVERRIDES = {**FAMILIES, **MORE}
+OVERRIDES = {**TINY_GAMES, **MORE}
 IN_CI = [
     "biggan_light", "dcgan_light", "gat", "mlp", "pix2pix_instance", "r3gan_unconditional", "stylegan2_unconditional",
 ]  # fmt: skip
@@ -148,7 +148,7 @@ def test_torch_makes_the_same_images_in_a_process_without_bigsgan(names, exporte
 @pytest.mark.slow
 def test_large_weights_lie_beside_an_onnx_file(tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime")
-    run, _ = make_run(tmp_path, *FAMILIES["mlp"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["mlp"])
     monkeypatch.setattr(graphs, "_LARGEST_ONNX", 0)
     (tmp_path / "place").mkdir()
     file = export(run, tmp_path / "place" / "x.onnx")
@@ -186,7 +186,7 @@ def test_what_torch_cannot_export_is_refused(step, tmp_path, monkeypatch, capsys
         raise NotImplementedError("no rule\nfor this")
 
     monkeypatch.setattr(torch.export, step, fail)
-    run, _ = make_run(tmp_path, *FAMILIES["mlp"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["mlp"])
     before = sorted(tmp_path.iterdir())
     assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "x.pt2")]) == 2
     assert capsys.readouterr().err == (
@@ -197,7 +197,7 @@ def test_what_torch_cannot_export_is_refused(step, tmp_path, monkeypatch, capsys
 
 
 def test_psi_is_an_input_of_a_graph(tmp_path, capsys):
-    run, _ = make_run(tmp_path, *FAMILIES["stylegan2"])
+    run, _ = make_run(tmp_path, *TINY_GAMES["stylegan2"])
     assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "x.pt2"), "--truncation", "0.7"]) == 2
     assert capsys.readouterr().err == (
         "bigsgan: --truncation: must be unset with --format torch-export, got 0.7 (psi is an input of the graph); "

@@ -14,7 +14,7 @@ from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 HALF = {
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def make_run(tmp_path: Path, family: str) -> tuple[Path, dict[str, torch.nn.Module]]:
     """A run with half-precision layers, and the same networks in float32."""
-    recipe = tiny_recipe(tmp_path, *FAMILIES[family], *HALF[family])
-    plain = tiny_recipe(tmp_path, *FAMILIES[family], *(key.replace("=2", "=0") for key in HALF[family]))
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[family], *HALF[family])
+    plain = tiny_recipe(tmp_path, *TINY_GAMES[family], *(key.replace("=2", "=0") for key in HALF[family]))
     run, entries, networks = tmp_path / "run", {}, {}
     for network in ("generator", "discriminator"):
         networks[network] = build_network(plain, network)

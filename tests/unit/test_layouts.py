@@ -15,7 +15,7 @@ from bigsgan.models import convolutions
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
-from tests.tiny import FAMILIES, awake, tiny_recipe
+from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,7 +42,7 @@ class Turned(TorchDispatchMode):
 
 
 def built(family: str, overrides: list[str], tmp_path: Any) -> tuple[Any, list[LayerStack]]:
-    recipe = tiny_recipe(tmp_path, *{"biggan": [], **FAMILIES}[family], *overrides)
+    recipe = tiny_recipe(tmp_path, *{"biggan": [], **TINY_GAMES}[family], *overrides)
     with awake():
         networks = [build_network(recipe, name) for name in ("generator", "discriminator")]
         for network in networks:

@@ -9,14 +9,14 @@ from safetensors.torch import save_file
 import bigsgan
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from tests.tiny import FAMILIES, awake, tiny_recipe
+from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
 REGULARIZED = "objective.orthogonal={generator: 0.3, discriminator: 0.3}"
 
 
 def loaded(tmp_path, family, network):
     """A network of a family, exported from a run with orthogonal regularization, in float64."""
-    recipe = tiny_recipe(tmp_path, *FAMILIES.get(family, []), REGULARIZED)
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES.get(family, []), REGULARIZED)
     with awake():
         stack = build_network(recipe, network)
         initialize(stack, 3)

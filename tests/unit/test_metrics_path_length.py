@@ -10,7 +10,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.runtime import comm
 from bigsgan.training.sampling import generator_inputs, sampling_mode
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 
 def look(images):
@@ -18,7 +18,7 @@ def look(images):
 
 
 def test_path_length_is_its_definition(tmp_path):
-    recipe = tiny_recipe(tmp_path, *FAMILIES["stylegan2"])
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["stylegan2"])
     network = build_network(recipe, "generator").double()
     initialize(network, seed=0)
     generator = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.plan import describe_networks
 from bigsgan.planner.counting import count_heads, count_network, count_work
 from bigsgan.planner.teaching import empty_targets
-from tests.tiny import FAMILIES, both, tiny_plan, zero
+from tests.tiny import TINY_GAMES, both, tiny_plan, zero
 
 META = torch.device("meta")
 METHODS = ("double_backward", "forward_mode")
@@ -140,7 +140,7 @@ def g_pass(network, regularizer, inputs, method):
 @pytest.mark.parametrize("shrink", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_operations_of_path_length(method, shrink, tmp_path):
-    styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+    styles = [option for option in TINY_GAMES["stylegan2"] if not option.startswith("objective")]
     section = f"path_length: {{weight: 1, every: 4, batch_shrink: {shrink}, method: {method}}}"
     plan = tiny_plan(tmp_path, 1, [*styles, f"objective={{loss: non_saturating, {section}}}"], both(0))
     counted = count_work(plan)
@@ -162,7 +162,7 @@ def test_operations_of_path_length(method, shrink, tmp_path):
 
 def test_both_methods_stand_side_by_side(tmp_path):
     options = ["objective={loss: non_saturating, r1: {weight: 1}, path_length: {weight: 1, every: 1}}"]
-    styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+    styles = [option for option in TINY_GAMES["stylegan2"] if not option.startswith("objective")]
     plan = tiny_plan(tmp_path, 1, [*styles, *options], {"generator": zero(3), "discriminator": zero(0)})
     counted = count_work(plan)
     d, by = counted["discriminator"]["forward_flop"], counted["by_method"]
@@ -178,7 +178,7 @@ def test_both_methods_stand_side_by_side(tmp_path):
 @pytest.mark.parametrize("family", ["gat", "cat"])
 def test_operations_of_heads_for_a_teacher(tmp_path, family):
     """A D step that predicts features computes what the plan adds for them, three times for each real image."""
-    plan = tiny_plan(tmp_path, 1, [*FAMILIES[family], "objective.teacher={path: away.pt}"], both(0))
+    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES[family], "objective.teacher={path: away.pt}"], both(0))
     with META:
         network = build_network(plan.recipe, "discriminator").train()
     loss = DiscriminatorObjective(plan.objective, Statistics(META), 0)
@@ -199,7 +199,7 @@ def test_no_line_without_a_penalty(tmp_path):
     assert describe_networks(plan, count_work(plan)).splitlines()[-1].startswith("an update")
 
 
-@pytest.mark.parametrize("overrides, made", [(["objective.loss=relativistic"], 2), (FAMILIES["pix2pix_features"], 1)])
+@pytest.mark.parametrize("overrides, made", [(["objective.loss=relativistic"], 2), (TINY_GAMES["pix2pix_features"], 1)])
 def test_objectives_of_pairs_judge_the_reals_too(overrides, made, tmp_path):
     """Pairs go through G once: D's step and G's update share the images."""
     plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})

@@ -20,7 +20,7 @@ from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.planner.balance import one_of_each, plan_balanced
 from bigsgan.runtime import comm
-from tests.tiny import FAMILIES, tiny_plan, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, tiny_plan, tiny_recipe, zero
 from tests.unit.test_objectives import SHAPE, coefficients, labelled, made, means, penalized_loss, quadratic
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ BY_ITSELF = {(3, 1), (0, 2), (1, 2)}
 def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_stages, unit):
     """Each network by its own layout, compiled or not, unless it is asked for; R1 for D, path length for G."""
     penalty = {"generator": "path_length: {weight: 1, ", "discriminator": "r1: {weight: 1, "}
-    styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+    styles = [option for option in TINY_GAMES["stylegan2"] if not option.startswith("objective")]
     for method in ("auto", "double_backward", "forward_mode"):
         if method == "double_backward" and num_stages == 2:
             continue  # refused: test_bad_games.py
@@ -68,7 +68,7 @@ def test_how_a_penalty_is_differentiated(tmp_path, network, other, stage, num_st
 def test_convolutions_are_differentiated_forward_on_gpus(tmp_path, family, method, expected):
     """An update with a double backward took 1.2 to 11 times as long on an H200."""
     styles = ["objective.path_length={weight: 1, method: auto}"] if family == "stylegan2" else []
-    options = [*FAMILIES[family], f"objective.r1={{weight: 1, method: {method}}}", *styles]
+    options = [*TINY_GAMES[family], f"objective.r1={{weight: 1, method: {method}}}", *styles]
     plan = tiny_plan(tmp_path, 1, options, {network: zero(1) for network in NETWORKS})
     on_gpus = replace(plan, on_gpus=True)
     assert on_gpus.differentiates_forward("discriminator") == expected
@@ -79,7 +79,7 @@ def test_convolutions_are_differentiated_forward_on_gpus(tmp_path, family, metho
 @pytest.mark.parametrize("network, other", [NETWORKS, NETWORKS[::-1]])
 def test_a_network_that_recomputes_is_differentiated_forward(tmp_path, network, other):
     """A double backward would keep all of its activations."""
-    styles = [option for option in FAMILIES["stylegan2"] if not option.startswith("objective")]
+    styles = [option for option in TINY_GAMES["stylegan2"] if not option.startswith("objective")]
     game = "objective={loss: non_saturating, path_length: {weight: 1}, r1: {weight: 1}}"
     options = [*styles, game, f"engines.{network}.activation_checkpointing=true"]
     plan = tiny_plan(tmp_path, 1, options, {each: zero(1) for each in NETWORKS})
@@ -98,9 +98,9 @@ def test_a_run_asks_its_device_how_to_differentiate(tmp_path, monkeypatch):
     assert on_this_machine(plan).on_gpus
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_GAMES)
 def test_families_say_whether_they_convolve(tmp_path, family):
-    plan = tiny_plan(tmp_path, 1, FAMILIES[family], {network: zero(1) for network in NETWORKS})
+    plan = tiny_plan(tmp_path, 1, TINY_GAMES[family], {network: zero(1) for network in NETWORKS})
     shapes = [parameter.shape for parameter in network_on_meta(plan.recipe, "discriminator").parameters()]
     assert plan.recipe.discriminator.convolves == any(len(shape) == 4 for shape in shapes)
 

@@ -35,7 +35,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from tests.tiny import FAMILIES, stages, tiny_plan
+from tests.tiny import TINY_GAMES, stages, tiny_plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SHAPES = {"generator": (12,), "discriminator": (1, 16, 16)}
@@ -212,8 +212,8 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
         ["engines.generator.accumulation=2", "engines.discriminator.accumulation=4"],
         ["accumulation=4", "objective={d_steps: 2, reuse_fakes: true}"],
         ["accumulation=2", "objective={d_steps: 2, r1: {weight: 1, every: 2}}"],
-        [*FAMILIES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2}"],
-        [*FAMILIES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2, reuse_fakes: true}"],
+        [*TINY_GAMES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2}"],
+        [*TINY_GAMES["stylegan2"][:2], "objective={path_length: {}, d_steps: 2, reuse_fakes: true}"],
     ],
 )
 def test_the_planned_phases_are_those_that_the_step_asks_for(tmp_path, mode, options):

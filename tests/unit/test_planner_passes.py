@@ -14,7 +14,7 @@ from bigsgan.planner.activations import Traces, trace_discriminator, trace_gener
 from bigsgan.planner.census import Census, Stretch, Use
 from bigsgan.planner.layers import trace_layers, watched
 from bigsgan.planner.passes import Passes
-from tests.tiny import FAMILIES, tiny_plan
+from tests.tiny import TINY_GAMES, tiny_plan
 
 N, A, B, C = 50, 30, 20, 10
 SCALARS = 16
@@ -112,10 +112,10 @@ QUICK = ("gat",)
 
 @pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "family", ["biggan", *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES)]
+    "family", ["biggan", *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TINY_GAMES)]
 )
 def test_layers_make_a_whole(tmp_path, family, checkpointing):
-    plan = tiny_plan(tmp_path, 1, ["batch=16", *FAMILIES.get(family, [])], {})
+    plan = tiny_plan(tmp_path, 1, ["batch=16", *TINY_GAMES.get(family, [])], {})
     for network, mode, segments in (
         ("generator", "train", 1),
         ("discriminator", "train", 2),
@@ -137,7 +137,7 @@ def test_layers_make_a_whole(tmp_path, family, checkpointing):
     "family", ["biggan", *(pytest.param(f, marks=pytest.mark.slow) for f in ("stylegan2", "pix2pix"))]
 )
 def test_two_sizes_tell_of_a_third(tmp_path, family):
-    plan = tiny_plan(tmp_path, 1, ["batch=48", *FAMILIES.get(family, [])], {})
+    plan = tiny_plan(tmp_path, 1, ["batch=48", *TINY_GAMES.get(family, [])], {})
     for network, segments in (("generator", 1), ("discriminator", 2)):
         stack = build_on_meta(plan, network)
         tapes = trace_layers(stack, meta_inputs(plan, network, 12 * segments), "train", segments)
@@ -168,7 +168,7 @@ def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointi
         "objective.r1={weight: 1, every: 16}",
         "objective.loss=non_saturating",
     ]
-    plan = tiny_plan(tmp_path, 1, [*FAMILIES["stylegan2_path_length"][:2], "objective.path_length={}", *changes], {})
+    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["stylegan2_path_length"][:2], "objective.path_length={}", *changes], {})
     traces = Traces()
     for network, trace in (("generator", trace_generator), ("discriminator", trace_discriminator)):
         predicted = traces.penalized(plan, network, 12)

@@ -15,7 +15,7 @@ from bigsgan.planner.counting import count_heads, count_work
 from bigsgan.planner.layers import watched
 from bigsgan.planner.teaching import left_out, trace_program
 from tests.teachers import write_teacher
-from tests.tiny import FAMILIES, both, stages, tiny_plan
+from tests.tiny import TINY_GAMES, both, stages, tiny_plan
 from tests.unit.test_planner_passes import Head
 
 pytestmark = [
@@ -39,7 +39,7 @@ def held(features):
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])
 def test_a_program_by_hand(tmp_path, suffix):
-    networks = [option for option in FAMILIES["gat"] if not option.startswith("augmentation")]
+    networks = [option for option in TINY_GAMES["gat"] if not option.startswith("augmentation")]
     plan = tiny_plan(tmp_path, 1, [*networks, *write_teacher(tmp_path / f"t{suffix}", FEATURES)], both(0))
     found = trace_program(plan.recipe)
     assert (found.flop, found.patches, found.held) == (PROGRAM, 16, held(FEATURES))
@@ -50,7 +50,7 @@ def test_a_program_by_hand(tmp_path, suffix):
 @pytest.mark.parametrize("family", TAUGHT)
 def test_operations_of_heads(tmp_path, family):
     """Of the tokens of the full image, also where D reads others."""
-    without, plan = (tiny_plan(tmp_path, 1, [*FAMILIES[family], *more], both(0)) for more in ([], [AWAY]))
+    without, plan = (tiny_plan(tmp_path, 1, [*TINY_GAMES[family], *more], both(0)) for more in ([], [AWAY]))
     assert (count_heads(without), count_heads(plan)) == (0, HEADS)
     before, counted = count_work(without), count_work(plan)
     assert counted["discriminator"]["forward_flop"] == before["discriminator"]["forward_flop"]
@@ -60,7 +60,7 @@ def test_operations_of_heads(tmp_path, family):
 
 def test_what_is_said_of_a_teacher(tmp_path):
     here = write_teacher(tmp_path / "t.pt", FEATURES)
-    plan = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], *here, "objective.d_steps=2"], both(0))
+    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], *here, "objective.d_steps=2"], both(0))
     counted = count_work(plan)
     lines = describe_networks(plan, counted).splitlines()
     heads, program = (f"{flop / 1e9:.3f}" for flop in (HEADS, 2 * PROGRAM))
@@ -69,7 +69,7 @@ def test_what_is_said_of_a_teacher(tmp_path):
     assert counted["teacher_flop"] == 2 * PROGRAM
     estimate = estimate_time(plan, counted, Speed(1, 1e3))
     assert estimate["images_per_second"] == 1e3 / (counted["update_flop"] + 2 * PROGRAM)
-    away = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], AWAY], both(0))
+    away = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], AWAY], both(0))
     text = "teacher: neither operations nor memory of its program are counted, as there is no 'away.pt'"
     counted = count_work(away)
     assert describe_networks(away, counted).splitlines()[-1] == text
@@ -99,7 +99,7 @@ def peaks_of_whole(stack, inputs, num, section):
 @pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_layers_with_heads_make_a_whole(tmp_path, checkpointing, family):
     n, recompute = 32, f"engines.discriminator.activation_checkpointing={checkpointing}"
-    options = [f"batch={n}", *FAMILIES[family], LARGE, recompute]
+    options = [f"batch={n}", *TINY_GAMES[family], LARGE, recompute]
     plan = tiny_plan(tmp_path, 1, options, both(0))
     stack, inputs = build_on_meta(plan, "discriminator"), list(meta_inputs(plan, "discriminator", 2 * n))
     found = peaks_of_whole(stack, inputs, n, plan.recipe.objective.teacher)
@@ -118,7 +118,7 @@ def test_layers_with_heads_make_a_whole(tmp_path, checkpointing, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TAUGHT)
 def test_tangents_have_heads_too(tmp_path, family):
-    options = [*FAMILIES[family], "batch=16", "objective.r1={weight: 1}"]
+    options = [*TINY_GAMES[family], "batch=16", "objective.r1={weight: 1}"]
     kept = []
     for more in ([], [LARGE]):
         plan = tiny_plan(tmp_path, 1, [*options, *more], both(0))
@@ -130,7 +130,7 @@ def test_tangents_have_heads_too(tmp_path, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TAUGHT)
 def test_double_backward_has_heads_too(tmp_path, family):
-    options = [*FAMILIES[family], "batch=16", "objective.r1={weight: 1, method: double_backward}"]
+    options = [*TINY_GAMES[family], "batch=16", "objective.r1={weight: 1, method: double_backward}"]
     kept = []
     for more in ([], [LARGE]):
         plan, traces = tiny_plan(tmp_path, 1, [*options, *more], both(0)), Traces()
@@ -142,7 +142,7 @@ def test_double_backward_has_heads_too(tmp_path, family):
 
 def predictions(tmp_path, options, num_stages, traces):
     """Of the ranks of each of D's stages."""
-    plan = tiny_plan(tmp_path, 2, [*FAMILIES["gat"], "accumulation=2", *stages(1, num_stages), *options], both(1))
+    plan = tiny_plan(tmp_path, 2, [*TINY_GAMES["gat"], "accumulation=2", *stages(1, num_stages), *options], both(1))
     bounds = {network: memory.stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     for stage in range(num_stages):
         places = {"generator": 0, "discriminator": stage}
@@ -170,7 +170,7 @@ def test_a_program_lies_where_the_last_layer_does(tmp_path, num_stages):
 @pytest.mark.slow
 def test_a_survey_says_what_is_left_out(capsys):
     options = ["--gpus", "1", "--gpu-memory", "80"]
-    recipe = ["batch=4", *FAMILIES["gat"], AWAY]
+    recipe = ["batch=4", *TINY_GAMES["gat"], AWAY]
     assert main(["plan", *options, *recipe]) == 0
     assert "teacher: neither operations nor memory of its program" in capsys.readouterr().out
 
@@ -182,7 +182,7 @@ def test_a_program_is_traced_once(options, tmp_path, monkeypatch):
     traced, calls = teaching._traced, []
     monkeypatch.setattr(teaching, "_traced", lambda recipe: calls.append(recipe) or traced(recipe))
     here = write_teacher(tmp_path / "t.pt", FEATURES)
-    assert main(["plan", *options, "batch=4", *FAMILIES["gat"], *here]) == 0
+    assert main(["plan", *options, "batch=4", *TINY_GAMES["gat"], *here]) == 0
     assert len(calls) == 1
 
 
@@ -197,7 +197,7 @@ class NeedsNumbers(torch.nn.Module):
 def test_a_program_that_needs_numbers_is_left_out(tmp_path):
     torch.jit.script(NeedsNumbers()).save(tmp_path / "t.pt")
     teacher = f"objective.teacher={{path: {tmp_path / 't.pt'}, width: 8, hidden: 10, resolution: 16}}"
-    recipe = tiny_plan(tmp_path, 1, [*FAMILIES["gat"], teacher], both(0)).recipe
+    recipe = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], teacher], both(0)).recipe
     assert trace_program(recipe) is None
     assert left_out(recipe, False).endswith("are counted, as it does not run on torch's meta device")
     assert left_out(recipe, True) == ""

@@ -18,7 +18,7 @@ from bigsgan.config.run_directory import (
     write_recipe,
 )
 from bigsgan.config.run_plan import plan_run
-from bigsgan.doctor.games import FAMILIES
+from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
@@ -90,7 +90,7 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
 
 def test_a_recipe_of_another_family_is_told_by_its_family(tmp_path):
     with pytest.raises(UserError, match=r"^discriminator\.family: must be 'biggan', as in the run '.*', got 'dcgan';"):
-        compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, *FAMILIES["dcgan"]))
+        compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, *TINY_GAMES["dcgan"]))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from bigsgan.models.stylegan2 import Mapping
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.training.sampling import generator_inputs
 from tests.alone import save
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -74,7 +74,7 @@ def pixels(images: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("statistics", ["batch", "running"])
 def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, photographs, statistics):
     images = "data={kind: side_by_side, root: /nowhere, resolution: 64, num_classes: 0, image_channels: 3}"
-    run = make_run(images, *FAMILIES["pix2pix"][1:], f"sample_statistics={statistics}")
+    run = make_run(images, *TINY_GAMES["pix2pix"][1:], f"sample_statistics={statistics}")
     sheet = sampled(run, tmp_path / "sheet.png", "--input", str(photographs))
     assert sheet.shape == (66 + 2, 6 * 66 + 2, 3)
     files = tmp_path / "files"
@@ -97,7 +97,7 @@ def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, pho
 def test_a_sheet_of_translations_has_bounds(make_run, tmp_path, photographs, monkeypatch, capsys):
     """Two images for each of the directory's; files are made batch by batch."""
     monkeypatch.setattr(sample, "MOST_PIXELS", 2 * 2 * 64**2 + 1)
-    run = make_run(*FAMILIES["pix2pix"])
+    run = make_run(*TINY_GAMES["pix2pix"])
     arguments = ["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), "--input", str(photographs)]
     assert main(arguments) == 2
     said = "--num: must be at most 2 with images of 64 pixels, got 3; give a smaller number, or --files"
@@ -108,7 +108,7 @@ def test_a_sheet_of_translations_has_bounds(make_run, tmp_path, photographs, mon
 
 
 def test_running_statistics_of_a_translation(make_run, tmp_path, photographs):
-    run = make_run(*FAMILIES["pix2pix"], "sample_statistics=batch")
+    run = make_run(*TINY_GAMES["pix2pix"], "sample_statistics=batch")
     arguments = ["--input", str(photographs), "--num", "1"]
     own, batch = (sampled(run, tmp_path / "x.png", *arguments, *more) for more in (["--no-standing"], []))
     network = open_trained(run, "generator", False, None, CPU).network.eval()
@@ -122,7 +122,7 @@ def test_running_statistics_of_a_translation(make_run, tmp_path, photographs):
 
 @pytest.mark.parametrize("noise", ["const", "none", "random"])
 def test_noise_and_psi_of_the_first_styles(make_run, tmp_path, noise):
-    run = make_run(*FAMILIES["stylegan2"])
+    run = make_run(*TINY_GAMES["stylegan2"])
     options = ["--num", "2", "--classes", "1,2", "--truncation", "0.4", "--truncation-cutoff", "2", "--noise", noise]
     sheet = sampled(run, tmp_path / "x.png", *options)
     trained = open_trained(run, "generator", False, None, CPU)
@@ -180,7 +180,7 @@ def test_batch_norms_own_statistics(make_run, tmp_path):
     ],
 )
 def test_options_that_do_not_fit_are_refused(make_run, tmp_path, capsys, family, options, message):
-    run = make_run(*FAMILIES[family])
+    run = make_run(*TINY_GAMES[family])
     options = [option.replace("EMPTY", str(run / "checkpoints")) for option in options]
     assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
@@ -188,7 +188,7 @@ def test_options_that_do_not_fit_are_refused(make_run, tmp_path, capsys, family,
 
 
 def test_translations_with_one_name_are_refused(make_run, tmp_path, photographs, capsys):
-    run = make_run(*FAMILIES["pix2pix"])
+    run = make_run(*TINY_GAMES["pix2pix"])
     Image.new("RGB", (64, 64)).save(photographs / "b.jpg")
     arguments = ["--input", str(photographs), "--files", "--out", str(tmp_path / "files")]
     assert main(["sample", "--run", str(run), *arguments]) == 2

@@ -20,7 +20,7 @@ from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def test_great_circles():
 
 @pytest.mark.parametrize("codec", ["pixels", "dct"])
 def test_styles_are_mixed_by_row_and_column(make_run, codec):
-    run = make_run(*FAMILIES["stylegan2"], f"data.codec={{kind: {codec}{', block: 2' * (codec == 'dct')}}}")
+    run = make_run(*TINY_GAMES["stylegan2"], f"data.codec={{kind: {codec}{', block: 2' * (codec == 'dct')}}}")
     made = sampler(run)
     network = made._trained.network
     num_styles = network.layers["0"].num_ws
@@ -124,7 +124,7 @@ def test_styles_are_mixed_by_row_and_column(make_run, codec):
 
 
 def test_psi_draws_styles_to_their_mean(make_run):
-    run = make_run(*FAMILIES["stylegan2"])
+    run = make_run(*TINY_GAMES["stylegan2"])
     made = sampler(run)
     with torch.no_grad():
         made._trained.network.layers["0"].w_avg.normal_(generator=torch.Generator().manual_seed(0))
@@ -180,11 +180,11 @@ def test_an_archive_without_classes(make_run, tmp_path):
 
 
 def test_pairs_stand_side_by_side(make_run, tmp_path):
-    run, out = make_run(*FAMILIES["pix2pix"]), tmp_path / "pairs.png"
+    run, out = make_run(*TINY_GAMES["pix2pix"]), tmp_path / "pairs.png"
     assert main(["sample", "--run", str(run), "--num", "4", "--out", str(out)]) == 0
     assert Image.open(out).size == (9 * 66 + 2, 2 * 66 + 2)
     sheet = np.asarray(Image.open(out))
-    pair, _ = build_dataset(tiny_recipe(tmp_path, *FAMILIES["pix2pix"]).data)[0]
+    pair, _ = build_dataset(tiny_recipe(tmp_path, *TINY_GAMES["pix2pix"]).data)[0]
     assert np.array_equal(sheet[2:66, 2:66], pair[:3].permute(1, 2, 0).numpy())
     assert np.array_equal(sheet[2:66, 134:198], pair[3:].permute(1, 2, 0).numpy())
 
@@ -211,7 +211,7 @@ def test_options_that_make_no_sense(make_run, tmp_path, capsys, options, field):
 
 @pytest.mark.parametrize("option", [["--interpolate", "4"], ["--mix", "2"], ["--truncation", "0.5"], ["--files"]])
 def test_pairs_have_no_latents(make_run, tmp_path, capsys, option):
-    run = make_run(*FAMILIES["pix2pix"])
+    run = make_run(*TINY_GAMES["pix2pix"])
     assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), *option]) == 2
     assert capsys.readouterr().err.startswith(f"bigsgan: {option[0]}: needs a generator from latents")
 
@@ -223,7 +223,7 @@ def test_archives_hold_single_samples(make_run, tmp_path, capsys, option):
 
 
 def test_archives_are_of_latents(make_run, tmp_path, capsys):
-    run = make_run(*FAMILIES["pix2pix"])
+    run = make_run(*TINY_GAMES["pix2pix"])
     assert main(["sample", "--run", str(run), "--out", str(tmp_path / "x.npz")]) == 2
     assert capsys.readouterr().err.startswith("bigsgan: --out *.npz: needs a generator from latents")
 

@@ -14,7 +14,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from bigsgan.training.alarms import Alarms
-from tests.tiny import FAMILIES, awake, tiny_plan, tiny_recipe, zero
+from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
 from tests.unit.test_dual import check
 from tests.unit.test_objectives import means
 
@@ -240,7 +240,7 @@ def test_sigma_suits_the_coarsest_type(tmp_path, options, ds, sigma):
         "objective.r2={weight: 1, sigma: 0.4, form: finite_difference}",
     ]
     if options:
-        generator, discriminator, *_ = FAMILIES["stylegan2"]
+        generator, discriminator, *_ = TINY_GAMES["stylegan2"]
         overrides += [generator, discriminator.replace("mbstd_group: 2", f"mbstd_group: 2, {options[0]}")]
     plan = tiny_plan(tmp_path, 1, overrides, {"discriminator": ds})
     assert (plan.objective.r1.sigma, plan.objective.r2.sigma) == (sigma, 0.4)

@@ -37,7 +37,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.training.alike import TEACHER, checked_teacher
 from bigsgan.weights import gat as weights
 from tests.teachers import TinyTeacher, write_teacher
-from tests.tiny import FAMILIES, tiny_recipe
+from tests.tiny import TINY_GAMES, tiny_recipe
 
 RECORD = Path(__file__).resolve().parents[1] / "data" / "gat_teacher.safetensors"
 CPU = torch.device("cpu")
@@ -138,7 +138,7 @@ def test_a_teacher_s_images_move_as_those_of_the_discriminator():
 def test_programs_of_both_kinds(tmp_path, suffix):
     """Give what the module gives, in a recipe's type and of other numbers of images than they were traced with."""
     override = write_teacher(tmp_path / f"t{suffix}", width=5)
-    teacher = build_teacher(tiny_recipe(tmp_path, *FAMILIES["gat"], *override), CPU)
+    teacher = build_teacher(tiny_recipe(tmp_path, *TINY_GAMES["gat"], *override), CPU)
     assert teacher is not None
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_programs_that_do_not_fit(tmp_path, name):
         path.write_bytes(content)
     elif content is not None:
         torch.jit.save(torch.jit.script(content), str(path))
-    recipe = tiny_recipe(tmp_path, *FAMILIES["gat"], *override, f"objective.teacher.path={path}")
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["gat"], *override, f"objective.teacher.path={path}")
     with pytest.raises(UserError, match=rf"{PATH}: {message}|{PATH}: '.*bad\.pt' {message}"):
         build_teacher(recipe, CPU)
 
@@ -175,7 +175,7 @@ def test_programs_that_do_not_fit(tmp_path, name):
 @pytest.mark.parametrize("family", ["gat", "cat"])
 def test_a_teacher_of_another_width_is_refused(tmp_path, family):
     override = write_teacher(tmp_path / "t.pt", width=6)
-    recipe = tiny_recipe(tmp_path, *FAMILIES[family], *override, "objective.teacher.width=8")
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[family], *override, "objective.teacher.width=8")
     with pytest.raises(
         UserError, match=r"must make tokens \(2, 8\) and \(2, P, 8\) .*it makes \(2, 6\) and \(2, 16, 6\)"
     ):
@@ -193,7 +193,7 @@ def test_a_run_resumes_with_its_own_teacher_alone(tmp_path):
     layouts = []
     for name, width in (("a", 6), ("moved", 6), ("b", 7)):
         (tmp_path / name).mkdir()
-        recipe = tiny_recipe(tmp_path, *FAMILIES["gat"], *write_teacher(tmp_path / name / "t.pt", width))
+        recipe = tiny_recipe(tmp_path, *TINY_GAMES["gat"], *write_teacher(tmp_path / name / "t.pt", width))
         if name == "moved":
             shutil.copy(tmp_path / "a" / "t.pt", tmp_path / name / "t.pt")
         layouts.append({TEACHER: checked_teacher(recipe, layouts[0] if name == "moved" else {})})
