@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.layout import (
-    Division,
+    StageDivision,
     describe_bubble,
     divide_network,
     expected_bubble,
@@ -94,7 +94,7 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = Non
     if not staged:
         remedy = "set engines.generator.pipeline_stages=2, or the discriminator's, or both"
         raise UserError("--pipeline", None, "needs a network with pipeline stages", remedy)
-    divisions: dict[str, Division] = {}
+    divisions: dict[str, StageDivision] = {}
     for network in staged:
         field = f"engines.{network}.partition"
         with memory.naming_remedy(f"while the layers of the {network} are measured", f"set {field}=parameters"):
@@ -109,7 +109,7 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = Non
         print(text)
 
 
-def _pipelines_as_json(plan: RunPlan, divisions: Mapping[str, Division]) -> dict[str, Any]:
+def _pipelines_as_json(plan: RunPlan, divisions: Mapping[str, StageDivision]) -> dict[str, Any]:
     found: dict[str, Any] = {"bubble": expected_bubble(plan, divisions)}
     for network, division in divisions.items():
         num_samples = samples_of(plan, network)

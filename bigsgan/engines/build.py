@@ -31,7 +31,7 @@ from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import build_pipeline
-from bigsgan.engines.pipeline.layout import Division, comparable, describe_bubble
+from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_bubble
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
@@ -68,7 +68,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         check_cuda_graphs(plan, network)
     if any(map(plan.differentiates_forward, NETWORKS)):
         dual.load_rules()
-    exchange, divided = build_exchange(plan), dict[str, Division]()
+    exchange, divided = build_exchange(plan), dict[str, StageDivision]()
     if plan.is_split:
         build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
         divide_ranks([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
@@ -101,7 +101,7 @@ def _build_held(
     plan: RunPlan,
     configs: Mapping[str, dict[str, Any]],
     divisions: Mapping[str, list[int]],
-    divided: dict[str, Division],
+    divided: dict[str, StageDivision],
 ) -> dict[str, Engine]:
     """Build the engines of the networks that this rank holds; ``divided`` gets the divisions of those in stages."""
     engines: dict[str, Engine] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from bigsgan.config import both_engines
 from bigsgan.errors import UserError
-from bigsgan.planner.balance import Division, divide, one_of_each
+from bigsgan.planner.balance import RankDivision, divide, one_of_each
 from bigsgan.planner.layouts import WITHOUT_STAGES, Kind, Layout, Resources, Survey, Surveyor
 from bigsgan.planner.sides import EXACT, OVERLAPPED, Timing, count_update, time_update
 from bigsgan.planner.traffic import Machine, Model, sent_bytes
@@ -31,7 +31,7 @@ class Apart:
     """A layout in which each network has ranks of its own."""
 
     layout: Layout  # its overrides, and the memory of its fullest rank
-    division: Division  # ranks of G and of D
+    division: RankDivision  # ranks of G and of D
     timings: dict[str, Timing]  # times of a mean update, by schedule; overlapping work takes as long as its longer side
     sent: float  # bytes of images and of gradients at images in a mean update, over all ranks
     schedule: str  # the recipe's schedule

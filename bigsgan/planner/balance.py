@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks, with_ranks
 from bigsgan.errors import UserError
-from bigsgan.planner.sides import UNIT, Speed, Timing, Work, count_update, time_update
+from bigsgan.planner.sides import UNIT, Speed, Timing, UpdateWork, count_update, time_update
 
 _WORTH = 0.05
 """Least share of the time that another batch must save to be named."""
@@ -22,7 +22,7 @@ _MOST = 64
 """Largest number of divisions tried for other batches."""
 
 
-class Division(NamedTuple):
+class RankDivision(NamedTuple):
     """Ranks of G and of D."""
 
     numbers: dict[str, int]  # numbers of ranks, by network
@@ -62,8 +62,8 @@ def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterato
 
 
 def divide(
-    recipe: Recipe, world_size: int, directory: Path | None, work: Work | None = None, schedule: str | None = None
-) -> Division:
+    recipe: Recipe, world_size: int, directory: Path | None, work: UpdateWork | None = None, schedule: str | None = None
+) -> RankDivision:
     """The division with the shortest updates, by counted operations; among equals, the one with fewer ranks for G.
 
     Raises:
@@ -83,22 +83,22 @@ def divide(
     return min(found, key=lambda division: (division.timing.seconds, division.numbers["generator"]))
 
 
-def time_division(work: Work, numbers: Mapping[str, int], schedule: str, speed: Speed = UNIT) -> Division:
+def time_division(work: UpdateWork, numbers: Mapping[str, int], schedule: str, speed: Speed = UNIT) -> RankDivision:
     """Time an update on so many ranks."""
     replicas = {network: number // len(work.stages[network]) for network, number in numbers.items()}
-    return Division(dict(numbers), time_update(work, replicas, schedule, speed))
+    return RankDivision(dict(numbers), time_update(work, replicas, schedule, speed))
 
 
 class OtherBatch(NamedTuple):
     """Another batch, and a division of ranks that it allows."""
 
     batch: int  # the batch nearest to the recipe's that allows the division
-    division: Division
+    division: RankDivision
 
 
 def other_batches(
     recipe: Recipe,
-    work: Work,
+    work: UpdateWork,
     schedule: str,
     world_size: int,
     speed: Callable[[Mapping[str, int]], Speed] = lambda numbers: UNIT,

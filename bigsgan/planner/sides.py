@@ -44,7 +44,7 @@ _COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pu
 
 
 @dataclass(frozen=True)
-class Work:
+class UpdateWork:
     """What an update computes."""
 
     # in which networks have ranks of their own: phases and the order of tasks come from it; its replicas do not matter
@@ -106,9 +106,9 @@ _LONGEST = 4096
 """Updates in which kinds are counted; where they repeat later, their shares are near enough."""
 
 
-def count_update(plan: RunPlan) -> Work:
+def count_update(plan: RunPlan) -> UpdateWork:
     """Count the work of both networks; lazy penalties in so many updates as carry them."""
-    return Work(plan, {network: _count_stages(plan, network) for network in NETWORKS}, _kinds(plan))
+    return UpdateWork(plan, {network: _count_stages(plan, network) for network in NETWORKS}, _kinds(plan))
 
 
 def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
@@ -167,7 +167,9 @@ class Timing(NamedTuple):
     idle: float  # share of all ranks' time in which they wait
 
 
-def time_update(work: Work, replicas: Mapping[str, int], schedule: str | None = None, speed: Speed = UNIT) -> Timing:
+def time_update(
+    work: UpdateWork, replicas: Mapping[str, int], schedule: str | None = None, speed: Speed = UNIT
+) -> Timing:
     """Time of the mean update on so many replicas of each network, with the recipe's schedule or another.
 
     The recipe's is simulated task by task. If it is ``exact``, ``overlapped`` is taken to be as long as the side
@@ -192,7 +194,7 @@ _Device = tuple[str, int]
 
 
 def _simulate(
-    work: Work, kind: UpdateKind, replicas: Mapping[str, int], speed: Speed
+    work: UpdateWork, kind: UpdateKind, replicas: Mapping[str, int], speed: Speed
 ) -> tuple[float, dict[_Device, float]]:
     """When an update of a kind ends, and how long each device computes.
 

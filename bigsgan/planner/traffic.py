@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.planner.counting import count_parameters
-from bigsgan.planner.sides import Speed, Work
+from bigsgan.planner.sides import Speed, UpdateWork
 from bigsgan.planner.states import image_bytes
 
 
@@ -66,7 +66,7 @@ def turns(plan: RunPlan, network: str) -> int:
 class Model:
     """The time of an update of one recipe on a machine, whether or not networks have ranks of their own."""
 
-    def __init__(self, together: Work, apart: Work, machine: Machine) -> None:
+    def __init__(self, together: UpdateWork, apart: UpdateWork, machine: Machine) -> None:
         """Count parameters, given the work on ranks that hold both networks, and on ranks of one network."""
         self.apart, self.machine, self._together = apart, machine, together
         self._numel = {network: count_parameters(apart.plan, network) for network in NETWORKS}
@@ -93,7 +93,7 @@ class Model:
             dict.fromkeys(NETWORKS, travel),
         )
 
-    def _waits(self, work: Work, network: str, ranks: int) -> float:
+    def _waits(self, work: UpdateWork, network: str, ranks: int) -> float:
         """Seconds of an update in which the ranks of a network wait for its gradients and weights."""
         plan, stages = work.plan, len(work.stages[network])
         file, replicas = plan.engines[network].file, ranks // stages
@@ -106,7 +106,7 @@ class Model:
         return after * once + max(0.0, (turns(plan, network) - after) * once - hidden)
 
 
-def sent_bytes(work: Work) -> dict[str, float]:
+def sent_bytes(work: UpdateWork) -> dict[str, float]:
     """Bytes of images, and of gradients at them, that leave a network's ranks in the mean update, by network."""
     recipe = work.plan.recipe
     found = dict.fromkeys(NETWORKS, 0.0)

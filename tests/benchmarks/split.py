@@ -119,7 +119,7 @@ def expected(division, options, unit):
         counted = sides.count_update(one_of_each(tiny_recipe(Path(directory), *options), None))
     stages = {network: [sides.StageWork(1.0, 1.0)] for network in NETWORKS}
     speed = sides.Speed(dict.fromkeys(NETWORKS, unit / SAMPLES))
-    work = sides.Work(counted.plan, stages, counted.kinds)
+    work = sides.UpdateWork(counted.plan, stages, counted.kinds)
     return sides.time_update(work, dict(zip(NETWORKS, division, strict=True)), None, speed)
 
 

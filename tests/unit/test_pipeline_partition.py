@@ -21,7 +21,7 @@ from bigsgan.engines.base import Rates
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.phases import Phase, Segments, update_phases
 from bigsgan.engines.pipeline.layout import (
-    Division,
+    StageDivision,
     describe_bubble,
     divide_network,
     expected_bubble,
@@ -117,7 +117,7 @@ def test_a_spec_makes_its_tensor():
 ROW = re.compile(r"stage (\d+)  layers (\d+)-(\d+)  ([\d,]+) parameters(.*)  sends ([\d.]+) MiB")
 
 
-def rows(division: Division, num_samples: int) -> list[tuple[int, int, int, int, str, float]]:
+def rows(division: StageDivision, num_samples: int) -> list[tuple[int, int, int, int, str, float]]:
     title, *lines = division.table(num_samples).splitlines()
     assert title == f"{division.network} in {len(lines)} stages, micro-batches of {num_samples}:"
     found = []

@@ -31,7 +31,7 @@ from bigsgan.weights.biggan_pytorch import (
 )
 
 DATA = Path(__file__).parents[1] / "data"
-TINY_GAMES: dict[str, tuple[Any, Any, Any]] = {
+FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "biggan": (biggan, BigGANGenerator, BigGANDiscriminator),
     "biggan_deep": (biggan_deep, BigGANDeepGenerator, BigGANDeepDiscriminator),
 }
@@ -50,7 +50,7 @@ def state_of(family: str, network: str) -> dict[str, Tensor]:
 
 
 def loaded(family: str, network: str) -> LayerStack:
-    state, (module, generator, discriminator) = state_of(family, network), TINY_GAMES[family]
+    state, (module, generator, discriminator) = state_of(family, network), FAMILIES[family]
     data = Data(kind="synthetic", **data_section(state))
     assert (data.resolution, data.image_channels, data.num_classes) == (64, 3, 3)
     if network == "generator":
@@ -64,7 +64,7 @@ def loaded(family: str, network: str) -> LayerStack:
     return stack
 
 
-@pytest.mark.parametrize("family", TINY_GAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_are_the_references(family):
     pair = recorded(family)
     images = loaded(family, "generator")(pair["latents"], pair["labels"])
@@ -91,7 +91,7 @@ def test_sections_are_read_from_the_shapes():
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
-@pytest.mark.parametrize("family", TINY_GAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_statistics_arrive_bit_by_bit(family, network):
     state = state_of(family, network)
     ours = loaded(family, network).state_dict()

@@ -10,7 +10,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.pipeline.engine import PipelineEngine
-from bigsgan.engines.pipeline.layout import Division, build_on_meta, divide_network, measure_layers, samples_of
+from bigsgan.engines.pipeline.layout import StageDivision, build_on_meta, divide_network, measure_layers, samples_of
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 def build_pipeline(
     plan: RunPlan, network: str, config: dict[str, Any], bounds: Sequence[int] | None
-) -> tuple[PipelineEngine, Division]:
+) -> tuple[PipelineEngine, StageDivision]:
     """Build ``generator`` or ``discriminator``, with only this rank's layers. All ranks of the network call this.
 
     ``config`` is DeepSpeed's configuration; ``bounds`` are those of a checkpoint's stages, or None to divide anew.

@@ -22,7 +22,7 @@ from bigsgan.engines.base import MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.phases import Phase, Task
-from bigsgan.engines.pipeline.layout import Division
+from bigsgan.engines.pipeline.layout import StageDivision
 from bigsgan.engines.pipeline.partition import TensorSpec
 from bigsgan.engines.pipeline.transport import Channel
 from bigsgan.models import dual
@@ -50,7 +50,7 @@ class PipelineEngine(DeepSpeedBacked):
         network: LayerStack,
         placement: Placement,
         rank: int,
-        division: Division,
+        division: StageDivision,
         channels: tuple[Channel, Channel],
     ) -> None:
         """Wrap an engine.

@@ -25,7 +25,7 @@ EQUAL = Cost(1.0, 2.0)
 
 
 @dataclass
-class Division:
+class StageDivision:
     """A network in stages."""
 
     network: str  # `generator` or `discriminator`
@@ -68,7 +68,7 @@ class Division:
 
 def divide_network(
     plan: RunPlan, network: str, measured: list[LayerCost] | None, bounds: list[int] | None = None
-) -> Division:
+) -> StageDivision:
     """Divide a network as the recipe says, with the costs from ``measure_layers`` if it asks for them.
 
     ``bounds`` are those of a checkpoint's division, which is kept; None to divide anew.
@@ -80,7 +80,7 @@ def divide_network(
     whole = _build_divisible(plan, network)
     layers = measured or count(whole)
     bounds = bounds or divide_layers(layers, partition, stages)
-    return Division(network, bounds, layers, Boundaries(whole, bounds, partial(meta_inputs, plan, network)))
+    return StageDivision(network, bounds, layers, Boundaries(whole, bounds, partial(meta_inputs, plan, network)))
 
 
 def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) -> list[int]:
@@ -138,7 +138,7 @@ def samples_of(plan: RunPlan, network: str) -> int:
     return plan.engines[network].micro_batch_size * (1 if network == "generator" else 2)
 
 
-def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | None:
+def describe_bubble(plan: RunPlan, divisions: Mapping[str, StageDivision]) -> str | None:
     """Describe the expected bubble; None where ``expected_bubble`` is."""
     bubble = expected_bubble(plan, divisions)
     if bubble is None:
@@ -148,7 +148,7 @@ def describe_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> str | N
     return f"expected bubble of an update: {100 * bubble:.1f} %{reserve}"
 
 
-def expected_bubble(plan: RunPlan, divisions: Mapping[str, Division]) -> float | None:
+def expected_bubble(plan: RunPlan, divisions: Mapping[str, StageDivision]) -> float | None:
     """Return the share of an update in which stages wait; None unless both networks are pipelines that meet.
 
     Only penalties that every update has are counted.
@@ -167,7 +167,7 @@ def usual_phases(plan: RunPlan) -> list[Phase]:
     return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
 
 
-def comparable(divisions: Mapping[str, Division]) -> dict[str, Sequence[Cost]]:
+def comparable(divisions: Mapping[str, StageDivision]) -> dict[str, Sequence[Cost]]:
     """Return the cost of each stage, in one unit: the mean forward pass of a stage, unless all or none are measured."""
     costs: dict[str, Sequence[Cost]] = {network: division.costs() for network, division in divisions.items()}
     measured = [list(stages) != [EQUAL] * len(stages) for stages in costs.values()]
