@@ -1,4 +1,4 @@
-"""Optional parts of training with state: augmentation, regularization, a teacher, kept images."""
+"""Optional parts of training with state: augmentation, regularization, a teacher, stale images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.augmentation import AdaptiveProbability
-from bigsgan.adversarial.kept import KeptImages
 from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.stale_images import StaleImages
 from bigsgan.adversarial.teacher import Teacher, build_teacher
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher, Sum
 from bigsgan.config import Recipe
@@ -29,18 +29,18 @@ class Extras(NamedTuple):
     anchors: LogitAnchors | None = None  # moving averages of D's logits, for LeCam's regularization of D
     path_length: PathLengthPenalty | None = None  # path length regularization of G
     teacher: Teacher | None = None  # computes features of real images, if this rank has D's last layer
-    kept: KeptImages | None = None  # images for D's next update, where updates overlap
+    stale_images: StaleImages | None = None  # images for D's next update, where updates overlap
 
     @property
     def watchers(self) -> list[LogitWatcher]:
         """The objects that observe D's logits."""
         return [watcher for watcher in (self.adaptive, self.anchors) if watcher is not None]
 
-    def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty | KeptImages]:
+    def entries(self) -> dict[str, AdaptiveProbability | LogitAnchors | PathLengthPenalty | StaleImages]:
         """Return the parts that belong to a run's state, by name."""
         named = {
             "augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length,
-            "kept_images": self.kept,
+            "kept_images": self.stale_images,
         }  # fmt: skip
         return {name: entry for name, entry in named.items() if entry is not None}
 
@@ -52,8 +52,9 @@ def build_extras(
     device: torch.device,
     sum_over_ranks: Sum,
     of_generator: Sum | None = None,
+    stale_images: StaleImages | None = None,
 ) -> Extras:
-    """Build the parts that the recipe asks for, but ``kept``.
+    """Build the parts that the recipe asks for.
 
     Args:
         recipe: The run's recipe.
@@ -62,6 +63,7 @@ def build_extras(
         device: This rank's device.
         sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         of_generator: The same over the ranks that hold G; defaults to all ranks.
+        stale_images: The buffer of G's images, where updates overlap.
 
     Raises:
         UserError: The teacher cannot be read, or does not fit.
@@ -77,4 +79,4 @@ def build_extras(
         path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks, of_generator)
     seeded, num = recipe.discriminator_reads_seeds, recipe.generator.images_per_sample
     teacher = build_teacher(recipe, device) if discriminator.predicts else None
-    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length, teacher)
+    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length, teacher, stale_images)

@@ -10,7 +10,7 @@
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
 If D's last step and G's update share their fakes, G makes images once. If ``objective.schedule`` lets updates overlap,
-D judges first, and then trains on images that it kept in the update before (adversarial/kept.py).
+D judges first, and then trains on images that it kept in the update before (adversarial/stale_images.py).
 
 This is the chain rule, cut at one tensor, so it is exact. G's update leaves D's parameters and gradients untouched. The
 lines above are phases (engines/phases.py). This file gives each its inputs and its loss; the executor computes them.
@@ -107,8 +107,8 @@ class AdversarialStep:
             watcher.finish_update(update, self.discriminator.outcomes.last)
         if self._extras.path_length is not None:
             self._extras.path_length.finish_update(update, self.generator.outcomes.last)
-        if self._extras.kept is not None:
-            self._extras.kept.finish_update(update)
+        if self._extras.stale_images is not None:
+            self._extras.stale_images.finish_update(update)
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
@@ -131,8 +131,8 @@ class AdversarialStep:
             later, number = divmod(d_step, section.d_steps)
             return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
-        kept = self._extras.kept
-        has_kept = kept is not None and kept.update == update
+        stale = self._extras.stale_images
+        has_kept = stale is not None and stale.update == update
         for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_kept):
             inputs = inputs_of(phase.d_step)
             if phase.does == "makes images":
@@ -214,19 +214,19 @@ class AdversarialStep:
         return build(phase, batch, objective)
 
     def _with_kept(self, batch: GetInputs, d_step: int) -> GetInputs:
-        kept = self._extras.kept
-        assert kept is not None, "images are kept where updates overlap"
-        return lambda j, images: batch(j, kept.get(d_step, j))
+        stale = self._extras.stale_images
+        assert stale is not None, "images are kept where updates overlap"
+        return lambda j, images: batch(j, stale.get(d_step, j))
 
     def _keep(self, phase: Phase) -> Work:
         """Keep images for a step of D in the next update."""
-        kept, d_step = self._extras.kept, phase.d_step
-        assert kept is not None, "images are kept where updates overlap"
+        stale, d_step = self._extras.stale_images, phase.d_step
+        assert stale is not None, "images are kept where updates overlap"
         assert d_step is not None, "images are kept for a step of D"
 
         def keep(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "G's images are kept"
-            kept.keep(d_step - self._section.d_steps, j, images)
+            stale.keep(d_step - self._section.d_steps, j, images)
             return ()
 
         return Work(phase, keep)

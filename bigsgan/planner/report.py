@@ -13,14 +13,26 @@ from bigsgan.planner.memory import Prediction
 from bigsgan.table import aligned
 
 GIB = 2**30
-_COLUMNS = ("G", "D", "optimizer", "EMA", "buffers", "activations", "gradients", "gathered", "R1", "samples", "peak")
+_COLUMNS = (
+    "G",
+    "D",
+    "optimizer",
+    "EMA",
+    "buffers",
+    "activations",
+    "gradients",
+    "gathered",
+    "penalties",
+    "samples",
+    "peak",
+)
 
 
 def parts(prediction: Prediction) -> dict[str, int]:
     """Bytes on the fullest rank's device, by column.
 
-    ``peak`` is the sum of the columns up to ``gathered``: states that stay, and the fullest moment. ``R1`` is the peak
-    of an update with lazy penalties, 0 if there are none, and ``samples`` the peak of sampling.
+    ``peak`` is the sum of the columns up to ``gathered``: states that stay, and the fullest moment. ``penalties`` is
+    the peak of an update with lazy penalties, 0 if there are none, and ``samples`` that of sampling.
     """
     device = [prediction.states[network].device for network in NETWORKS]
     fullest = prediction.fullest

@@ -13,7 +13,7 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
 from bigsgan.adversarial.extras import build_extras
-from bigsgan.adversarial.kept import build_kept
+from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
@@ -75,8 +75,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
     sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
-    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums)
-    extras = extras._replace(kept=build_kept(plan, rank, slices["discriminator"]["discriminator"], device))
+    stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
+    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums, stale)
     ema_state = EMAState(engines["generator"], ema)
     entries = {**_entries(plan, engines, ema_state, counters), **extras.entries()}
     if start.found is not None:

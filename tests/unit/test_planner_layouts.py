@@ -92,7 +92,10 @@ def test_a_discriminator_with_a_double_backward_has_no_stages(method):
     assert ("engines.discriminator.pipeline_stages=2" in overrides) == (method == "auto")
     for layout in found.layouts:
         columns = report.parts(layout.prediction)
-        assert columns["R1"] > max(layout.prediction.stays + p.total for p in layout.prediction.update.values()) * 0.9
+        assert (
+            columns["penalties"]
+            > max(layout.prediction.stays + p.total for p in layout.prediction.update.values()) * 0.9
+        )
 
 
 def test_where_nothing_fits_the_closest_says_what_it_needs():
@@ -217,7 +220,7 @@ def test_the_command_prints_a_table_or_json(capsys):
     assert found["recommended"] == WIDE
     for layout in found["layouts"]:
         device = layout["device"]
-        parts = {name: size for name, size in device.items() if name not in ("R1", "samples", "peak")}
+        parts = {name: size for name, size in device.items() if name not in ("penalties", "samples", "peak")}
         assert sum(parts.values()) == device["peak"]
         assert any(line.startswith(layout["name"]) for line in lines)
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bigsgan.adversarial.kept import KeptImages
+from bigsgan.adversarial.stale_images import StaleImages
 from bigsgan.data import Slice
 
 SHAPE = (3, 4, 4)
 
 
 def kept_images(batch=8, d_steps=2, replica=1):
-    return KeptImages(Slice(batch, 2, replica, 2), d_steps, SHAPE, torch.device("cpu"))
+    return StaleImages(Slice(batch, 2, replica, 2), d_steps, SHAPE, torch.device("cpu"))
 
 
 def saved(images, numbers=None):

@@ -21,17 +21,17 @@ _KIND = "images"
 _log = logging.getLogger(__name__)
 
 
-def build_kept(plan: RunPlan, rank: int, part: Slice, device: torch.device) -> KeptImages | None:
+def build_stale_images(plan: RunPlan, rank: int, part: Slice, device: torch.device) -> StaleImages | None:
     """Build the buffer of G's images for D's next update, for a rank that computes ``part``; None without overlap."""
     recipe, side = plan.recipe, plan.recipe.data.side
     if recipe.objective.schedule == "exact":
         return None
     reads = plan.placement("discriminator").stage(rank) == 0
     shape = (recipe.judged_channels, side, side)
-    return KeptImages(part, recipe.objective.d_steps, shape, device if reads else None)
+    return StaleImages(part, recipe.objective.d_steps, shape, device if reads else None)
 
 
-class KeptImages:
+class StaleImages:
     """G's images for D's steps of one update, on the ranks that read D's inputs. A named entry of a run's state.
 
     They are saved by D's step and the sample's index in the batch, so that a run in any layout can load its part.
