@@ -91,7 +91,7 @@ def main(
     with leaving_nothing(out / "checkpoints", out):  # training would start anew in a run without a checkpoint
         saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
         if not saver.save(nimg, entries, description):
-            raise UserError("--out", str(out), "cannot be written", "fix that and try again", "see the warnings above")
+            raise UserError("--out", str(out), "cannot be written", "fix what the warnings above name")
         write_recipe(recipe, out, engines)
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"

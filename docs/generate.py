@@ -38,7 +38,6 @@ Row = tuple[str, ...]
 DOCS = Path(__file__).parent
 MARK = re.compile(r"<!-- (keys|options|deepspeed|touched|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
-# Fields whose names say most of it, and which have no docstring.
 ANCHORS = {
     "generator": "generator-and-discriminator",
     "discriminator": "generator-and-discriminator",

@@ -40,7 +40,7 @@ class Extras(NamedTuple):
         """Return the parts that belong to a run's state, by name."""
         named = {
             "augmentation": self.adaptive, "anchors": self.anchors, "path_length": self.path_length,
-            "kept_images": self.stale_images,
+            "kept_images": self.stale_images,  # the name that checkpoints have
         }  # fmt: skip
         return {name: entry for name, entry in named.items() if entry is not None}
 

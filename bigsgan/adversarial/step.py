@@ -132,8 +132,8 @@ class AdversarialStep:
             return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
         stale = self._extras.stale_images
-        has_kept = stale is not None and stale.update == update
-        for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_kept):
+        has_stale = stale is not None and stale.update == update
+        for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_stale):
             inputs = inputs_of(phase.d_step)
             if phase.does == "makes images":
                 images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)
@@ -206,14 +206,14 @@ class AdversarialStep:
         objective, of_reals = objectives[d_step], phase.segments == 1
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
         if phase.images_from is None and not of_reals:
-            batch = self._with_kept(batch, d_step)
+            batch = self._with_stale(batch, d_step)
         if phase.does == "trains":
             targets = self._targets((update, d_step), reals[d_step])
             return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
         build = self._check if phase.does == "checks" else self._differentiate
         return build(phase, batch, objective)
 
-    def _with_kept(self, batch: GetInputs, d_step: int) -> GetInputs:
+    def _with_stale(self, batch: GetInputs, d_step: int) -> GetInputs:
         stale = self._extras.stale_images
         assert stale is not None, "images are kept where updates overlap"
         return lambda j, images: batch(j, stale.get(d_step, j))

@@ -97,10 +97,10 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     optimizer = _offload(where, zero.get("offload_optimizer"))
     if optimizer != "none" and stage == 0:
         remedy = "set zero_optimization.stage to 2"
-        raise UserError(f"{where}.device", optimizer, "must be none at ZeRO stage 0", remedy)
+        raise UserError(f"{where}.device", optimizer, "must be none at ZeRO 0", remedy)
     if optimizer == "nvme" and stage != 3:
         remedy = 'set zero_optimization.stage to 3, or write "cpu"'
-        raise UserError(f"{where}.device", optimizer, f"must be cpu at ZeRO stage {stage}", remedy)
+        raise UserError(f"{where}.device", optimizer, f"must be cpu at ZeRO {stage}", remedy)
     if optimizer != "none" and (ratio := zero["offload_optimizer"].get("ratio", 1)) != 1:
         detail = "DeepSpeed 0.19 updates the rest with its own AdamW"
         raise UserError(f"{where}.ratio", ratio, "must be 1", "remove it, which offloads everything", detail)
@@ -108,7 +108,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     parameters = _offload(where, zero.get("offload_param"))
     if parameters != "none" and stage != 3:
         remedy = "set zero_optimization.stage to 3"
-        raise UserError(f"{where}.device", parameters, f"must be none at ZeRO stage {stage}", remedy)
+        raise UserError(f"{where}.device", parameters, f"must be none at ZeRO {stage}", remedy)
     if parameters == "nvme":
         remedy, detail = 'write "cpu"; offload_optimizer may be nvme', "DeepSpeed 0.19 fails to prefetch from NVMe"
         raise UserError(f"{where}.device", parameters, "must be none or cpu", remedy, detail)
@@ -127,14 +127,14 @@ def _check_precision(path: Path, content: dict[str, Any], stage: int, precision:
     if precision == "fp16" and stage == 0:
         remedy = "set zero_optimization.stage to 1, as ds_configs/zero1_fp16.json does"
         detail = "DeepSpeed 0.19 does not scale the loss there"
-        raise UserError(f"{path}: fp16.enabled", True, "must be false at ZeRO stage 0", remedy, detail)
+        raise UserError(f"{path}: fp16.enabled", True, "must be false at ZeRO 0", remedy, detail)
     types = content.get("data_types", {})
     held, accumulates = types.get("param_dtype"), types.get("grad_accum_dtype")
     if held is not None and _SHORT.get(held, held) != precision:
         remedy = "remove it: bf16.enabled and fp16.enabled decide"
         raise UserError(f"{path}: data_types.param_dtype", held, f"must be {precision}", remedy)
     if stage == 0 and accumulates is not None and _SHORT.get(accumulates, accumulates) != precision:
-        where, problem = f"{path}: data_types.grad_accum_dtype", f"must be {precision} at ZeRO stage 0"
+        where, problem = f"{path}: data_types.grad_accum_dtype", f"must be {precision} at ZeRO 0"
         raise UserError(where, accumulates, problem, "set zero_optimization.stage to 1")
 
 
@@ -144,7 +144,7 @@ def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
         return
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
         if (value := content.get(key, "auto")) not in ("auto", default):
-            problem = f"must be {'false' if default is False else default} at ZeRO stage {stage}"
+            problem = f"must be {'false' if default is False else default} at ZeRO {stage}"
             remedy, detail = "remove it, or set zero_optimization.stage to 1", "DeepSpeed 0.19 reduce-scatters there"
             raise UserError(f"{path}: {key}", value, problem, remedy, detail)
 

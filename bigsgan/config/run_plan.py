@@ -214,7 +214,7 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
         return
     field = f"engines.{network}.pipeline_stages"
     if file.stage > 1:
-        problem = f"must be 1 with ZeRO stage {file.stage}"
+        problem = f"must be 1 with ZeRO {file.stage}"
         detail = f"in {file.path}; a pipeline does not shard gradients"
         remedy = "use ZeRO 1, such as ds_configs/zero1.json, or remove pipeline_stages"
         raise UserError(field, stages, problem, remedy, detail)
@@ -255,7 +255,7 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
         return
     field = f"engines.{network}.compile"
     if file.stage == 3:
-        problem, detail = "must be none with ZeRO stage 3", f"in {file.path}; it gathers weights between operations"
+        problem, detail = "must be none with ZeRO 3", f"in {file.path}; it gathers weights between operations"
         remedy = f"use ZeRO 2, such as ds_configs/zero2.json, or set {field}=none"
         raise UserError(field, engine.compile, problem, remedy, detail)
     if engine.pipeline_stages > 1:

@@ -186,7 +186,7 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
     except RuntimeError as error:
         if not re.match(r"DataLoader worker \(pid", str(error)):  # torch has no special type for it
             raise
-        problem, detail = "does not work here, as a loading process died", str(error).splitlines()[0]
+        problem, detail = "fails: a loading process died", str(error).splitlines()[0]
         remedy = "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)"
         raise UserError("data.num_workers", data.num_workers, problem, remedy, detail) from error
     # Checked on the CPU: on a GPU, a label out of range fails an assertion that does not name the label.

@@ -135,7 +135,12 @@ def naming_culprit(destination: Path, workers: int | None) -> Iterator[None]:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
         remedy = f"give a lower number, or give the machine more memory, {RESUMES}"
-        raise UserError("--workers", workers, "does not work here, as a worker process died", remedy) from error
+        raise UserError(
+            "--workers",
+            workers,
+            "cannot be kept up: a worker process died",
+            remedy,
+        ) from error
 
 
 def check_numbers(resolution: int, workers: int) -> None:
@@ -267,9 +272,9 @@ def _check_plan(task: Task, found: Any) -> None:
     if found == task.plan:
         return
     key = next(key for key in task.plan if found[key] != task.plan[key])
-    problem = f"was started with {key.replace('_', ' ')} {found[key]}, not {task.plan[key]}"
+    problem = f"holds work with {key.replace('_', ' ')} {found[key]}, not {task.plan[key]}"
     if key == "source":
-        problem = "was started from other images than SRC has now: some were changed, removed, added or renamed"
+        problem = "holds work on other images than SRC has now: some were changed, removed, added or renamed"
     raise _taken(task, problem)
 
 

@@ -61,7 +61,7 @@ REMEDY = (
 
 
 def updates(subject: Subject) -> Finding:
-    """Compare one update of each family in float32 with plain PyTorch on the same device and on a CPU."""
+    """Compare one update of each game in float32 with plain PyTorch on the same device and on a CPU."""
     bounds = {str(comm.device()): 1.0, "cpu": 1.0 if comm.device().type == "cpu" else ELSEWHERE}
     return layouts.compare(subject, [Game(name, own) for name, own in GAMES.items()], bounds)
 
@@ -73,11 +73,11 @@ def float64(subject: Subject) -> Finding:
     return judged("gradients in float32 are", errors, dict.fromkeys(errors, CLOSE), _OF_FLOAT64, REMEDY)
 
 
-def error_of_float32(family: str, network: str, penalized: bool) -> float:
+def error_of_float32(game: str, network: str, penalized: bool) -> float:
     """Relative norm of the difference of a network's gradients on this rank's device from float64's on the CPU."""
-    stack, inputs = built(network, GAMES[family])
+    stack, inputs = built(network, GAMES[game])
     expected = _flat(gradients(stack, inputs, penalized))
-    stack, inputs = built(network, GAMES[family])
+    stack, inputs = built(network, GAMES[game])
     on_device = [x.to(comm.device(), torch.float32 if x.is_floating_point() else x.dtype) for x in inputs]
     found = _flat(gradients(stack.to(comm.device()).float(), on_device, penalized))
     return float((found - expected).norm() / expected.norm())
@@ -96,15 +96,15 @@ def tensor_cores(subject: Subject) -> Finding:
 
 
 def _cases() -> Iterator[tuple[str, tuple[str, str, bool]]]:
-    """Yield names, and family, network and whether it is differentiated twice."""
-    for family in GAMES:
+    """Yield names, and game, network and whether it is differentiated twice."""
+    for game in GAMES:
         for said, differentiated in DIFFERENTIATED.items():
-            yield f"{family} {said}", (family, *differentiated)
+            yield f"{game} {said}", (game, *differentiated)
 
 
-def errors_of_bf16(family: str, network: str, penalized: bool) -> tuple[float, float]:
+def errors_of_bf16(game: str, network: str, penalized: bool) -> tuple[float, float]:
     """Relative errors of gradients in bf16, without and with the operations for tensor cores."""
-    stack, inputs = built(network, GAMES[family])
+    stack, inputs = built(network, GAMES[game])
     for tensor in (*stack.parameters(), *(x for x in inputs if x.is_floating_point())):
         tensor.data.copy_(tensor.data.bfloat16())
     state = copy.deepcopy(stack.state_dict())
@@ -132,7 +132,7 @@ def half(subject: Subject) -> Finding:
 
 
 def half_of_families(subject: Subject) -> Finding:
-    """Check the same of one update of each family in bf16."""
+    """Check the same of one update of each game in bf16."""
     return _halves(GAMES, {"bf16": HALF_TYPES["bf16"]}, 1)
 
 
@@ -141,7 +141,7 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
     errors: dict[str, float] = {}
     lacking: set[str] = set()
     with exact():
-        for family, options in games.items():
+        for game, options in games.items():
             exactly = _move(Game("float32", options, both(1), num_updates))
             for name in (name for name in types if name not in lacking):
                 try:
@@ -152,7 +152,7 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
                     lacking.add(name)
                     continue
                 off = (move - exactly).norm() / exactly.norm() if len(move) else torch.zeros(())
-                errors[f"{family} {name}".strip()] = float(off)
+                errors[f"{game} {name}".strip()] = float(off)
     if not errors:
         return not_applicable(f"this device does not compute {' or '.join(types)}")
     if comm.rank():

@@ -165,7 +165,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.1",
     ],
 }
-"""Overrides that turn the tiny recipe into another family's."""
+"""Overrides that turn the tiny recipe into another game's."""
 
 
 def tiny_recipe(directory: Path, *overrides: str) -> Recipe:

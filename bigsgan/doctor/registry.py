@@ -25,11 +25,11 @@ CHECKS = (
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
     Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
     Check("arithmetic.float64", "gradients in float32 agree with float64", 5, "arithmetic:float64", ("group",)),
-    Check("arithmetic.updates", "each family's update is plain PyTorch's", 13, "arithmetic:updates", ("group",)),
+    Check("arithmetic.updates", "each game's update is plain PyTorch's", 13, "arithmetic:updates", ("group",)),
     Check("arithmetic.half", "bf16 and fp16 round, and not more than they may", 4, "arithmetic:half", ("group",)),
     Check(
         "arithmetic.half_of_families",
-        "bf16 rounds in no family more than it may",
+        "bf16 rounds in no game more than it may",
         20,
         "arithmetic:half_of_families",
         ("group",),

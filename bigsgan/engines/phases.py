@@ -88,17 +88,17 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-class Game(NamedTuple):
+class UpdateGame(NamedTuple):
     """The properties of an update's losses that determine its work and its memory."""
 
     segments: Segments  # of each of D's steps
     regularizes: bool  # whether the update has G's path length
 
 
-def game_of(plan: RunPlan, number: int) -> Game:
+def game_of(plan: RunPlan, number: int) -> UpdateGame:
     """Return what an update and D's steps of this number minimize: number 0 with every lazy penalty, 1 with none."""
     path = plan.objective.path_length
-    return Game(plan.objective.segments(number), path is not None and number % path.every == 0)
+    return UpdateGame(plan.objective.segments(number), path is not None and number % path.every == 0)
 
 
 def update_phases(

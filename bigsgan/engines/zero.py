@@ -1,4 +1,4 @@
-"""A network as a DeepSpeedEngine: ZeRO stages 0 to 3, with or without offload."""
+"""A network as a DeepSpeedEngine: ZeRO 0 to 3, with or without offload."""
 
 from __future__ import annotations
 

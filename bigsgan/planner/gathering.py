@@ -1,4 +1,4 @@
-"""Predicts how much of a network ZeRO stage 3 has gathered on a rank while modules run.
+"""Predicts how much of a network ZeRO 3 has gathered on a rank while modules run.
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
 them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded

@@ -193,7 +193,7 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
     """Let a census know, inside the block, when parameters are used, and take their gradients away as they arrive.
 
     A module's parameters are used during its forward pass, and in the backward pass from the gradients of what it
-    returned to those of what it was given, as ZeRO stage 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
+    returned to those of what it was given, as ZeRO 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
     """
     census.ignore([*network.parameters(), *network.buffers()])
     census.expect_gradients(network.parameters())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Game, Phase, Task, update_phases
+from bigsgan.engines.phases import Phase, Task, UpdateGame, update_phases
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
@@ -47,7 +47,7 @@ class Part(NamedTuple):
         return self.stage == self.num_stages - 1
 
 
-def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: Game) -> list[RankPhase]:
+def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: UpdateGame) -> list[RankPhase]:
     """Build the phases of an update for a rank with these parts, in the order of the step."""
     phases = update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
     return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
@@ -62,7 +62,7 @@ def kept_images(plan: RunPlan, part: Part) -> int:
     return recipe.objective.d_steps * num * image_bytes(recipe)
 
 
-def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: Game, phase: Phase) -> RankPhase:
+def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, phase: Phase) -> RankPhase:
     network = phase.network
     carries = phase.tangents_from is not None
     mode: Mode = "judge" if phase.frozen else "train with tangents" if carries else "train"

@@ -276,8 +276,8 @@ def _save(run: Run, must: bool) -> None:
 
 
 def _not_saved(directory: Path, what: str) -> UserError:
-    remedy = "fix that and run the same command again, which resumes from the newest checkpoint"
-    return UserError(str(directory), None, f"does not hold the last {what}", remedy, "see the warnings above")
+    remedy = "fix what the warnings above name, then run the same command, which resumes from the newest checkpoint"
+    return UserError(str(directory), None, f"does not hold the last {what}", remedy)
 
 
 class _Clock:

@@ -223,7 +223,7 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
     largest = max(widths.values())
     base = max(size * width for size, width in widths.items())
     if any(width != min(base // size, largest) for size, width in widths.items()):
-        _refuse(name, f"and the other blocks have widths that no channel_base gives: {widths}")
+        _refuse(name, f"has, as the other blocks, a width that no channel_base gives: {widths}")
     return {"channel_base": base, "channel_max": largest}
 
 

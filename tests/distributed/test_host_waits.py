@@ -202,6 +202,15 @@ def test_with_one_record_stage_3_would_compare_ranks_in_every_update(ranks):
 
 
 @pytest.mark.slow
+def test_deepspeed_by_itself_waits_for_reductions_at_zero_3(ranks):
+    """After each backward pass, on its stream for them."""
+    options, ds = [*ADAM, "accumulation=2"], dict.fromkeys(NETWORKS, zero(3))
+    for more, waits in (([], 0), (STOCK, 2 * len(NETWORKS))):
+        for found in ranks(2).run(asked, [*options, *more], ds, True, False, True)[0]:
+            assert found.get("a stream", 0) == waits
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ds, usual, stock",
     [(zero(0, **BF16), 2, 62), (zero(1, zero=HOST), 6, 56)],

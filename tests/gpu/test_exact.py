@@ -32,22 +32,22 @@ def test_a_large_matrix_is_made_orthogonal_on_the_device(shape):
     assert float((product - torch.eye(min(shape), dtype=torch.float64)).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("family", GAMES)
+@pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize("what", DIFFERENTIATED)
-def test_gradients_are_those_of_float64(family, what):
-    error = arithmetic.error_of_float32(family, *DIFFERENTIATED[what])
-    print(f"{family} {what}: {error:.1e}")
+def test_gradients_are_those_of_float64(game, what):
+    error = arithmetic.error_of_float32(game, *DIFFERENTIATED[what])
+    print(f"{game} {what}: {error:.1e}")
     assert error <= CLOSE
 
 
-@pytest.mark.parametrize("family", GAMES)
+@pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize("what", DIFFERENTIATED)
-def test_what_tensor_cores_are_given_is_no_worse_than_torchs_own(family, what):
+def test_what_tensor_cores_are_given_is_no_worse_than_torchs_own(game, what):
     """Attention without weights, channels filled up, biases elsewhere, other orders: in bf16, which rounds it all.
 
     Without Triton's kernels, which ``smooth`` turns off.
     """
     with smooth():  # else a rectifier's kink, on whose other side a rounding falls, would decide
-        plain, given = arithmetic.errors_of_bf16(family, *DIFFERENTIATED[what])
-    print(f"{family} {what}: {plain:.1e} and {given:.1e}")
+        plain, given = arithmetic.errors_of_bf16(game, *DIFFERENTIATED[what])
+    print(f"{game} {what}: {plain:.1e} and {given:.1e}")
     assert given <= NO_WORSE * plain

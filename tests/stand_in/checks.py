@@ -11,7 +11,7 @@ _FAMILIES, _TWO_RANKS = f"{_PLACE}/test_every_family.py", f"{_PLACE}/test_two_ra
 
 CHECKS = [
     Check("refusals", "what cannot run on a GPU is refused", 120, _tests(_FAMILIES, "-k", "refuses")),
-    Check("waits", "updates of every family wait where the docs say", 600, _tests(_FAMILIES, "-k", "wait")),
+    Check("waits", "updates of every game wait where the docs say", 600, _tests(_FAMILIES, "-k", "wait")),
     Check("races", "no two streams race, and a race is seen", 600, _tests(_TWO_RANKS, "-k", "race")),
     Check("pipelines", "pipelines wait where the docs say", 600, _tests(_TWO_RANKS, "-k", "not race")),
     Check("counts", "launches and bytes of published recipes", 600, _tests(f"{_PLACE}/test_counts.py")),

@@ -1,4 +1,4 @@
-"""Every family in every layout: what each cell overrides, and which of them the product refuses."""
+"""Every tiny game in every layout: what each cell overrides, and which of them the product refuses."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ REFUSED = {
 RUNS = [name for name in LAYOUTS if name not in REFUSED]
 
 IN_CI = ["0-fp32-device", "1-fp16-device", "2-bf16-optimizer", "3-bf16-device", "3-fp16-optimizer", "3-bf16-all"]
-"""Layouts in which CI runs every family on one rank and in pipelines, and looks for races on two; in the other
-pipelines it runs a third of the families."""
+"""Layouts in which CI runs every game on one rank and in pipelines, and looks for races on two; in the other
+pipelines it runs a third of the games."""
 
 SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 """Layouts in which runs also sample, report and save."""
@@ -74,15 +74,15 @@ PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]
 
 
 def some(layout: str, games: dict[str, Any]) -> dict[str, Any]:
-    """Of families those that CI runs in pipelines in a layout: with the layouts beside it all."""
+    """Of games those that CI runs in pipelines in a layout: with the layouts beside it all."""
     return games if layout in IN_CI else dict(list(games.items())[RUNS.index(layout) % 3 :: 3])
 
 
 def cells(layout: str, *overrides: str) -> dict[str, Any]:
-    """Every family in a layout."""
+    """Every game in a layout."""
     return {name: ([*lines, *overrides], LAYOUTS[layout]) for name, lines in GAMES.items()}
 
 
 def cells_in_pipelines(layout: str) -> dict[str, Any]:
-    """Every family in a layout, both networks in two stages."""
+    """Every game in a layout, both networks in two stages."""
     return cells(layout, *PIPELINES)

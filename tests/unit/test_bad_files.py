@@ -77,13 +77,13 @@ DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "fp16": (
         {"fp16": {"enabled": True}},
-        ("{path}: fp16.enabled", "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does", "stage to 1"),
+        ("{path}: fp16.enabled", "must be false at ZeRO 0, got true (DeepSpeed 0.19 does", "stage to 1"),
     ),
     "offload": (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
         (
             "{path}: zero_optimization.offload_param.device",
-            "must be none at ZeRO stage 2, got 'cpu'",
+            "must be none at ZeRO 2, got 'cpu'",
             "zero_optimization.stage to 3",
         ),
     ),

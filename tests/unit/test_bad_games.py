@@ -164,7 +164,7 @@ CASES = {
     "compiling at ZeRO 3": (
         ["engines.generator={compile: layers, ds_config: ds_configs/zero3.json}"],
         "engines.generator.compile",
-        "must be none with ZeRO stage 3, got 'layers' (in",
+        "must be none with ZeRO 3, got 'layers' (in",
         "engines.generator.compile=none",
     ),
     "compiling stages": (

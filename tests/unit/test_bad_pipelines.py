@@ -17,7 +17,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     **{
         f"ZeRO {stage}": (
             [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
-            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO stage {stage}, got 2", "use ZeRO 1"),
+            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO {stage}, got 2", "use ZeRO 1"),
         )
         for stage in (2, 3)
     },
@@ -40,7 +40,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["engines.generator.ds_config=fp16.json"],
         (
             "{directory}/fp16.json: fp16.enabled",
-            "must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does",
+            "must be false at ZeRO 0, got true (DeepSpeed 0.19 does",
             "zero_optimization.stage to 1",
         ),
     ),
@@ -56,7 +56,7 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["engines.generator.ds_config=accumulation.json"],
         (
             "{directory}/accumulation.json: data_types.grad_accum_dtype",
-            "must be bf16 at ZeRO stage 0, got 'fp32'",
+            "must be bf16 at ZeRO 0, got 'fp32'",
             "stage to 1",
         ),
     ),

@@ -285,9 +285,7 @@ def test_loading_processes_have_one_thread_each_and_their_death_is_reported():
         torch.set_num_threads(threads)
     assert ((micro_batch.images + 1) * 127.5).round().unique().tolist() == [1]
     real = real_images(DeadlyImages(), data_section(num_workers=1))
-    with pytest.raises(
-        UserError, match=r"data.num_workers: 1 does not work here, as a loading process died \(DataLoader worker \(pid"
-    ):
+    with pytest.raises(UserError, match=r"data.num_workers: 1 fails: a loading process died \(DataLoader worker \(pid"):
         real.next_phase()
     real.close()
 

@@ -27,14 +27,14 @@ from tests.preparing import (
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 CHANGES = {
-    "resolution": (lambda source: None, 7, r"was started with resolution 6, not 7; give another destination"),
-    "content": (lambda source: noise(90).save(source / "cat/1.png"), SIZE, r"was started from other images"),
-    "time": (lambda source: os.utime(source / "cat/1.png", (1, 1)), SIZE, r"was started from other images"),
-    "more": (lambda source: noise(90).save(source / "cat/2.png"), SIZE, r"was started from other images"),
+    "resolution": (lambda source: None, 7, r"holds work with resolution 6, not 7; give another destination"),
+    "content": (lambda source: noise(90).save(source / "cat/1.png"), SIZE, r"holds work on other images"),
+    "time": (lambda source: os.utime(source / "cat/1.png", (1, 1)), SIZE, r"holds work on other images"),
+    "more": (lambda source: noise(90).save(source / "cat/2.png"), SIZE, r"holds work on other images"),
     "name": (
         lambda source: (source / "cat/1.png").rename(source / "cat/3.png"),
         SIZE,
-        r"was started from other images",
+        r"holds work on other images",
     ),
 }
 
@@ -64,7 +64,7 @@ def test_a_changed_source_or_resolution_is_refused(tmp_path, source, name, state
 
 def test_another_format_in_the_same_place_is_refused(tmp_path, source):
     prepare.prepare(source, tmp_path / "made", SIZE, "tar", 1)
-    with pytest.raises(UserError, match=r"DST: '.*' was started with format tar, not folder; "):
+    with pytest.raises(UserError, match=r"DST: '.*' holds work with format tar, not folder; "):
         prepare.prepare(source, tmp_path / "made", SIZE, "folder", 1)
     with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; "):
         prepare.prepare(source, tmp_path / "made", SIZE, "zip", 1)
@@ -138,7 +138,7 @@ def test_a_process_that_dies_is_reported(tmp_path, source, monkeypatch):
     monkeypatch.setattr(conversion, "open_image", lambda *_: os._exit(9))
     with pytest.raises(
         UserError,
-        match=r"--workers: 2 does not work here, as a worker process died; give a lower number, or give the",
+        match=r"--workers: 2 cannot be kept up: a worker process died; give a lower number, or give the",
     ):
         prepare.prepare(source, tmp_path / "made", SIZE, "tar", 2)
 

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "fp16 at ZeRO 0": (
         {"fp16": {"enabled": True}},
-        "fp16.enabled: must be false at ZeRO stage 0, got true (DeepSpeed 0.19 does",
+        "fp16.enabled: must be false at ZeRO 0, got true (DeepSpeed 0.19 does",
     ),
     "bf16 masters": (
         {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
@@ -146,15 +146,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "offload at ZeRO 0": (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-        "zero_optimization.offload_optimizer.device: must be none at ZeRO stage 0,",
+        "zero_optimization.offload_optimizer.device: must be none at ZeRO 0,",
     ),
     "parameters at ZeRO 2": (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-        "zero_optimization.offload_param.device: must be none at ZeRO stage 2, got",
+        "zero_optimization.offload_param.device: must be none at ZeRO 2, got",
     ),
     "state on nvme at ZeRO 2": (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
-        "zero_optimization.offload_optimizer.device: must be cpu at ZeRO stage 2,",
+        "zero_optimization.offload_optimizer.device: must be cpu at ZeRO 2,",
     ),
     "parameters on nvme": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gradients": (
         {"data_types": {"grad_accum_dtype": "float16"}},
-        "data_types.grad_accum_dtype: must be fp32 at ZeRO stage 0, got 'float16';",
+        "data_types.grad_accum_dtype: must be fp32 at ZeRO 0, got 'float16';",
     ),
     "modules": (
         {"data_types": {"keep_in_fp32_modules": 3}},
@@ -163,11 +163,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "predivided and scattered": (
         {**zero(), "gradient_predivide_factor": 2},
-        "gradient_predivide_factor: must be 1 at ZeRO stage 3, got 2 (DeepSpeed 0.19",
+        "gradient_predivide_factor: must be 1 at ZeRO 3, got 2 (DeepSpeed 0.19",
     ),
     "prescaled and scattered": (
         {**zero(), "prescale_gradients": True},
-        "prescale_gradients: must be false at ZeRO stage 3, got true (DeepSpeed 0.19",
+        "prescale_gradients: must be false at ZeRO 3, got true (DeepSpeed 0.19",
     ),
     "no group": (zero(sub_group_size=0), "zero_optimization.sub_group_size: must be a whole number of at least 1, got"),
     "a boolean": (zero(overlap_comm="x"), "zero_optimization.overlap_comm: must be true or false, or null, got 'x';"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bigsgan.config.sections import EMA
 from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,9 @@ def test_a_missing_table_is_noticed(generate):
     text = (generate.DOCS / "reference" / "recipes.md").read_text()
     with pytest.raises(KeyError, match="no table of keys for ema"):
         generate.refreshed(text.replace("<!-- keys: ema -->", ""))
+
+
+def test_a_key_without_a_docstring_is_noticed(generate, monkeypatch):
+    monkeypatch.setattr(generate, "field_docs", lambda section: {})
+    with pytest.raises(KeyError, match="EMA.half_life_nimg has no docstring"):
+        generate.meaning(EMA, "half_life_nimg")

@@ -113,9 +113,9 @@ def test_a_second_run_makes_what_is_missing_or_damaged(tmp_path, capsys):
     assert first.stat().st_mtime_ns == untouched
     capsys.readouterr()
     for codec, more, message in (
-        ("dct:4", [], "was started with codec dct2, not dct4"),
-        ("dct", ["--keep-images"], "was started with keep images False, not True"),
-        ("dct", ["--batch", "4"], "was started with batch 3, not 4"),
+        ("dct:4", [], "holds work with codec dct2, not dct4"),
+        ("dct", ["--keep-images"], "holds work with keep images False, not True"),
+        ("dct", ["--batch", "4"], "holds work with batch 3, not 4"),
     ):
         assert encode(tmp_path / "images", made, codec, *more) == 2
         assert message in capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_images_in_archives_are_those_in_folders(kind, tmp_path, capsys):
         packed(tmp_path / "images", kind, source)
         os.utime(source, ns=(1, 1))
         assert encode(source, tmp_path / "two", "dct:4", "--keep-images") == 2
-        assert "was started from other images than SRC has now" in capsys.readouterr().err
+        assert "holds work on other images than SRC has now" in capsys.readouterr().err
 
 
 def test_a_damaged_image_in_an_archive_is_left_out(tmp_path, capsys):

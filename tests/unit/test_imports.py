@@ -138,6 +138,11 @@ def test_every_name_of_the_level_list_exists():
     assert {name for names in LEVELS for name in names} <= modules().keys()
 
 
+def test_two_functions_alone_import_what_others_name():
+    passing = [name for name, path in modules().items() if any(call in path.read_text() for call in PASSED_ON)]
+    assert passing == ["bigsgan.commands.parsing"]
+
+
 def test_only_engines_and_comm_import_deepspeed():
     importers = {name for name, targets in imports().items() if "deepspeed" in {m.split(".")[0] for m in targets}}
     assert {"bigsgan.runtime.comm", "bigsgan.engines.zero"} <= importers

@@ -1,4 +1,4 @@
-"""A network as a DeepSpeed PipelineEngine: a part of its layers on each rank, ZeRO stage 0 or 1 over the replicas.
+"""A network as a DeepSpeed PipelineEngine: a part of its layers on each rank, ZeRO 0 or 1 over the replicas.
 
 DeepSpeed divides the ranks, holds masters and optimizer, reduces gradients and steps. The passes are our own:
 DeepSpeed's schedules know one network and end every phase in a flush, its messages need fixed shapes, and its loss can
