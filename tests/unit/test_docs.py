@@ -98,5 +98,5 @@ def test_a_missing_table_is_noticed(generate):
 
 def test_a_key_without_a_docstring_is_noticed(generate, monkeypatch):
     monkeypatch.setattr(generate, "field_docs", lambda section: {})
-    with pytest.raises(KeyError, match="EMA.half_life_nimg has no docstring"):
+    with pytest.raises(KeyError, match=r"EMA\.half_life_nimg has no docstring"):
         generate.meaning(EMA, "half_life_nimg")
