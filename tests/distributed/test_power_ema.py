@@ -169,10 +169,7 @@ def test_a_run_that_cannot_save_its_last_snapshot_is_not_complete(ranks):
     both, every = dict.fromkeys(NETWORKS, zero(1)), [*ADAM, f"ema.power={{snapshot_nimg: {BATCH}}}"]
     assert ranks(1).run(ended, every, both, False) == [("", [[8, 16], [8, 16]])]
     ((message, (saved, _)),) = ranks(1).run(ended, every, both, True)
-    assert (
-        "ema_snapshots: does not hold the last EMA snapshot; fix what the warnings above name; the same command"
-        in message
-    )
+    assert "ema_snapshots: does not hold the last EMA snapshot; fix what the warnings above name, then run" in message
     assert saved == [BATCH]  # from which the same command takes that snapshot again
 
 
