@@ -8,7 +8,7 @@ import pytest
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
-from tests.stand_in import build, counts
+from tests.stand_in import build, counts, roofline
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,6 +23,7 @@ CLOSE = 0.9
 def test_an_update_keeps_within_its_bounds(on_ranks, name):
     case, found = counts.CASES[name], on_ranks(1, counts.count, name)
     counts.show(name, found)
+    print(roofline.table(found["phases"]))  # shown where a bound is exceeded
     for key in ("launches", "products", "rest"):
         bound = getattr(case, key)
         assert CLOSE * bound <= found[key] <= bound, f"{key}: {found[key]:,.1f}; see tests/stand_in/counts.py"
