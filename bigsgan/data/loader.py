@@ -221,10 +221,12 @@ class CorruptImages:
             return
         path, reason = batch.corrupt[-1]
         num, rank = len(self._paths), f"data-parallel rank {self._rank}"
-        problem = f"is less than the number of unreadable images that {rank} has found, {num}"
-        if not too_many:
+        remedy = "repair or remove the images that the log names"
+        if too_many:
+            problem = f"is less than the number of unreadable images that {rank} has found, {num}"
+            remedy += ", or raise data.max_corrupt"
+        else:
             problem = f"does not help, as {rank} finds no readable image in place of an unreadable one"
-        remedy = "repair or remove the images that the log names" + (", or raise data.max_corrupt" if too_many else "")
         raise UserError("data.max_corrupt", self._tolerated, problem, remedy, f"the last is {path}: {reason}")
 
 

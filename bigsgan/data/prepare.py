@@ -135,12 +135,7 @@ def naming_culprit(destination: Path, workers: int | None) -> Iterator[None]:
         raise unwritable(destination, error) from error
     except BrokenProcessPool as error:
         remedy = f"give a lower number, or give the machine more memory, {RESUMES}"
-        raise UserError(
-            "--workers",
-            workers,
-            "cannot be kept up: a worker process died",
-            remedy,
-        ) from error
+        raise UserError("--workers", workers, "cannot be kept up: a worker process died", remedy) from error
 
 
 def check_numbers(resolution: int, workers: int) -> None:

@@ -101,6 +101,11 @@ def game_of(plan: RunPlan, number: int) -> UpdateGame:
     return UpdateGame(plan.objective.segments(number), path is not None and number % path.every == 0)
 
 
+def phases_of(plan: RunPlan, game: UpdateGame) -> list[Phase]:
+    """Return the phases of an update in which each of D's steps has the game's segments; see ``update_phases``."""
+    return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
+
+
 def update_phases(
     plan: RunPlan, steps: Sequence[Segments] = (), regularized: bool = False, has_kept: bool = True
 ) -> list[Phase]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, update_phases
+from bigsgan.engines.phases import Phase, Task, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
@@ -49,8 +49,7 @@ class Part(NamedTuple):
 
 def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game: UpdateGame) -> list[RankPhase]:
     """Build the phases of an update for a rank with these parts, in the order of the step."""
-    phases = update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
-    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases]
+    return [_build_phase(plan, traces, parts[phase.network], game, phase) for phase in phases_of(plan, game)]
 
 
 def kept_images(plan: RunPlan, part: Part) -> int:

@@ -14,17 +14,8 @@ from bigsgan.table import aligned
 
 GIB = 2**30
 _COLUMNS = (
-    "G",
-    "D",
-    "optimizer",
-    "EMA",
-    "buffers",
-    "activations",
-    "gradients",
-    "gathered",
-    "penalties",
-    "samples",
-    "peak",
+    *("G", "D", "optimizer", "EMA", "buffers", "activations", "gradients", "gathered"),
+    *("penalties", "samples", "peak"),
 )
 
 

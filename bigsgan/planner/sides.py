@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, update_phases
+from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, phases_of
 from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
 from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
 
@@ -122,7 +122,7 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
 
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:
-    objective, d_steps, batch = plan.objective, plan.recipe.objective.d_steps, plan.recipe.batch
+    objective, batch = plan.objective, plan.recipe.batch
     path = objective.path_length
     period = min(_LONGEST, math.lcm(*(p.every for p in (*objective.gradient_norms.values(), path) if p)))
     found: Counter[UpdateGame] = Counter()
@@ -131,7 +131,7 @@ def _kinds(plan: RunPlan) -> list[UpdateKind]:
         found[game._replace(segments=game.segments._replace(checks=False))] += 1  # one micro-batch now and then
     kinds = []
     for game, times in found.items():
-        phases = update_phases(plan, [game.segments] * d_steps, game.regularizes)
+        phases = phases_of(plan, game)
         twice: dict[int, float] = {}
         for number, phase in enumerate(phases):
             if plan.differentiates_forward(phase.network):

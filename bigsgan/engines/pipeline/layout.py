@@ -11,7 +11,7 @@ import torch
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES, MicroBatch
-from bigsgan.engines.phases import Phase, game_of, update_phases
+from bigsgan.engines.phases import Phase, game_of, phases_of
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
@@ -163,8 +163,7 @@ def expected_bubble(plan: RunPlan, divisions: Mapping[str, StageDivision]) -> fl
 
 def usual_phases(plan: RunPlan) -> list[Phase]:
     """Return the phases of an update with the penalties that every update has."""
-    game = game_of(plan, 1)
-    return update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes)
+    return phases_of(plan, game_of(plan, 1))
 
 
 def comparable(divisions: Mapping[str, StageDivision]) -> dict[str, Sequence[Cost]]:
