@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.phases import Phase, Task
-from bigsgan.engines.pipeline.transport import Channel, Link
+from bigsgan.engines.pipeline.transport import MESSAGES, Channel, Link, arrived, arriving
 from bigsgan.runtime import comm
 
 SENDS = ("makes images", "judges")
@@ -142,7 +142,7 @@ class Route:
         self._shape, self._scale, self._device, me = shape, scale, comm.device(), comm.rank()
         pairs = list(overlaps(sources, targets))
         numbers = groups_of([(source, target) for source, target, *_ in pairs])
-        groups = [dist.new_group() for _ in range(1 + max(numbers))]
+        groups = [dist.new_group(group_desc=MESSAGES) for _ in range(1 + max(numbers))]
         self.receives, self._replicas = me in targets, (len(sources), len(targets))
         self._to: list[_End] = []
         self._from: list[_End] = []
@@ -168,15 +168,16 @@ class Route:
 
     def expect(self, num_samples: int) -> None:
         """Prepare for a target's next micro-batch, of so many samples."""
-        whole = torch.empty(num_samples, *self._shape, device=self._device)
-        for end in self._from:
-            if end.channel is not None:
-                end.channel.expect_into([whole[end.share.rows(num_samples)]])
+        with arriving(self._device):
+            whole = torch.empty(num_samples, *self._shape, device=self._device)
+            for end in self._from:
+                if end.channel is not None:
+                    end.channel.expect_into([whole[end.share.rows(num_samples)]])
         self._expected.append(whole)
 
     def receive(self) -> Tensor:
         """Wait for the oldest micro-batch that was expected: float32, samples in their order."""
-        whole = self._expected.popleft()
+        whole = arrived(self._expected.popleft())
         for end in self._from:
             if end.channel is not None:
                 end.channel.receive()

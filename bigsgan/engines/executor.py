@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -14,12 +13,10 @@ from torch.profiler import record_function
 from bigsgan.engines.base import Engine, Work
 from bigsgan.engines.deepspeed.leftovers import unite_ranks
 from bigsgan.engines.exchange import SENDS, Arrival, Exchange
+from bigsgan.engines.orders import Turn
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.engines.replays import begin_update
-
-AHEAD = 2
-"""Tasks whose messages are expected ahead of the one that runs, so that they arrive while it computes."""
 
 
 def named(phase: Phase, task: Task) -> AbstractContextManager[Any]:
@@ -40,7 +37,7 @@ class Executor:
     def __init__(
         self,
         engines: Mapping[str, Engine],
-        order: Callable[[Sequence[Phase]], list[list[Task]]],
+        order: Callable[[Sequence[Phase]], Sequence[Turn]],
         exchange: Exchange | None = None,
         observer: Observer | None = None,
         end_update: Callable[[Sequence[Phase]], None] = lambda phases: None,
@@ -49,7 +46,7 @@ class Executor:
 
         Args:
             engines: By network.
-            order: Gives this rank's tasks of some phases, as programs; see Order.
+            order: Gives this rank's turns in some phases; see Order.
             exchange: Takes images to the ranks that read them, where they arise on others.
             observer: Measures one of the first updates.
             end_update: Called on every rank with the phases of an update that has been computed.
@@ -67,15 +64,15 @@ class Executor:
         begin_update(*self.engines.values())
         alive = dict(enumerate(works))
         phases = [work.phase for work in alive.values()]
-        programs = self._order(phases)
-        arrivals = self._exchange.arrivals(phases, chain(*programs)) if self._exchange is not None else {}
-        update = _Progress(phases, Counter(task.phase for task in chain(*programs)), arrivals)
+        turns = self._order(phases)
+        tasks = [turn.task for turn in turns]
+        arrivals = self._exchange.arrivals(phases, tasks) if self._exchange is not None else {}
+        update = _Progress(phases, Counter(task.phase for task in tasks), arrivals)
         if self.observer is not None:
             self.observer.begin()
-        for tasks in programs:
-            self._compute(tasks, alive, update)
-            for engine in self.engines.values():
-                engine.settle()
+        self._compute(turns, alive, update)
+        for engine in self.engines.values():
+            engine.settle()
         if self._exchange is not None:
             self._exchange.settle()
         self.doing = ""
@@ -93,14 +90,12 @@ class Executor:
             engine.destroy()
         unite_ranks()
 
-    def _compute(self, tasks: Sequence[Task], alive: dict[int, Work], update: _Progress) -> None:
-        # Nothing in here may wait for the whole device: messages that are expected ahead need other ranks to proceed.
+    def _compute(self, turns: Sequence[Turn], alive: dict[int, Work], update: _Progress) -> None:
+        # Anything in here may wait for the whole device, as the first use of a kernel does: see orders.py.
         observer = self.observer if self.observer is not None and self.observer.is_watching else None
-        expected = 0
-        for i, task in enumerate(tasks):
-            for other in tasks[expected : i + 1 + AHEAD]:
+        for task, receives in turns:
+            for other in receives:
                 self._expect(other, update)
-            expected = max(expected, min(i + 1 + AHEAD, len(tasks)))
             phase = update.phases[task.phase]
             self.doing = f"{phase.label}: {task.kind}"
             try:

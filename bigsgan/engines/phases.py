@@ -88,6 +88,13 @@ class Task(NamedTuple):
     micro_batch: int
 
 
+class Placed(NamedTuple):
+    """A task on a stage of its network."""
+
+    task: Task
+    stage: int
+
+
 class UpdateGame(NamedTuple):
     """The properties of an update's losses that determine its work and its memory."""
 
@@ -212,21 +219,21 @@ class _Update:
         self._add("generator", "pulls back", "generator", grads_from=grads, **graphs)
 
 
-def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> tuple[Task, int] | None:
+def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> Placed | None:
     """Return the task of another stage, or of the other network, whose result a task reads, and its stage.
 
     ``stage`` is the task's own, and ``last`` the number of each network's last stage.
     """
     phase = phases[task.phase]
     if task.kind == "step":  # it reads the gradients of all stages; the first stage's come last
-        return (Task(task.phase, "backward", phase.num - 1), 0) if stage else None
+        return Placed(Task(task.phase, "backward", phase.num - 1), 0) if stage else None
     is_forward = task.kind == "forward"
     if stage != (0 if is_forward else last[phase.network]):
-        return task, stage + (-1 if is_forward else 1)
+        return Placed(task, stage + (-1 if is_forward else 1))
     source = phase.images_from if is_forward else phase.grads_from
     if source is None:
         return None
-    return Task(source, task.kind, task.micro_batch), last[phases[source].network] if is_forward else 0
+    return Placed(Task(source, task.kind, task.micro_batch), last[phases[source].network] if is_forward else 0)
 
 
 def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:
@@ -286,22 +293,20 @@ def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: 
     yield Task(numbers[-1], "step", 0)
 
 
-def hold_back_steps(programs: Iterable[Iterable[Task]], phases: Sequence[Phase]) -> list[list[Task]]:
+def hold_back_steps(placed: Iterable[Placed], phases: Sequence[Phase]) -> list[Placed]:
     """Move each step of D to right before its next task, so that its gradients may travel until then."""
-    found: list[list[Task]] = []
-    held: list[Task] = []
-    for program in programs:
-        found.append([])
-        for task in program:
-            if phases[task.phase].network == "discriminator" and phases[task.phase].does != "keeps":
-                found[-1] += held
-                held = []
-                if task.kind == "step":
-                    held.append(task)
-                    continue
-            found[-1].append(task)
-    found[-1] += held
-    return found
+    found: list[Placed] = []
+    held: list[Placed] = []
+    for one in placed:
+        phase = phases[one.task.phase]
+        if phase.network == "discriminator" and phase.does != "keeps":
+            if one.task.kind == "step":
+                held.append(one)
+                continue
+            found += held
+            held = []
+        found.append(one)
+    return found + held
 
 
 def _of_micro_batch(number: int, phase: Phase, index: int) -> Iterator[Task]:

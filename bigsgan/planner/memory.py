@@ -12,7 +12,7 @@ from bigsgan.engines.phases import game_of
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import stage_bounds
-from bigsgan.planner.phases import Part, build_phases, kept_images, order_tasks
+from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
@@ -107,7 +107,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     updates, kept = [], kept_images(plan, parts["discriminator"])
     for game in dict.fromkeys([game_of(plan, 1), game_of(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
-        updates.append(fullest(list(Update(phases, order_tasks(plan, parts, phases), states, kept).moments())))
+        updates.append(fullest(list(Update(phases, order_turns(plan, parts, phases), states, kept).moments())))
     host = Counter({"average": ema} if is_offloaded else {})
     spare, built = 0, Counter[int]()
     for own in states.values():

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
-from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, phases_of
+from bigsgan.engines.orders import Order, Turn
+from bigsgan.engines.phases import Phase, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
@@ -121,9 +121,8 @@ def _pixels(plan: RunPlan) -> int:
     return 0 if data.codec.kind == "pixels" else data.image_channels * data.resolution**2 * FLOAT
 
 
-def order_tasks(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Task]:
-    """The tasks of a rank with these parts, in order, if all stages are equally fast."""
+def order_turns(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Turn]:
+    """The turns of a rank with these parts, if all stages are equally fast."""
     stages = {network: part.stage for network, part in parts.items()}
     costs = {network: [EQUAL] * part.num_stages for network, part in parts.items()}
-    programs = Order(plan, stages, costs)([phase.phase for phase in phases])
-    return [task for program in programs for task in program]
+    return Order(plan, stages, costs)([phase.phase for phase in phases])

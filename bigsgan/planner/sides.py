@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from bigsgan.adversarial.path_length import PathLengthPenalty
@@ -83,7 +83,7 @@ class UpdateWork:
         if key not in self._programs:
             stages = {name: stage if name == network else -1 for name in NETWORKS}
             costs = {name: [EQUAL] * len(own) for name, own in self.stages.items()}
-            self._programs[key] = list(chain(*Order(self.plan, stages, costs)(kind.phases)))
+            self._programs[key] = [turn.task for turn in Order(self.plan, stages, costs)(kind.phases)]
         return self._programs[key]
 
     def total(self, network: str, which: str | None = None) -> float:

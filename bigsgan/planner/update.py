@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bigsgan.engines.executor import AHEAD
+from bigsgan.engines.orders import Turn
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.planner.census import Stretch, Use
 from bigsgan.planner.gathering import Gathering, Limits
@@ -61,18 +61,18 @@ class Update:
     """Goes through the tasks of a rank and counts the bytes held."""
 
     def __init__(
-        self, phases: Sequence[RankPhase], order: Sequence[Task], states: Mapping[str, States], kept: int = 0
+        self, phases: Sequence[RankPhase], turns: Sequence[Turn], states: Mapping[str, States], kept: int = 0
     ) -> None:
-        """Take the update's phases, this rank's tasks in order, states by network, and bytes of kept images."""
-        self._phases, self._order, self._states = phases, order, states
+        """Take the update's phases, this rank's turns, states by network, and bytes of kept images."""
+        self._phases, self._turns, self._states = phases, turns, states
         self._held: Counter[object] = Counter({"kept": kept})
         self._gradients: Counter[str] = Counter()
-        self._left = Counter(task.phase for task in order)
+        self._left = Counter(turn.task.phase for turn in turns)
 
     def moments(self) -> Iterator[Moment]:
         """Yield the moments of all tasks in order."""
-        for number, task in enumerate(self._order):
-            self._held["ahead"] = sum(self._message(other) for other in self._order[number + 1 : number + 1 + AHEAD])
+        for task, receives in self._turns:
+            self._held["ahead"] += sum(map(self._message, receives)) - self._message(task)
             phase = self._phases[task.phase]
             if phase.passes is None:
                 yield self._keep(phase, task)

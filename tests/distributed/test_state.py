@@ -123,10 +123,10 @@ def test_a_value_without_a_place_is_refused(ranks, tmp_path):
         assert f"has {entry}/master/layers.1.conv.bias, {problem}" in text
 
 
-def check_same_run(whole, parts):
-    """Two runs of six updates ended in the same state on every rank, bit for bit."""
+def check_same_run(whole, parts, num_updates=6):
+    """Two runs ended in the same state on every rank, bit for bit."""
     for one, other in zip(whole, parts, strict=True):
-        assert one["update"] == other["update"] == 6
+        assert one["update"] == other["update"] == num_updates
         assert one["state"].keys() == other["state"].keys()
         for key, value in one["state"].items():
             assert np.array_equal(value, other["state"][key]), key

@@ -10,7 +10,8 @@ import torch
 
 from bigsgan.engines import Phase, Task, Work
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import all_in_turn, hold_back_steps
+from bigsgan.engines.orders import Turn
+from bigsgan.engines.phases import Placed, all_in_turn, hold_back_steps
 
 G, D = "generator", "discriminator"
 PHASES = [
@@ -76,7 +77,7 @@ def works(alive):
 def test_an_update_of_whole_networks():
     seen, alive = [], {}
     engines = {n: Noting(seen, alive) for n in (G, D)}
-    executor = Executor(engines, lambda phases: [list(all_in_turn(phases))])
+    executor = Executor(engines, lambda phases: [Turn(task) for task in all_in_turn(phases)])
     executor(works(alive))
     # What D has been given nobody holds; neither what G has.
     assert engines[D].outputs == [{0: [1]}, {0: [1]}, {}, {}, {}, *2 * [{}], *2 * [{}]]
@@ -95,16 +96,13 @@ def test_an_update_of_whole_networks():
 
 
 def test_steps_that_are_held_back_come_before_the_networks_next_task():
-    tasks = [Task(*task) for task in TASKS]
-    (held,) = hold_back_steps([tasks], PHASES)
+    tasks = [Placed(Task(*task), 0) for task in TASKS]
+    held = hold_back_steps(tasks, PHASES)
     step = tasks.pop(6)
-    tasks.insert(tasks.index(Task(3, "forward", 0)), step)
+    tasks.insert(tasks.index(Placed(Task(3, "forward", 0), 0)), step)
     assert held == tasks
-    apart = [[t for t in TASKS if t[0] == number] for number in range(5)]
-    held = hold_back_steps([[Task(*t) for t in each] for each in apart], PHASES)
-    assert held[1][-1] == Task(1, "backward", 1)
-    assert held[3][0] == step
-    assert hold_back_steps([[Task(1, "backward", 1), step]], PHASES) == [[Task(1, "backward", 1), step]]
+    last = [Placed(Task(1, "backward", 1), 0), step]
+    assert hold_back_steps(last, PHASES) == last
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes come with Python 3.11")
@@ -116,7 +114,7 @@ def test_an_error_tells_in_which_phase_it_arose():
         raise RuntimeError("out of memory")
 
     engines[D].backward = fail
-    executor = Executor(engines, lambda phases: [list(all_in_turn(phases))])
+    executor = Executor(engines, lambda phases: [Turn(task) for task in all_in_turn(phases)])
     with pytest.raises(RuntimeError, match="out of memory") as caught:
         executor(works(alive))
     assert caught.value.__notes__ == ["D trains: backward of micro-batch 0"]

@@ -4,8 +4,8 @@ The phases of one update are planned together. Two pipelines share the devices, 
 the images that leave the first enter the second on the same device. The drain of one phase overlaps with the fill of
 the next wherever nothing forbids it.
 
-Every rank plans for all devices and comes to the same plan, so messages need no negotiation. Sends never wait, and the
-planned times prove that no two devices wait for each other.
+Every rank plans for all devices and comes to the same plan, so messages need no negotiation. ``in_one_order`` puts the
+tasks of all devices one after the other, in which nobody waits for what comes later.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import bisect
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines.phases import Kind, Phase, Task, awaited, in_turn
+from bigsgan.engines.phases import Kind, Phase, Placed, Task, awaited, in_turn
 
 
 class Cost(NamedTuple):
@@ -47,10 +47,6 @@ class Plan(NamedTuple):
         """Share of the devices' time in which they wait."""
         busy = sum(timed.end - timed.start for device in self.devices for timed in device)
         return 1 - busy / (len(self.devices) * self.makespan) if self.makespan else 0.0
-
-
-_Node = tuple[Task, int]
-"""A task on a stage of its network."""
 
 
 def device_of(network: str, stage: int, num_stages: int) -> int:
@@ -84,6 +80,51 @@ def plan(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cos
     return min([by_time, *plans], key=lambda found: found.makespan)
 
 
+def in_one_order(planned: Plan, phases: Sequence[Phase], num_stages: int) -> list[Placed]:
+    """Put the tasks of all devices in one order that respects each device's own.
+
+    No task reads what comes behind it, and a step, at which all stages of a network meet, is in one place. So the order
+    would do even if each message and each step kept its ranks until all of them are there. What begins earlier in the
+    plan comes first, where there is a choice.
+
+    Raises:
+        RuntimeError: Devices of such a plan would wait for each other.
+    """
+    begins: dict[Placed, float] = {}
+    before: dict[Placed, set[Placed]] = defaultdict(set)
+    stages: dict[Placed, list[int]] = defaultdict(list)
+
+    def united(one: Placed) -> Placed:
+        return one._replace(stage=0) if one.task.kind == "step" else one
+
+    last = dict.fromkeys(NETWORKS, num_stages - 1)
+    for device, tasks in enumerate(planned.devices):
+        previous = None
+        for task, start, _ in tasks:
+            stage = device_of(phases[task.phase].network, device, num_stages)  # which is its own inverse
+            own = united(Placed(task, stage))
+            begins[own] = min(start, begins.get(own, start))
+            stages[own].append(stage)
+            before[own] |= {previous} if previous is not None else set()
+            if (read := awaited(task, stage, phases, last)) is not None:
+                before[own].add(united(read))
+            previous = own
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise RuntimeError(f"devices wait for each other: {error.args[1]}") from error
+    found: list[Placed] = []
+    ready: list[tuple[float, int, Placed]] = []
+    while sorter.is_active():
+        for one in sorter.get_ready():
+            heapq.heappush(ready, (begins[one], len(found), one))
+        *_, one = heapq.heappop(ready)
+        found += [one._replace(stage=stage) for stage in stages[one]]
+        sorter.done(one)
+    return found
+
+
 def one_after_the_other(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> Plan:
     """Plan each phase separately: the pipelines fill and drain once a phase, as in DeepSpeed's own engine."""
     devices: list[list[Timed]] = [[] for _ in range(num_stages)]
@@ -111,17 +152,17 @@ class _Graph:
 
     def __init__(self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> None:
         self._phases, self._last, self._costs = phases, num_stages - 1, costs
-        self.needs: dict[_Node, list[_Node]] = {}
+        self.needs: dict[Placed, list[Placed]] = {}
         for number, phase in enumerate(phases):
             for stage in range(1 if phase.does == "keeps" else num_stages):  # images are kept where D's inputs are read
                 for task in in_turn(number, phase):
-                    self.needs[task, stage] = list(self._needs(task, stage))
-        self.followers: dict[_Node, list[_Node]] = {node: [] for node in self.needs}
+                    self.needs[Placed(task, stage)] = list(self._needs(task, stage))
+        self.followers: dict[Placed, list[Placed]] = {node: [] for node in self.needs}
         for node, needed in self.needs.items():
             for other in needed:
                 self.followers[other].append(node)
 
-    def cost(self, node: _Node) -> float:
+    def cost(self, node: Placed) -> float:
         """Return the time that a task takes on its stage."""
         task, stage = node
         phase = self._phases[task.phase]
@@ -134,27 +175,27 @@ class _Graph:
             return cost.backward * num * (0.5 if phase.frozen else 1.0)
         return 0.0
 
-    def device(self, node: _Node) -> int:
+    def device(self, node: Placed) -> int:
         """Return the device of a node's stage."""
         task, stage = node
         return device_of(self._phases[task.phase].network, stage, self._last + 1)
 
-    def time_left(self) -> dict[_Node, float]:
+    def time_left(self) -> dict[Placed, float]:
         """Return the length of the longest chain that begins with each node; ``simulate`` has refused circles."""
-        left: dict[_Node, float] = {}
+        left: dict[Placed, float] = {}
         for node in TopologicalSorter(self.followers).static_order():
             left[node] = self.cost(node) + max((left[other] for other in self.followers[node]), default=0.0)
         return left
 
-    def simulate(self, urgency: Callable[[_Node], tuple[float, ...]]) -> Plan:
+    def simulate(self, urgency: Callable[[Placed], tuple[float, ...]]) -> Plan:
         """Make a plan in which every free device takes the most urgent task; refuse phases that wait for each other."""
         missing = {node: len(needed) for node, needed in self.needs.items()}
-        ready: list[list[tuple[tuple[float, ...], _Node]]] = [[] for _ in range(self._last + 1)]
+        ready: list[list[tuple[tuple[float, ...], Placed]]] = [[] for _ in range(self._last + 1)]
         devices: list[list[Timed]] = [[] for _ in ready]
         is_free = [True] * len(ready)
         under_way: Counter[tuple[int, int]] = Counter()  # activations that a stage holds of a phase
         sent: dict[tuple[str, Kind, int], deque[Task]] = defaultdict(deque)  # messages that wait at a stage
-        running: list[tuple[float, _Node]] = []
+        running: list[tuple[float, Placed]] = []
         now = 0.0
         num_done = 0
         for node, number in missing.items():
@@ -171,11 +212,11 @@ class _Graph:
                     if messages := sent[network, task.kind, stage]:
                         messages.popleft()
                     sent[network, task.kind, stage + (1 if task.kind == "forward" else -1)].append(task)
-                end = now + self.cost((task, stage))
+                end = now + self.cost(Placed(task, stage))
                 under_way[task.phase, stage] += {"forward": 1, "backward": -1, "step": 0}[task.kind]
                 is_free[device] = False
                 devices[device].append(Timed(task, now, end))
-                heapq.heappush(running, (end, (task, stage)))
+                heapq.heappush(running, (end, Placed(task, stage)))
             if not running:
                 break
             now = running[0][0]
@@ -192,7 +233,7 @@ class _Graph:
         return Plan(devices, now)
 
     def _may_begin(
-        self, node: _Node, under_way: Counter[tuple[int, int]], sent: Mapping[tuple[str, Kind, int], deque[Task]]
+        self, node: Placed, under_way: Counter[tuple[int, int]], sent: Mapping[tuple[str, Kind, int], deque[Task]]
     ) -> bool:
         """Whether a stage holds fewer activations of a phase than 1F1B lets it, and the task's message comes next."""
         task, stage = node
@@ -202,28 +243,28 @@ class _Graph:
         comes_next = not messages or messages[0] == task
         return comes_next and (not limited or under_way[task.phase, stage] <= self._last - stage)
 
-    def _needs(self, task: Task, stage: int) -> Iterable[_Node]:
+    def _needs(self, task: Task, stage: int) -> Iterable[Placed]:
         number, kind, index = task
         phase = self._phases[number]
         before = self._before(number, kind, index)
         if before is not None:
-            yield before, stage
+            yield Placed(before, stage)
         if (read := awaited(task, stage, self._phases, dict.fromkeys(NETWORKS, self._last))) is not None:
             yield read
         if kind == "forward":
             if stage == 0 and phase.tangents_from is not None:
-                yield Task(phase.tangents_from, "backward", index), 0
+                yield Placed(Task(phase.tangents_from, "backward", index), 0)
         elif kind == "backward":
             graphs = number if phase.forward else phase.graphs_from
             if graphs is not None:
-                yield Task(graphs, "forward", index), stage
+                yield Placed(Task(graphs, "forward", index), stage)
         else:
-            yield Task(number, "backward", phase.num - 1), stage
+            yield Placed(Task(number, "backward", phase.num - 1), stage)
             for earlier, other in enumerate(self._phases[:number]):
                 if other.step:  # stages meet at steps, in one order
-                    yield Task(earlier, "step", 0), stage
+                    yield Placed(Task(earlier, "step", 0), stage)
                 elif other.network == phase.network and other.forward and other.does != "keeps":  # with these weights
-                    yield Task(earlier, "forward", other.num - 1), stage
+                    yield Placed(Task(earlier, "forward", other.num - 1), stage)
 
     def _before(self, number: int, kind: Kind, index: int) -> Task | None:
         """Return the task that must come before on the same stage: passes keep their order, and see earlier updates."""

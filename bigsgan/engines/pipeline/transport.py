@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,33 @@ from torch import Tensor
 from bigsgan.config.placement import Placement
 from bigsgan.engines.pipeline.partition import TensorSpec
 
+MESSAGES = "messages"
+"""Description of process groups that carry messages, and no collectives."""
+
 _TAGS = 1 << 15
+
+
+@lru_cache
+def _arrivals(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def arriving(device: torch.device) -> AbstractContextManager[Any]:
+    """Context in which a rank gets ready to receive: beside what the device computes, into memory of its own.
+
+    A message does not wait for what the device was given to compute before, as it would in the stream of that. This
+    stream computes nothing, so all channels share it.
+    """
+    return torch.cuda.stream(_arrivals(device)) if device.type == "cuda" else nullcontext()
+
+
+def arrived(tensor: Tensor) -> Tensor:
+    """Take over a tensor that was made while ``arriving``: it is used behind that, and freed behind its use."""
+    if tensor.is_cuda:
+        stream = torch.cuda.current_stream(tensor.device)
+        stream.wait_stream(_arrivals(tensor.device))  # which may have filled it, where kernels are deterministic
+        tensor.record_stream(stream)
+    return tensor
 
 
 def open_channels(placement: Placement, rank: int, device: torch.device) -> tuple[Channel, Channel]:
@@ -31,7 +59,7 @@ def open_channels(placement: Placement, rank: int, device: torch.device) -> tupl
                 if not 0 <= other + step < placement.num_stages:
                     continue
                 pair = placement.rank(other, replica), placement.rank(other + step, replica)
-                group = dist.new_group(list(pair))
+                group = dist.new_group(list(pair), group_desc=MESSAGES)
                 if rank == pair[0]:
                     target = Link(group, pair[1])
                 if rank == pair[1]:
@@ -90,10 +118,11 @@ class Channel:
 
     def expect(self, specs: Sequence[TensorSpec]) -> None:
         """Prepare to receive the message that follows those expected already."""
-        self.expect_into([spec.empty(self._device) for spec in specs])
+        with arriving(self._device):
+            self.expect_into([spec.empty(self._device) for spec in specs])
 
     def expect_into(self, tensors: Sequence[Tensor]) -> None:
-        """Prepare to receive the next message into these tensors."""
+        """Prepare to receive the next message into these tensors; call it while ``arriving``, as these are made."""
         assert self._source is not None
         message = []
         for tensor in tensors:
@@ -110,7 +139,7 @@ class Channel:
             work.wait()
         if self._device.type == "cpu":  # on other devices the stream waits, not the host
             self._arriving = []
-        return [tensor for _, tensor in message]
+        return [arrived(tensor) for _, tensor in message]
 
     def awaits(self) -> bool:
         """Whether this rank waits for a message that has not arrived; any thread may ask."""

@@ -1,0 +1,223 @@
+"""No rank waits for ever, even if each task waits for all that the rank has sent and got ready for.
+
+On a GPU a message that is under way holds up whatever waits for the device: the first use of a kernel, memory that is
+freed, a new connection. These ranks wait so before every task, and the sender of a message waits too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import product
+
+import pytest
+
+from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.exchange import overlaps
+from bigsgan.engines.orders import Order, Turn
+from bigsgan.engines.phases import Phase, Task, game_of, update_phases
+from bigsgan.engines.pipeline.schedule import Cost
+from tests.tiny import both, stages, tiny_plan
+
+G, D = NETWORKS
+Channel = tuple[str, int, int]
+"""What goes through it, from which rank, to which."""
+
+SENDERS = [("makes images", "forward"), ("judges", "backward")]
+"""Phases and passes whose outputs the other network reads."""
+
+
+@dataclass
+class Ranks:
+    """The ranks of a run, one update of which they compute as far as they can."""
+
+    plan: RunPlan
+    phases: list[Phase]
+    turns: list[list[Turn]]
+    sent: dict[Channel, list[Task]] = field(default_factory=lambda: defaultdict(list))
+    ready: dict[Channel, list[Task]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.at = [0] * len(self.turns)
+        self.is_ready = [False] * len(self.turns)
+
+    def play(self) -> list[tuple[int, Task]]:
+        """Compute; return who stands before which task in the end."""
+        moved = True
+        while moved:
+            moved = False
+            for rank, turns in enumerate(self.turns):
+                if self.has_more(rank) and not self.is_ready[rank]:
+                    self.get_ready(rank, turns)
+                    moved = True
+            for rank in range(len(self.turns)):
+                if self.has_more(rank) and all(map(self.can_begin, meeting := self.meeting(rank))):
+                    for other in meeting:
+                        self.compute(other)
+                    moved = True
+        return [
+            (rank, turns[self.at[rank]].task) for rank, turns in enumerate(self.turns) if self.at[rank] < len(turns)
+        ]
+
+    def get_ready(self, rank: int, turns: list[Turn]) -> None:
+        before = [turn.task for turn in turns[: self.at[rank]]]
+        for task in turns[self.at[rank]].receives:
+            assert task not in before, "it is received after it has been read"
+            for channel, message in self.read_by(rank, task):
+                self.ready[channel].append(message)
+        self.is_ready[rank] = True
+
+    def meeting(self, rank: int) -> list[int]:
+        """The ranks that compute a task together: all of a network at a step, and else the replicas of a stage."""
+        placement, task = self.placement(rank), self.turns[rank][self.at[rank]].task
+        if task.kind == "step":
+            return [*placement.ranks]
+        return [placement.rank(placement.stage(rank), replica) for replica in range(placement.num_replicas)]
+
+    def can_begin(self, rank: int) -> bool:
+        """Whether nothing of a rank is under way; and whether those that it meets stand before the same task."""
+        others = [self.turns[other][self.at[other]].task for other in self.meeting(rank) if self.has_more(other)]
+        if len(others) < len(self.meeting(rank)) or len(set(others)) > 1 or not self.is_ready[rank]:
+            return False
+        late = [channel for channel in {*self.sent, *self.ready} if len(self.sent[channel]) < len(self.ready[channel])]
+        full = [channel for channel in {*self.sent, *self.ready} if len(self.sent[channel]) > len(self.ready[channel])]
+        return rank not in [source for _, source, _ in full] + [target for *_, target in late]
+
+    def has_more(self, rank: int) -> bool:
+        return self.at[rank] < len(self.turns[rank])
+
+    def placement(self, rank: int):
+        return self.plan.placement(self.phases[self.turns[rank][self.at[rank]].task.phase].network)
+
+    def compute(self, rank: int) -> None:
+        task = self.turns[rank][self.at[rank]].task
+        for channel, message in self.read_by(rank, task):
+            assert message in self.sent[channel], "it reads what nobody has sent"
+        for channel, message in self.sent_by(rank, task):
+            self.sent[channel].append(message)
+        self.at[rank] += 1
+        self.is_ready[rank] = False
+
+    def ends(self) -> tuple[list, list]:
+        return self.plan.placement(G).output_ranks(), self.plan.placement(D).input_ranks()
+
+    def read_by(self, rank: int, task: Task):
+        """The messages that a task reads: from the stage before it, or of the other network."""
+        phase = self.phases[task.phase]
+        placement, stage = self.plan.placement(phase.network), self.plan.placement(phase.network).stage(rank)
+        if task.kind == "step":
+            return
+        step = 1 if task.kind == "forward" else -1
+        if 0 <= stage - step < placement.num_stages:
+            source = placement.rank(stage - step, placement.replica(rank))
+            yield (f"{phase.network} {task.kind}", source, rank), task
+        elif self.plan.images_travel:
+            number = self.source(task)
+            readers = (turn.task for turn in self.turns[rank] if turn.task[1:] == task[1:])
+            if number is not None and task == next(each for each in readers if self.source(each) == number):
+                yield from self.travelling(task._replace(phase=number), target=rank)
+
+    def source(self, task: Task) -> int | None:
+        """The phase of the other network whose outputs a task reads."""
+        phase = self.phases[task.phase]
+        return {"forward": phase.images_from, "backward": phase.grads_from, "step": None}[task.kind]
+
+    def sent_by(self, rank: int, task: Task):
+        phase = self.phases[task.phase]
+        placement, stage = self.plan.placement(phase.network), self.plan.placement(phase.network).stage(rank)
+        if task.kind == "step" or phase.does == "keeps":
+            return
+        step = 1 if task.kind == "forward" else -1
+        if 0 <= stage + step < placement.num_stages:
+            target = placement.rank(stage + step, placement.replica(rank))
+            yield (f"{phase.network} {task.kind}", rank, target), task
+        elif self.plan.images_travel and (phase.does, task.kind) in [
+            ("makes images", "forward"),
+            ("judges", "backward"),
+        ]:
+            yield from self.travelling(task, source=rank)
+
+    def travelling(self, task: Task, **end: int):
+        makers, judges = self.ends()
+        pairs = overlaps(makers, judges) if task.kind == "forward" else overlaps(judges, makers)
+        for source, target, *_ in pairs:
+            if source != target and {"source": source, "target": target}.items() >= end.items():
+                yield (f"seam {task.kind}", source, target), task
+
+
+LAYOUTS = {
+    "2 + 2": (2, stages(2, 2), 1),
+    "2 + 2, phases": (2, [*stages(2, 2), "pipeline.schedule=phases"], 1),
+    "4 + 4": (4, stages(4, 4), 1),
+    "4 + 4, phases": (4, [*stages(4, 4), "pipeline.schedule=phases"], 1),
+    "2 + 2 of 2 replicas": (4, stages(2, 2), 1),
+    "G in stages": (2, stages(2, 1), 1),
+    "D in stages": (2, stages(1, 2), 1),
+    "2 + 4": (4, stages(2, 4), 1),
+    "4 + 2": (4, stages(4, 2), 1),
+    "2 of 2 replicas + 1": (4, stages(2, 1), 1),
+    "ranks of their own": (2, ["engines.generator.ranks=1"], 3),
+    "ranks of their own, 2 + 4": (6, ["engines.generator.ranks=2"], 2),
+    "ranks of their own, in stages": (4, ["engines.generator.ranks=2", *stages(2, 2)], 1),
+    "ranks of their own, D in stages": (4, ["engines.generator.ranks=2", *stages(1, 2)], 1),
+    "ranks of their own, G in stages": (4, ["engines.generator.ranks=2", *stages(2, 1)], 1),
+}  # fmt: skip
+GAMES = {
+    "plain": [],
+    "recompute": ["pipeline.generator_phase=recompute"],
+    "two D steps and a penalty": ["objective.d_steps=2", "objective.r1={weight: 1, every: 2}"],
+    "reused fakes": ["objective={reuse_fakes: true, d_steps: 2}"],
+    "own accumulation": ["engines.discriminator.accumulation=4"],
+    "a check": ["objective.r1={weight: 1, every: 2, form: finite_difference}"],
+    "overlapped": ["objective.schedule=overlapped"],
+    "path length": [
+        "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
+        "discriminator={family: stylegan2, channel_base: 64, channel_max: 8, mbstd_group: 1}",
+        "objective={loss: non_saturating, path_length: {weight: 0.1, every: 2}}",
+    ],
+}  # fmt: skip
+
+
+def updates(plan: RunPlan):
+    """The updates of a game: with all lazy penalties and none, and the first of those that overlap."""
+    for number, has_kept in product((0, 1), (False, True)):
+        game = game_of(plan, number)
+        yield update_phases(plan, [game.segments] * plan.recipe.objective.d_steps, game.regularizes, has_kept)
+
+
+def ranks_of(plan: RunPlan, phases: list[Phase]) -> Ranks:
+    costs = {n: [Cost(1.0 + 0.7 * s, 2.0 - 0.3 * s) for s in range(plan.placement(n).num_stages)] for n in NETWORKS}
+    turns = []
+    for rank in range(plan.world_size):
+        stages_of = {network: plan.placement(network).stage(rank) for network in NETWORKS}
+        turns.append(Order(plan, stages_of, costs)(phases))
+    return Ranks(plan, phases, turns)
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_rank_waits_for_ever(tmp_path, layout, game):
+    world_size, options, stage = LAYOUTS[layout]
+    plan = tiny_plan(tmp_path, world_size, ["batch=16", "accumulation=2", *GAMES[game], *options], both(stage))
+    for phases in updates(plan):
+        ranks = ranks_of(plan, phases)
+        assert ranks.play() == []
+        assert ranks.sent == ranks.ready  # each message was awaited, in the order in which it was sent
+        assert sum(map(len, ranks.sent.values())) > 0
+
+
+@pytest.mark.parametrize("schedule", ["joint", "phases"])
+def test_ranks_that_get_ready_too_early_wait_for_ever(tmp_path, schedule):
+    """Two tasks ahead of their own, as they once did: the next task of each waits for a message of the other."""
+    options = ["batch=16", "accumulation=2", *stages(2, 2), f"pipeline.schedule={schedule}"]
+    plan = tiny_plan(tmp_path, 2, options, both(1))
+    ranks = ranks_of(plan, next(updates(plan)))
+    for rank, turns in enumerate(ranks.turns):
+        reads = [tuple(ranks.read_by(rank, turn.task)) for turn in turns]
+        posted, early = 0, []
+        for number, turn in enumerate(turns):
+            ahead = [turns[n].task for n in range(posted, min(number + 3, len(turns))) if reads[n]]
+            posted = max(posted, min(number + 3, len(turns)))
+            early.append(Turn(turn.task, tuple(ahead)))
+        ranks.turns[rank] = early
+    assert len(ranks.play()) == 2
