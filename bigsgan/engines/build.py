@@ -21,6 +21,7 @@ from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.engines.absent import AbsentEngine, share_outcomes
 from bigsgan.engines.base import Engine
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
+from bigsgan.engines.connecting import connect_groups
 from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
@@ -79,6 +80,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     with keeping_notices() as records:
         engines = by_each(comm, build) if plan.is_split else build()
     comm.extend_patience()
+    connect_groups()
     if plan.is_split:
         _show_on_rank_zero(plan, [(record.levelno, record.getMessage()) for record in records])
     stages = {network: plan.placement(network).stage(comm.rank()) for network in NETWORKS}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.phases import Phase, Placed, Task, all_in_turn, awaited, hold_back_steps, in_turn
 from bigsgan.engines.pipeline import schedule
-from bigsgan.engines.pipeline.schedule import Cost
+from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 
 
 class Turn(NamedTuple):
@@ -34,13 +34,17 @@ class Order:
     network has that network's phases, and waits for images and gradients as it needs them.
     """
 
-    def __init__(self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]]) -> None:
+    def __init__(
+        self, plan: RunPlan, stages: Mapping[str, int], costs: Mapping[str, Sequence[Cost]] | None = None
+    ) -> None:
         """Choose the order, by this rank's stage of each network, and the costs of the stages of networks in stages.
 
-        The stage of a network is out of range if this rank holds nothing of it.
+        The stage of a network is out of range if this rank holds nothing of it. All stages of a network without costs
+        are taken for equal, as that of others' may be: when this rank gets ready depends on their phases alone.
         """
-        self._stages, self._costs = stages, dict(costs)
+        self._stages = stages
         self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
+        self._costs = {n: [EQUAL] * num for n, num in self._num_stages.items()} | dict(costs or {})
         num_staged = sum(num > 1 for num in self._num_stages.values())
         meets = not plan.images_travel
         self._is_whole = num_staged == 0 and not plan.is_split

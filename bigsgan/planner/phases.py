@@ -10,7 +10,7 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Phase, UpdateGame, phases_of
-from bigsgan.engines.pipeline.layout import EQUAL, meta_inputs
+from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
@@ -124,5 +124,4 @@ def _pixels(plan: RunPlan) -> int:
 def order_turns(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Turn]:
     """The turns of a rank with these parts, if all stages are equally fast."""
     stages = {network: part.stage for network, part in parts.items()}
-    costs = {network: [EQUAL] * part.num_stages for network, part in parts.items()}
-    return Order(plan, stages, costs)([phase.phase for phase in phases])
+    return Order(plan, stages)([phase.phase for phase in phases])

@@ -17,7 +17,7 @@ from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, phases_of
-from bigsgan.engines.pipeline.layout import EQUAL, build_on_meta
+from bigsgan.engines.pipeline.layout import build_on_meta
 from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
@@ -82,8 +82,7 @@ class UpdateWork:
         key = self.kinds.index(kind), network, stage
         if key not in self._programs:
             stages = {name: stage if name == network else -1 for name in NETWORKS}
-            costs = {name: [EQUAL] * len(own) for name, own in self.stages.items()}
-            self._programs[key] = [turn.task for turn in Order(self.plan, stages, costs)(kind.phases)]
+            self._programs[key] = [turn.task for turn in Order(self.plan, stages)(kind.phases)]
         return self._programs[key]
 
     def total(self, network: str, which: str | None = None) -> float:

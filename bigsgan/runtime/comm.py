@@ -66,6 +66,8 @@ def initialize(patience_seconds: float | None = None) -> None:
         # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        # torch warns of messages that wait for others of their group; each group has one sender and one receiver.
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         get_accelerator().set_device(local_rank())
         if (num_threads := _threads_beside_a_gpu()) is not None:
             torch.set_num_threads(num_threads)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigsgan.engines.executor import Executor
+from bigsgan.runtime import comm
 from tests.distributed import scenarios
 
 SECONDS = 60
@@ -50,6 +51,7 @@ def waits(count: list[int]) -> Iterator[None]:
         count.append(len(under_way))
         for work in under_way:
             work.wait()
+        comm.synchronize()
         under_way.clear()
         compute(self, *arguments)
 

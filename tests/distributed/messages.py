@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -14,6 +15,7 @@ class Message:
 
     def __init__(self, work: Any, host: Tensor, into: Tensor | None = None) -> None:
         self._work, self._host, self._into = work, host, into
+        self._made_on = torch.cuda.current_stream() if into is not None and into.is_cuda else None
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -21,6 +23,8 @@ class Message:
     def wait(self) -> None:
         self._work.wait()
         if self._into is not None:
+            if self._made_on is not None:
+                torch.cuda.current_stream().wait_stream(self._made_on)
             self._into.copy_(self._host)
 
 

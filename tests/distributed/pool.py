@@ -1,9 +1,12 @@
 """Ranks that stay alive between tests: importing torch and deepspeed costs more than most tests."""
 
+import faulthandler
 import gc
 import importlib
 import logging
 import os
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -15,9 +18,12 @@ from tests.distributed.nursery import SPAWN, Nursery, nurseries
 from tests.ports import free_port
 
 ON_GPU = "TESTS_ON_GPU"
-"""Variable with which all ranks share the first GPU, over gloo, as NCCL takes one rank for each."""
+"""Variable with which all ranks share the first GPU; over gloo, as most NCCLs take one rank for each."""
 
-DEFAULT_TIMEOUT = 240
+OVER_NCCL = "TESTS_OVER_NCCL"
+"""Variable with which they do so over NCCL, from 2.30 on with ``NCCL_MULTI_RANK_GPU_ENABLE=1``."""
+
+DEFAULT_TIMEOUT = float(os.environ.get("TESTS_TIMEOUT_SECONDS", 240))
 
 
 class RankPool:
@@ -58,6 +64,7 @@ class RankPool:
             pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in results}
             ready = connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
+                self._show_stacks()
                 self.stop()
                 raise TimeoutError(f"rank {min(pending.values())} did not answer within {timeout} s")
             for rank, pipe in sorted((pending[pipe], pipe) for pipe in ready):
@@ -71,6 +78,12 @@ class RankPool:
                     raise RuntimeError(f"rank {rank} raised:\n{result}")
                 results[rank] = result
         return [results[rank] for rank in range(len(self._ranks))]
+
+    def _show_stacks(self) -> None:
+        """Let each rank print where it stands."""
+        for process, _ in self._ranks:
+            os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(0.5)  # for one after the other
 
     def stop(self) -> None:
         """End the processes."""
@@ -97,18 +110,21 @@ class RankPool:
 
 
 def _share_gpu(accelerator: Any) -> None:
-    """Let ranks that gloo connects compute on one device, the same sums in every run.
+    """Let ranks compute on one device, the same sums in every run.
 
-    Messages pass through the host. What has no deterministic kernel, such as ADA's grid_sample, warns and goes on.
+    Over gloo messages pass through the host. What has no deterministic kernel, such as ADA's grid_sample, warns and
+    goes on.
     """
     os.environ.update(LOCAL_RANK="0", LOCAL_SIZE="1")
-    accelerator.communication_backend_name = lambda: "gloo"
-    importlib.import_module("tests.distributed.messages").through_host().start()
+    if os.environ.get(OVER_NCCL) != "1":
+        accelerator.communication_backend_name = lambda: "gloo"
+        importlib.import_module("tests.distributed.messages").through_host().start()
     importlib.import_module("bigsgan.runtime.kernels").choose_kernels(deterministic=True)
     importlib.import_module("torch").use_deterministic_algorithms(True, warn_only=True)
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[str, str] | None = None) -> None:
+    faulthandler.register(signal.SIGUSR1)
     os.environ.update(environment or {})
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -123,7 +139,9 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
         precision = importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False)
         precision.__enter__()  # which would be undone with the last reference to it
     comm.initialize()
-    if os.environ.get(ON_GPU) == "1":  # else torch would split gloo's groups, which gloo cannot do
+    if (
+        os.environ.get(ON_GPU) == "1" != os.environ.get(OVER_NCCL)
+    ):  # else torch would split gloo's groups, which gloo cannot do
         importlib.import_module("torch.distributed").group.WORLD.bound_device_id = None
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it
@@ -141,6 +159,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
             result = "returned", getattr(importlib.import_module(module), name)(*arguments)
         except Exception:
             result = "raised", traceback.format_exc()
+            if os.environ.get(OVER_NCCL) == "1":  # other ranks may hang, and groups wait for them
+                print(result[1], file=sys.stderr, flush=True)
         leftovers.unite_ranks()  # had the run not come to its end
         leftovers.release_process_groups(keep)  # which collects
         gc.freeze()  # what the job has imported and cached: DeepSpeed collects several times for each engine

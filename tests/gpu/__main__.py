@@ -3,6 +3,9 @@
 Each check prints its figures as it goes, and all it says goes into a file of its own below ``--out``. What fails or
 takes too long does not end the others. `python -m tests.gpu --list` says what there is. With ``--jobs 4`` four checks
 that compare no times share the GPU, on a machine with some 16 cores; the others come before and after them, one by one.
+
+With ``--nccl`` 2 to 4 ranks share the GPU over NCCL itself, which does so from 2.30 on: `python -m tests.gpu --nccl`,
+with a later library than torch's before it, where need be, by ``LD_PRELOAD``.
 """
 
 from __future__ import annotations
@@ -36,6 +39,15 @@ _LAZY_TIMES = ["--rounds", "1", "--warmup", "4", "--steps", "16"]  # R1 once, as
 _SPEEDS = "baseline_tf32,mixed_precision,mixed_precision+compiled,mixed_precision+deterministic"
 
 
+_NCCL = {
+    "TESTS_OVER_NCCL": "1",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_DEBUG": "WARN",
+    "TESTS_TIMEOUT_SECONDS": "60",
+}
+"""A test that hangs is ended after a minute, and shows where its ranks stand."""
+
+
 class Check(NamedTuple):
     """One command.
 
@@ -44,7 +56,7 @@ class Check(NamedTuple):
         proves: What it shows.
         seconds: That it is expected to take; it is ended after twice as long.
         command: The words of it.
-        on_one_gpu: Whether the ranks of tests share the GPU, over gloo.
+        on_one_gpu: Whether the ranks of tests share the GPU.
     """
 
     name: str
@@ -61,6 +73,11 @@ class Check(NamedTuple):
 
 def _tests(*words: str) -> list[str]:
     return [*_TESTS, *words]
+
+
+def _over_nccl(name: str, proves: str, seconds: int, file: str, only: str = "") -> Check:
+    words = ["-v", "-p", "tests.gpu.at_once", "--durations=0", file, *(["-k", only] if only else [])]
+    return Check(name, proves, seconds, _tests(*words), on_one_gpu=file.startswith("tests/distributed"))
 
 
 CHECKS = [
@@ -179,19 +196,93 @@ CHECKS = [
 ]
 """In order of risk: what is wrong in one makes those behind it meaningless."""
 
+NCCL_CHECKS = [
+    _over_nccl(
+        "stages",
+        "networks in 2 stages against plain PyTorch",
+        90,
+        "tests/distributed/test_pipeline.py",
+        "test_matrix and 2stages-1replicas",
+    ),
+    _over_nccl(
+        "ranks of their own",
+        "G and D on 1 + 1 and 2 + 1 ranks against plain PyTorch",
+        90,
+        "tests/distributed/test_split.py",
+        "test_matrix",
+    ),
+    _over_nccl(
+        "resumed",
+        "the first update of a process, and of a resumed run, in each layout, as without waits for the device",
+        90,
+        "tests/distributed/test_device_waits.py",
+    ),
+    _over_nccl(
+        "product",
+        "launch/train.py in each layout learns what one rank learns; ranks that are killed, stop or fail end all",
+        200,
+        "tests/gpu/test_nccl.py",
+    ),
+    _over_nccl(
+        "ZeRO",
+        "two ranks against plain PyTorch at every ZeRO stage",
+        90,
+        "tests/distributed/test_equivalence.py",
+        "test_matrix and 2-2",
+    ),
+    _over_nccl(
+        "four ranks",
+        "4 stages, 2 stages of 2 replicas, and networks in other numbers of stages",
+        120,
+        "tests/distributed/test_pipeline.py",
+        "4stages or 2replicas or layouts_may_differ",
+    ),
+    _over_nccl(
+        "overlapped",
+        "both networks updated at once, new and resumed",
+        90,
+        "tests/distributed/test_overlapped.py",
+    ),
+    _over_nccl(
+        "penalties",
+        "exact penalties in forward mode, at ZeRO 3, in stages and both",
+        120,
+        "tests/distributed/test_forward_mode.py",
+        "test_matrix or path_length",
+    ),
+    _over_nccl(
+        "state",
+        "what two ranks save and resume, bit for bit, and in other layouts",
+        120,
+        "tests/distributed/test_state.py",
+        "resume",
+    ),
+    _over_nccl(
+        "layouts",
+        "checkpoints that other layouts continue",
+        120,
+        "tests/distributed/test_layouts.py",
+    ),
+]
+"""What ``--nccl`` runs, the riskiest first."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks, and return 1 where one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print the checks and stop")
+    parser.add_argument("--nccl", action="store_true", help="ranks that share the GPU over NCCL, in place of gloo")
     parser.add_argument("--only", help="names of checks, with commas")
     parser.add_argument("--out", type=Path, default=Path("gpu_checks"), help="directory of what they print")
     parser.add_argument("--jobs", type=_jobs, default=1, help="tests that run at a time (default 1)")
     options = parser.parse_args(arguments)
-    chosen = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
+    checks = NCCL_CHECKS if options.nccl else CHECKS
+    chosen = [check for check in checks if not options.only or check.name in options.only.split(",")]
     if options.list or not chosen:
-        print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or CHECKS], 2)))
+        print("\n".join(aligned([(c.name, c.proves, f"{c.seconds} s") for c in chosen or checks], 2)))
         return 0 if chosen else 2
+    if options.nccl:
+        os.environ.update(_NCCL)
     options.out.mkdir(parents=True, exist_ok=True)
     shared = [check for check in chosen if options.jobs > 1 and not check.alone]
     first = chosen[: chosen.index(shared[0])] if shared else chosen

@@ -187,10 +187,12 @@ def updates(plan: RunPlan):
 
 def ranks_of(plan: RunPlan, phases: list[Phase]) -> Ranks:
     costs = {n: [Cost(1.0 + 0.7 * s, 2.0 - 0.3 * s) for s in range(plan.placement(n).num_stages)] for n in NETWORKS}
+    costs = {n: own for n, own in costs.items() if len(own) > 1}
     turns = []
     for rank in range(plan.world_size):
         stages_of = {network: plan.placement(network).stage(rank) for network in NETWORKS}
-        turns.append(Order(plan, stages_of, costs)(phases))
+        held = {n: own for n, own in costs.items() if rank in plan.placement(n).ranks}  # others' are not known
+        turns.append(Order(plan, stages_of, held)(phases))
     return Ranks(plan, phases, turns)
 
 

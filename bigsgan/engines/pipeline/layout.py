@@ -15,13 +15,10 @@ from bigsgan.engines.phases import Phase, game_of, phases_of
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
-from bigsgan.engines.pipeline.schedule import Cost
+from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.errors import UserError
 from bigsgan.models.build import initial_seed, network_on_meta
 from bigsgan.models.network import LayerStack
-
-EQUAL = Cost(1.0, 2.0)
-"""Cost of a stage that was not measured: a backward pass costs about two forward passes."""
 
 
 @dataclass

@@ -28,6 +28,10 @@ class Cost(NamedTuple):
     backward: float
 
 
+EQUAL = Cost(1.0, 2.0)
+"""Cost of a stage that was not measured: a backward pass costs about two forward passes."""
+
+
 class Timed(NamedTuple):
     """A task and the time at which it runs."""
 

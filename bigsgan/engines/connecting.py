@@ -1,0 +1,40 @@
+"""Connects the ranks of each process group before the first update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from bigsgan.engines.pipeline.transport import MESSAGES
+from bigsgan.runtime import comm
+
+_NUMBERS = (1, 1 << 21)
+"""Elements of a small collective, such as a norm, and of a large one: NCCL has other connections for each."""
+
+
+def connect_groups() -> None:
+    """Make each kind of collective once in each process group of this rank, in the order in which they were made.
+
+    NCCL connects the ranks of a communicator at the first collective of a kind, and each waits there for the others.
+    Now all come at once, and not in the middle of an update. Channels connect as they open. Every rank calls this when
+    the engines are built.
+    """
+    for group in list(_of_collectives()):
+        size = dist.get_world_size(group)
+        for num in _NUMBERS:
+            part = torch.zeros(-(-num // size), device=comm.device())
+            whole = part.new_empty(len(part) * size)
+            dist.all_gather_into_tensor(whole, part, group=group)
+            dist.reduce_scatter_tensor(part, whole, group=group)
+            dist.all_reduce(whole, group=group)
+            dist.broadcast(whole, group=group, group_src=0)
+    comm.synchronize()
+
+
+def _of_collectives() -> Iterator[dist.ProcessGroup]:
+    """Groups of several ranks over NCCL, but for those of messages; gloo has connected its own as it made them."""
+    for group, (backend, _) in dist.distributed_c10d._world.pg_map.items():
+        if backend == dist.Backend.NCCL and dist.get_world_size(group) > 1 and group.group_desc != MESSAGES:
+            yield group
