@@ -30,6 +30,7 @@ class Executor:
     Attributes:
         engines: By network.
         doing: What is being computed, for logs; empty between updates.
+        num_tasks: Tasks that have begun since the start, a sign of progress.
         around: Gives what stands around each task.
         observer: Measures an update, if given.
     """
@@ -52,7 +53,7 @@ class Executor:
             end_update: Called on every rank with the phases of an update that has been computed.
         """
         self.engines, self.observer = engines, observer
-        self.doing = ""
+        self.doing, self.num_tasks = "", 0
         self.around: Callable[[Phase, Task], AbstractContextManager[Any]] = named
         self._order, self._exchange, self._end_update = order, exchange, end_update
 
@@ -98,6 +99,7 @@ class Executor:
                 self._expect(other, update)
             phase = update.phases[task.phase]
             self.doing = f"{phase.label}: {task.kind}"
+            self.num_tasks += 1
             try:
                 self._receive(task, alive, update)
                 start = observer.now() if observer else 0.0

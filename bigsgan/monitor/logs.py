@@ -28,6 +28,7 @@ class RankLog(logging.Filter):
         has_updated: Whether an update has begun and ended in this process.
         write: Prints a warning on rank 0's terminal. Assign to change it, for example when a progress bar begins.
         detail: Returns what is being computed within the phase, or an empty text.
+        num_tasks: Returns how many parts of phases have begun, another sign of progress.
         awaited: Returns the phase that this rank waits for and the ranks that are in it, or None if it does not wait.
     """
 
@@ -35,6 +36,7 @@ class RankLog(logging.Filter):
         super().__init__()
         self.path, self.write = path, write
         self.detail: Callable[[], str] = str
+        self.num_tasks: Callable[[], int] = int
         self.awaited: Callable[[], tuple[str, list[int]] | None] = lambda: None
         self.num_phases = self.num_moved = 0
         self.has_updated = False

@@ -26,8 +26,8 @@ from bigsgan.runtime.roster import MOST_NAMED, holds, named
 MOVING = frozenset({"checkpoint", "EMA snapshot", "rollback"})
 """Phases that move large files. They count as progress as long as any rank's files move."""
 
-FIRST = 4
-"""A phase may last this many timeouts before the process has made its first update.
+FIRST, FIRST_SECONDS = 4, 300
+"""Before its first update a process may stand still for this many timeouts, if they are no more than so many seconds.
 
 Kernels are loaded, measured (cuDNN) and compiled (Triton, torch.compile) then; torch reports only torch.compile's.
 """
@@ -80,8 +80,8 @@ class Watchdog:
         """Prepare a watch.
 
         Args:
-            timeout: A run hangs if for so many seconds no rank begins a phase or moves a byte of a checkpoint.
-                Until the first update is complete, the limit is ``FIRST`` times as long.
+            timeout: A run hangs if for so many seconds no rank begins a phase or a task of an update, or moves a byte
+                of a checkpoint. Until the first update is complete, the limit may be longer, see ``FIRST``.
             rank_log: Knows the phase and the bytes moved, and receives the stacks of a rank that hangs.
             open_board: Opens the shared store. Called in the thread, before the watch begins.
             seconds_compiling: How long this rank has been compiling; 0 if it is not. While a rank compiles, the
@@ -140,12 +140,14 @@ class Watchdog:
                     return
 
     def _limit(self) -> float:
-        return self._timeout if self._rank_log.has_updated else FIRST * self._timeout
+        if self._rank_log.has_updated:
+            return self._timeout
+        return max(self._timeout, min(FIRST * self._timeout, FIRST_SECONDS))
 
     def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
         """Return numbers that change as long as the run makes progress."""
         log, totals = self._rank_log, self._totals
-        phase, num_phases, moved = log.phase, log.num_phases, log.num_moved
+        phase, num_phases, moved = log.phase, log.num_phases + log.num_tasks(), log.num_moved
         compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
         # Phases of all ranks: D's ranks wait for images while G's ranks sample or measure, phase by phase.
         own = {"moved": moved, "compiled": self._told["compiled"] + compiles, "phases": num_phases}

@@ -72,7 +72,7 @@ def test_defaults_are_filled_in(tmp_path):
         "sample_statistics": "running",
         "checkpoint_nimg": 100,
         "checkpoints": {"keep": 3, "keep_every_nimg": None, "keep_best": None, "background": True},
-        "hang_timeout_seconds": 480,
+        "hang_timeout_seconds": 300,
         "deterministic": False,
         "max_rollbacks": 10,
         "data": {

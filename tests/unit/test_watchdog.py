@@ -350,3 +350,25 @@ def test_a_board_that_is_gone_does_not_keep_a_run_from_ending(tmp_path, capfd):
     with Watchdog(0, 2, 0.2, log, Gone, end=lambda _: ended.set()).watching():
         assert ended.wait(10)
     assert "rank 0 does not answer, nor does the store that it or its launcher hosts" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("timeout, first", [(6, 24), (60, 240), (300, 300), (480, 480), (86400, 86400)])
+def test_a_hang_before_the_first_update_is_told_within_minutes(tmp_path, timeout, first):
+    log = RankLog(tmp_path / "rank00000.log", 0, print)
+    watch = Watchdog(0, 2, timeout, log, Board)
+    assert watch._limit() == first
+    log.phase = "update 0"
+    assert watch._limit() == first
+    log.phase = "report"
+    assert watch._limit() == timeout
+
+
+def test_tasks_of_an_update_are_progress(tmp_path):
+    log, board = rank_log(tmp_path / "rank00000.log"), Board()
+    watch, tasks = Watchdog(0, 2, 60, log, lambda: board), []
+    log.num_tasks = lambda: len(tasks)
+    store = watchdog._BoundedWaitStore(lambda: board)
+    first = watch._progress(store)
+    assert watch._progress(store) == first
+    tasks.append("D trains: forward")
+    assert watch._progress(store) != first
