@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     exchange, divided = build_exchange(plan), dict[str, StageDivision]()
     if plan.is_split:
         build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
-        divide_ranks([plan.placement(n).ranks for n in NETWORKS], timedelta(hours=comm.PATIENCE_HOURS))
+        divide_ranks([plan.placement(n).ranks for n in NETWORKS])
 
     def build() -> dict[str, Engine]:
         return _build_held(plan, configs, divisions, divided)

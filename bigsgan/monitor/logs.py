@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from logging.handlers import BufferingHandler
 from pathlib import Path
+from typing import Protocol
 
 from bigsgan.runtime.paths import check_regular, writing
 
@@ -16,6 +17,16 @@ NOTICE = logging.INFO + 5
 """Level of messages that the user should see on the terminal and that are not warnings."""
 
 _FORMAT = "%(asctime)s %(host)s rank %(rank)d [%(phase)s] %(levelname)s %(name)s: %(message)s"
+
+
+class Computation(Protocol):
+    """What computes updates, and tells of it."""
+
+    doing: str
+    num_tasks: int
+
+    def awaited(self) -> tuple[str, list[int]] | None:
+        """See RankLog."""
 
 
 class RankLog(logging.Filter):
@@ -55,6 +66,11 @@ class RankLog(logging.Filter):
         self.has_updated |= self._phase.startswith("update ")
         self._phase = phase
         self.num_phases += 1
+
+    def follow(self, computation: Computation) -> None:
+        """Show what is being computed as the detail of a phase, and count it as progress."""
+        self.detail, self.awaited = lambda: computation.doing, computation.awaited
+        self.num_tasks = lambda: computation.num_tasks
 
     def moved(self, num_bytes: int) -> None:
         """Count moved bytes of checkpoints. Any thread may call this; of two calls at once, one may get lost."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,8 @@ _STORE_PATIENCE = timedelta(seconds=10)
 """How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
 
 _patience: timedelta | None = None  # of a collective, as ``initialize`` was given it
+
+_num_barriers = Counter[str]()  # of a world, such as a part of the ranks
 
 _process_store = dist.HashStore()
 """Where a run of one process keeps what several keep in the store of rank 0 or of their launcher."""
@@ -149,14 +152,24 @@ def barrier() -> None:
 
 
 def patient_barrier() -> Callable[[], None]:
-    """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes."""
-    kept = division.patient_group()
-    group: Any = dist.new_group(backend="gloo", timeout=timedelta(hours=PATIENCE_HOURS)) if kept is None else kept
+    """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes.
+
+    Ranks are counted in the store that they met at: a process group would connect each of them with all others. All
+    ranks call this as often.
+    """
+    size = world_size()
+    if size == 1:
+        return lambda: None
+    world = f"{size} ranks from {dist.get_process_group_ranks(division.world())[0]}"
+    number = _num_barriers[world] = _num_barriers[world] + 1
+    board = open_board(f"barrier/{world}")
 
     def wait() -> None:
-        dist.barrier(group)
-        if kept is None:
-            dist.destroy_process_group(group)
+        if board.add(str(number), 1) == size:
+            board.set(f"all {number}", "")
+            board.delete_key(str(number))
+            board.delete_key(f"all {number - 1}")  # which all have passed
+        board.wait([f"all {number}"], timedelta(hours=PATIENCE_HOURS))
 
     return wait
 
@@ -240,55 +253,6 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Mean.apply(grad, ctx.group), None
-
-
-class HostCopy:
-    """A number on its way from the device to the host, behind the work that is queued.
-
-    Attributes:
-        is_known: Whether the host had it from the beginning.
-    """
-
-    def __init__(self, number: Tensor | float) -> None:
-        """Send it; a tensor has one element."""
-        self.is_known = not isinstance(number, Tensor)
-        self._number, self._event = torch.as_tensor(number), None
-        if self._number.is_cuda:
-            self._number = self._number.to("cpu", non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def value(self) -> float:
-        """Wait until it is there."""
-        if self._event is not None:
-            self._event.synchronize()
-        return float(self._number.item())
-
-
-class Agreement:
-    """Whether any rank raises a flag: asked in every update, and answered one update later, so that no rank waits."""
-
-    def __init__(self) -> None:
-        self._flags = [torch.zeros(1, device=device()), torch.ones(1, device=device())]
-        self._asked: tuple[dist.Work, HostCopy] | None = None
-
-    def any_rank(self, flag: bool) -> bool:
-        """Submit this rank's flag; return whether any rank's was raised when this was called before. A collective."""
-        if world_size() == 1:
-            return flag
-        answer = False
-        if self._asked is not None:
-            asked, answered = self._asked
-            asked.wait()
-            answer = answered.value() > 0
-        own = self._flags[flag].clone()
-        with division.scope():
-            work = dist.all_reduce(own, async_op=True)
-        assert work is not None
-        if own.is_cuda:
-            work.wait()  # lets the stream wait, and not the host
-        self._asked = work, HostCopy(own)
-        return answer
 
 
 def open_board(name: str) -> dist.Store:

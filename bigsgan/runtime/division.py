@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -21,7 +20,6 @@ class _Division(NamedTuple):
 
     job: Any  # all ranks
     part: Any  # those of this rank's part
-    patient: Any  # all ranks over gloo, which waits for hours
 
 
 _MOST_GROUPS = 1 << 20
@@ -32,17 +30,16 @@ _of_thread = threading.local()
 """Whether a thread is ``within_part``: others, such as those that write checkpoints, still belong to all ranks."""
 
 
-def divide(parts: Sequence[Sequence[int]], patience: timedelta) -> None:
+def divide(parts: Sequence[Sequence[int]]) -> None:
     """Let torch take this rank's part for all ranks. Every rank calls this, with the same parts.
 
-    Groups that were made before stay what they were. ``patience`` is that of the group for long waits.
+    Groups that were made before stay what they were.
     """
     global _division
     job = dist.group.WORLD
     groups = [dist.new_group(list(part)) for part in parts]
-    patient = dist.new_group(backend="gloo", timeout=patience)
     (own,) = (group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part)
-    _division = _Division(job, own, patient)
+    _division = _Division(job, own)
     _take_for_world(own)
 
 
@@ -50,14 +47,13 @@ def unite() -> None:
     """Undo ``divide``, if it was called; what uses the part has to be gone."""
     global _division
     if _division is not None:
-        job, part, patient = _division
+        job, part = _division
         _division = None
         _take_for_world(job)
         # Groups of all ranks are named by their number, which has to be the same on all, whatever the parts have made.
         world = dist.distributed_c10d._world
         world.group_count = (world.group_count // _MOST_GROUPS + 1) * _MOST_GROUPS
         dist.destroy_process_group(part)
-        dist.destroy_process_group(patient)
 
 
 def world() -> Any:
@@ -95,11 +91,6 @@ def scope(group: Any = None) -> Iterator[None]:
         yield
     finally:
         _take_for_world(before)
-
-
-def patient_group() -> Any:
-    """The group of all ranks of a divided job that waits for hours; None for a world, where a new one can do so."""
-    return None if _division is None or world() is _division.part else _division.patient
 
 
 @contextmanager

@@ -86,8 +86,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
     step = AdversarialStep(executor, plan, sources, statistics, extras)
-    rank_log.detail, rank_log.awaited = (lambda: executor.doing), executor.awaited
-    rank_log.num_tasks = lambda: executor.num_tasks
+    rank_log.follow(executor)
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(
         recipe=recipe,

@@ -21,6 +21,7 @@ from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.runtime import comm, division
+from bigsgan.runtime.agreement import Agreement
 from bigsgan.training import alarms
 from bigsgan.training.alarms import Alarms
 from bigsgan.training.ema import ShardedEMA
@@ -95,7 +96,7 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         UserError: The last checkpoint or EMA snapshot could not be saved.
     """
     recipe, counters = run.recipe, run.counters
-    clock, agreement = _Clock(counters.nimg, run.reals), comm.Agreement()
+    clock, agreement = _Clock(counters.nimg, run.reals), Agreement()
     if comm.any_rank(requests.reason is not None):  # a rank was asked to stop while the run was put together
         return False
     if counters.nimg == 0:

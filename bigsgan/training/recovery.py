@@ -19,6 +19,7 @@ from bigsgan.engines import Engine
 from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm, roster
+from bigsgan.runtime.agreement import HostCopy
 from bigsgan.training.state import Counters
 
 
@@ -59,7 +60,7 @@ class Recovery:
         scaled = step.discriminator.scales_loss
         self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
         self._known_skipped = self._num_skipped()
-        self._pending: list[tuple[Attempt, comm.HostCopy]] = []  # attempts whose outcome the host does not know yet
+        self._pending: list[tuple[Attempt, HostCopy]] = []  # attempts whose outcome the host does not know yet
         self._restored: tuple[str, int] | None = None  # checksum of the checkpoint last restored, and its next update
         self._bad = saver.bad  # checksums of checkpoints from which training fails, on other data too
 
@@ -71,7 +72,7 @@ class Recovery:
         total: Tensor | float = sum(engine.outcomes.num_skipped_so_far for engine in self._engines)
         if self._is_split:  # some ranks have it on the host, others on the device; all must answer in the same call
             total = torch.as_tensor(total, device=comm.device())
-        num_skipped = comm.HostCopy(total)
+        num_skipped = HostCopy(total)
         made = [*self._pending, (attempt, num_skipped)]
         self._pending = [] if at_once or num_skipped.is_known else [made.pop()]
         return next((each for each, number in made if number.value() > self._known_skipped), None)

@@ -20,6 +20,7 @@ from bigsgan.config.sections import Checkpoints
 from bigsgan.engines.outcomes import Outcomes
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
+from bigsgan.runtime.agreement import Agreement
 from bigsgan.runtime.locking import hold
 from bigsgan.train import _alone_in
 from bigsgan.training.loop import training_loop
@@ -32,7 +33,7 @@ from tests.tiny import stages, zero
 
 def agreements(flags):
     """What a rank hears when it raises its flag in some of its calls."""
-    agreement = comm.Agreement()
+    agreement = Agreement()
     return [agreement.any_rank(flag) for flag in flags[comm.rank()]]
 
 

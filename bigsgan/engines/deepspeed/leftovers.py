@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import deepspeed.comm.comm
@@ -31,10 +30,10 @@ def forget_pipeline() -> None:
     groups.mpu = None
 
 
-def divide_ranks(parts: Sequence[Sequence[int]], patience: timedelta) -> None:
+def divide_ranks(parts: Sequence[Sequence[int]]) -> None:
     """Let torch and DeepSpeed take this rank's part for the world, until ``unite_ranks``; see ``division.divide``."""
     _forget_world()
-    division.divide(parts, patience)
+    division.divide(parts)
 
 
 def unite_ranks() -> None:
