@@ -7,6 +7,7 @@ modules are imported by name: the parser here, the modules behind the commands a
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import os
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error, rank_from_environment, wait_for_termination
-from bigsgan.runtime import first_word
+from bigsgan.runtime import first_word, launched, limits
 from bigsgan.runtime.signals import STOPPING
 from bigsgan.training.stopping import StopRequests
 
@@ -31,17 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0].startswith("--local_rank="):  # `deepspeed --no_python bigsgan train` puts it there
         words = words[1:]
+    launched.forget_empty()
     trains = list(words[:1]) == ["train"]
-    launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
-    requests = StopRequests(launched, STOPPING if trains else ())
+    is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
+    requests = StopRequests(is_launched, STOPPING if trains else ())
     try:
         with requests.listening():
             options = importlib.import_module("bigsgan.commands.choosing").parse(words)
             options.requests = requests
-            try:
-                status = int(options.run(options))
-            except OSError as error:
-                raise _unwritten("\n") or error from None  # the failed text is dropped, so another one is tried
+            _check_working_directory()
+            status = _run(options)
         if unwritten := _unwritten():
             raise unwritten
         return status
@@ -55,6 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
         return 128 + signal.SIGPIPE
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run the command; turn what a full disk or a limit of this process causes into an error for the user."""
+    try:
+        return int(options.run(options))
+    except (MemoryError, OSError, RuntimeError) as error:
+        # The failed text is dropped, so another one is tried.
+        found = limits.reached(error) or (_unwritten("\n") if isinstance(error, OSError) else None)
+        raise found or error from None
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        remedy = "change to another directory"
+        raise UserError("working directory", None, f"cannot be found: {error.strerror}", remedy) from None
 
 
 def _unwritten(more: str = "") -> UserError | None:
@@ -83,10 +101,12 @@ def _print_once(error: UserError, already_ended: bool) -> None:
 
     Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
     whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
-    missing only on its host. ``already_ended``: a signal to end came while this rank checked its input.
+    missing only on its host. A rank whose own environment is wrong prints at once. ``already_ended``: a signal to end
+    came while this rank checked its input.
     """
     rank = rank_from_environment()
-    if rank > 0:
+    is_own = launched.is_own_mistake(error.field)
+    if rank > 0 and not is_own:
         if already_ended:
             return
         if not first_word.is_on_another_host():
@@ -94,5 +114,5 @@ def _print_once(error: UserError, already_ended: bool) -> None:
         elif first_word.rank_zero_spoke():
             return
     print_error(error)
-    if rank == 0:
+    if rank == 0 and not is_own:
         first_word.tell_other_hosts()

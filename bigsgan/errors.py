@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import signal
@@ -72,7 +73,20 @@ def reason(error: BaseException, path: object = "") -> str:
     if isinstance(error, OSError) and error.strerror:
         other = "" if error.filename is None or str(error.filename) == str(path) else f": {error.filename}"
         text = error.strerror + other
+        if error.errno == errno.ENOSPC and _is_out_of_inodes(error.filename or path):
+            text += ": its file system has no inode left for another file; remove files there"
     return " ".join(text.split()) or type(error).__name__
+
+
+def _is_out_of_inodes(path: object) -> bool:
+    """Return whether the file system of a path, which may not exist yet, has no inode left."""
+    directory = os.path.abspath(str(path))
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    with suppress(OSError):
+        found = os.statvfs(directory)
+        return found.f_files > 0 and found.f_favail == 0
+    return False
 
 
 def shown(value: object) -> str:

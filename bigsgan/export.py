@@ -183,7 +183,7 @@ def _check(options: Options, form: str, out: Path) -> None:
         if out.suffix != SUFFIXES[form]:
             problem = f"must end in {SUFFIXES[form]} with --format {form}"
             raise UserError("--out", str(out), problem, f"give {out.with_suffix(SUFFIXES[form])}")
-    refuse_output(out)
+    refuse_output(out, kind=SUFFIXES.get(form, ".safetensors"))
     if form == "onnx":
         require("onnx", "--format", form)
 

@@ -36,9 +36,9 @@ from bigsgan.training.sampling import (
 )
 
 DEFAULT_NUM = 100
-NPZ = ".npz"
-"""Suffix of an archive of samples."""
-_OTHER_FORMATS = (".bmp", ".jpeg", ".jpg", ".pdf", ".tif", ".tiff", ".txt", ".webp")
+NPZ, _GIF, _PNG = ".npz", ".gif", ".png"
+"""Suffixes of an archive of samples, of an animation, and of any other sheet, which may have none."""
+
 MILLISECONDS = 60
 """How long an animation shows each image."""
 
@@ -135,15 +135,16 @@ def _check(options: Options, out: Path) -> None:
         raise UserError(f"--{asked[0]}", None, f"cannot be combined with --{asked[1]}", "give only one of them")
     if out.suffix == NPZ and asked:
         raise UserError("--out", str(out), f"cannot be combined with --{asked[0]}", "give a PNG file, or a directory")
-    if out.suffix == ".gif" and not options.interpolate:
+    if out.suffix == _GIF and not options.interpolate:
         raise UserError("--out", str(out), "is an animation, which needs --interpolate", "add --interpolate 16")
     if options.files:
         refuse_directory(out, "--out")
     else:
-        refuse_output(out)
-        if out.suffix.lower() in _OTHER_FORMATS:
-            remedy = f"give {out.with_suffix('.png')}"
-            raise UserError("--out", str(out), f"must end in .png, .gif or {NPZ}", remedy)
+        fits = out.suffix in ("", NPZ, _GIF) or out.suffix.lower() == _PNG
+        refuse_output(out, kind=(out.suffix if out.suffix in (NPZ, _GIF) else _PNG) if fits else None)
+        if not fits:
+            remedy = f"give {out.with_suffix(_PNG)}"
+            raise UserError("--out", str(out), f"must end in {_PNG}, {_GIF} or {NPZ}", remedy)
 
 
 def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
@@ -186,14 +187,30 @@ def _make_sheet(trained: TrainedNetwork, options: Options) -> Sheet:
         return translated_pairs(trained, num, options.batch)
     sampler = _sampler(trained, options)
     columns = choose_columns(data.num_classes, options.classes, num)
+    _check_num(options, len(columns))
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
     if options.interpolate:
-        _check_pixels("--interpolate", options.interpolate, len(columns), data.resolution)
+        num_rows = options.num or len(columns)
+        _check_pixels("--interpolate", options.interpolate, num_rows, data.resolution)
+        columns = [columns[row % len(columns)] for row in range(num_rows)]
         return sampler.interpolation(columns, options.interpolate, options.truncation, options.morph)
     if options.mix:
         return sampler.mixed_styles(columns, max(1, num // len(columns)), options.mix, options.truncation)
     return sampler.grid(num, columns, options.truncation)
+
+
+def _check_num(options: Options, columns: int) -> None:
+    """Refuse a ``--num`` of a sheet whose columns and rows give another number of images."""
+    rows = len(options.truncations)
+    if options.num is None:
+        return
+    if options.mix and options.num % columns:
+        problem = f"must be a multiple of {columns}, the number of columns, with --mix"
+        raise UserError("--num", options.num, problem, f"give {max(1, options.num // columns) * columns}")
+    if rows > 1 and options.num not in (columns, columns * rows):
+        problem = f"must be {columns * rows} with {rows} truncations of {columns} columns"
+        raise UserError("--num", options.num, problem, "leave it out, or choose the columns by --classes")
 
 
 def _sampler(trained: TrainedNetwork, options: Options) -> Sampler:
@@ -234,7 +251,7 @@ def _check_pixels(option: str, number: int, times: int, resolution: int, remedy:
 
 
 def _write_sheet(sheet: Sheet, out: Path) -> str:
-    if out.suffix != ".gif":
+    if out.suffix != _GIF:
         save_png(image_grid(sheet.images, sheet.columns), out)
         return f"{len(sheet.images)} images in {sheet.columns} columns"
     steps = sheet.images.unflatten(0, (-1, sheet.columns)).transpose(0, 1)  # (steps, rows, C, R, R)

@@ -287,7 +287,7 @@ def option(action: argparse.Action) -> str:
     name = ", ".join(action.option_strings)
     if action.nargs == 0:
         return name
-    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices and not action.metavar else ""
     return f"{name} {choices or action.metavar or action.option_strings[0].strip('-').upper().replace('-', '_')}"
 
 

@@ -21,8 +21,8 @@ from torch.export.passes import move_to_device_pass
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
-from bigsgan.data.autoencoders import check_readable, load_program, weights_digest
-from bigsgan.errors import UserError, reason
+from bigsgan.data.autoencoders import check_readable, load_program, naming_program, weights_digest
+from bigsgan.errors import UserError
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full
 
@@ -84,16 +84,10 @@ class Teacher:
         Raises:
             UserError: The program fails, or makes tokens of other shapes.
         """
-        section = self._section
-        try:
-            # The profiling executor would change the arithmetic from one call to the next.
-            with torch.jit.optimized_execution(False):
-                found: Any = self._program(images)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever a program raises
-            problem = f"fails at images {tuple(images.shape)}: {reason(error).splitlines()[0]}"
-            raise UserError(PATH, section.path, problem, _REMEDY) from None
+        section, shown = self._section, f"images {tuple(images.shape)}"
+        # The profiling executor would change the arithmetic from one call to the next.
+        with naming_program(section.path, PATH, shown, _REMEDY), torch.jit.optimized_execution(False):
+            found: Any = self._program(images)
         tokens = tuple(found.get(name) for name in _NAMES) if isinstance(found, dict) else found
         if not (isinstance(tokens, list | tuple) and len(tokens) == 2 and all(isinstance(t, Tensor) for t in tokens)):
             problem = f"must make two tensors, in a tuple or named {' and '.join(_NAMES)}"

@@ -20,11 +20,11 @@ from bigsgan.bench.product import EngineLoop, build_engine_loop
 from bigsgan.bench.table import NOTHING, Table, percent
 from bigsgan.bench.train import label
 from bigsgan.config import RunPlan
+from bigsgan.config.run_directory import TRACE_FILE
 from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
 
 NUM_OPERATIONS = 10
-TRACE_FILE = "trace.json"
 _LABEL = "bigsgan: "
 """Prefix of a phase's name in the trace, where operations may have the same names."""
 

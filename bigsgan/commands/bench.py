@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, 
 from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, RunPlan, load_recipe
-from bigsgan.config.run_directory import refuse_directory, refuse_output
+from bigsgan.config.run_directory import TRACE_FILE, refuse_directory, refuse_output
 from bigsgan.config.run_plan import chooses_ranks
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
@@ -80,7 +81,9 @@ def bench_train(options: argparse.Namespace) -> int:
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), options.config.resolve().parent)
     if options.plot is not None:
-        refuse_output(options.plot, "--plot")
+        if options.plot.suffix.lower() != ".png":
+            raise UserError("--plot", str(options.plot), "must end in .png", f"give {options.plot.with_suffix('.png')}")
+        refuse_output(options.plot, "--plot", ".png")
     launched.check_launcher()
     module = import_quietly("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
@@ -92,6 +95,8 @@ def bench_profile(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     plan = plan_on_ranks(load_recipe(options.config, options.overrides), launched.world_size(), options.config)
     refuse_directory(options.out, "--out")
+    if os.path.isdir(options.out):
+        refuse_output(options.out / TRACE_FILE, "--out", TRACE_FILE)
     _check_stages(plan)
     launched.check_launcher()
     steps = whole_cycles(plan.recipe, options.steps)

@@ -17,9 +17,13 @@ from bigsgan.preflight import versions
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; overrides may be before, between and after a command's options.
 
+    Without a command, or with a group of commands alone, it shows the help.
+
     Raises:
         UserError: The command line is invalid.
     """
+    if list(arguments) in ([], ["bench"], ["data"]):
+        arguments = [*arguments, "--help"]
     options, rest = _parser().parse_known_args(arguments)
     remedy = f"see `{options.command} --help`"
     for word in rest:

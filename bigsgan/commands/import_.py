@@ -13,8 +13,8 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
     sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
-    text = "project that trained the weights"
-    command.add_argument("--from", dest="source", required=True, choices=sources, help=text)
+    text = f"project that trained the weights: {', '.join(sources)}"
+    command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)
     text = "pickle, or state dict of the generator"
     command.add_argument("--weights", type=path_type("--weights"), required=True, help=text)
     text = "state dict of the discriminator, if it is a separate file"

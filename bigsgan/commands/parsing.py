@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, NoReturn, TypeAlias
 from bigsgan import shipped
 from bigsgan.config import both_engines
 from bigsgan.config.messages import choose
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime import launched, limits
 from bigsgan.runtime.paths import expanded
 
 
@@ -45,10 +47,13 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 def path_type(name: str, kind: Callable[[str], Any] = Path) -> Callable[[str], Any]:
     """Return the type of an option or argument that is a path: replaces ``~`` by a home directory, then calls ``kind``.
 
-    ``name`` is the option or argument in a message that the user of the home directory does not exist.
+    ``name`` is the option or argument in a message that the path is empty, or that the user of the home directory does
+    not exist.
     """
 
     def convert(word: str) -> Any:
+        if not word.strip():
+            raise UserError(name, word, "must be a path", "write one, or leave the option out")
         try:
             return kind(expanded(word))
         except ValueError as error:
@@ -68,9 +73,23 @@ def import_late(module: str) -> Any:
 
     torch and DeepSpeed make half a million objects that stay to the end. DeepSpeed collects several times for each
     engine, and Python once more as it ends, so that a short run takes a second less.
+
+    Raises:
+        UserError: DS_ACCELERATOR names what this machine does not have, or a limit keeps torch from being loaded.
     """
+    launched.check_accelerator()
     is_new = module not in sys.modules
-    imported = importlib.import_module(module)
+    try:
+        imported = importlib.import_module(module)
+    except (AssertionError, ImportError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        name = os.environ.get("DS_ACCELERATOR")
+        if limit := limits.reached(error):
+            raise limit from error
+        if name in (None, "cpu", "cuda"):
+            raise
+        problem = f"cannot be used on {socket.gethostname()}: {reason(error).rstrip('.')}"
+        remedy = "run `unset DS_ACCELERATOR`"
+        raise UserError("DS_ACCELERATOR", name, problem, remedy, "an environment variable") from error
     if is_new:
         gc.freeze()
     return imported

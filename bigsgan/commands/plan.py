@@ -11,6 +11,8 @@ from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
 
 _MOST_GIB, _MOST_GPUS = 2**40, 2**20
+_LEAST_MFU, _LEAST_PEAK, _MOST_PEAK = 1e-6, 1e-6, 1e9
+"""Limits of a share of the peak and of a peak in TFLOP/s, far beyond those of any device."""
 
 
 def add(commands: Commands) -> None:
@@ -73,9 +75,14 @@ def _check_speed(options: argparse.Namespace) -> tuple[float, float] | None:
             raise UserError("--mfu", None, f"cannot be combined with {flag}", "give only one of them")
     if not 0 < options.mfu <= 1:
         raise UserError("--mfu", options.mfu, "must be greater than 0 and at most 1", "give a share such as 0.4")
+    remedy = "give the speed that --mfu is a share of, such as a data sheet's 989"
     if not 0 < options.peak_tflops < math.inf:
-        remedy = "give the speed that --mfu is a share of, such as a data sheet's 989"
         raise UserError("--peak-tflops", options.peak_tflops, "must be a positive number", remedy)
+    for flag, value, least in (("--mfu", options.mfu, _LEAST_MFU), ("--peak-tflops", options.peak_tflops, _LEAST_PEAK)):
+        if value < least:
+            raise UserError(flag, value, f"must be at least {least:g}", "give a larger number")
+    if options.peak_tflops > _MOST_PEAK:
+        raise UserError("--peak-tflops", options.peak_tflops, f"must be at most {_MOST_PEAK:g}", remedy)
     return options.mfu, options.peak_tflops * 1e12
 
 

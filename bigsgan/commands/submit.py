@@ -13,11 +13,18 @@ from pathlib import Path
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
-from bigsgan.config.sweep import read_sweep
+from bigsgan.config.sweep import Task, read_sweep
 from bigsgan.errors import UserError
 from bigsgan.shipped import SLURM
 
 _PASSED_ON = ("account", "partition", "time")
+_NOTICE_SECONDS, _LEAST_MINUTES = 180, 3
+"""How long before a job's time limit train.sbatch asks to be warned, and the least limit. Slurm may warn a minute
+early, and a run takes a minute to start."""
+
+_DAYS = re.compile(r"(\d{1,5})-(\d{1,5})(?::(\d{1,5}))?(?::(\d{1,5}))?")
+_MINUTES = re.compile(r"(?:(\d{1,5}):(?=\d+:))?(\d{1,9})(?::(\d{1,5}))?")
+"""Slurm's forms: days-hours[:minutes[:seconds]], and [hours:]minutes[:seconds]."""
 
 
 def add(commands: Commands) -> None:
@@ -45,13 +52,14 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check everything that can be checked here; then queue the job, or print its command and script."""
     ranks = _ranks(options)
-    tasks = read_sweep(Path(options.sweep)) if options.sweep else [[]]
+    warning = _warning(options)
+    tasks = [Task()] if options.sweep is None else read_sweep(Path(options.sweep))
     if options.array is not None:
         _check_array(options.array, len(tasks) if options.sweep else 0)
     _check_recipes(options.config, tasks, options.overrides, ranks)
     variables = _variables(options)
     _check_environment(variables)
-    command = _command(options, len(tasks))
+    command = _command(options, len(tasks), warning)
     if options.dry_run:
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)]))
         print((SLURM / "train.sbatch").read_text(), end="")
@@ -89,13 +97,14 @@ def _check_array(text: str, num_tasks: int) -> None:
         raise UserError("--array", text, problem, f"write tasks such as 1-{num_tasks}")
 
 
-def _check_recipes(path: Path, tasks: list[list[str]], overrides: list[str], ranks: int) -> None:
+def _check_recipes(path: Path, tasks: list[Task], overrides: list[str], ranks: int) -> None:
     """Check each job's recipe for its number of ranks, its DeepSpeed files, its data and where it writes."""
     users: dict[str, int] = {}
     for number, swept in enumerate(tasks, start=1):
-        recipe = load_recipe(path, swept + overrides)
-        plan_on_ranks(recipe, ranks, path)
-        _check_paths(recipe)
+        with swept.naming_line():
+            recipe = load_recipe(path, swept + overrides)
+            plan_on_ranks(recipe, ranks, path)
+            _check_paths(recipe)
         out = os.path.abspath(recipe.out)
         if out in users:
             remedy = "give each line its own `out`"
@@ -145,7 +154,43 @@ def _check_environment(variables: dict[str, str]) -> None:
         raise UserError(str(site), None, problem, "fix it, and check it with `bash -n`")
 
 
-def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
+def _warning(options: argparse.Namespace) -> list[str]:
+    """Return sbatch's option of a warning that fits the time limit; empty if train.sbatch's fits, or one is given.
+
+    Raises:
+        UserError: The limit has not Slurm's form, or leaves no time to train before the warning.
+    """
+    given = {name: value for name, _, value in (text.partition("=") for text in options.others)}
+    flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", given.get("--time"))
+    if text is None or text.upper() in ("UNLIMITED", "INFINITE"):
+        return []
+    seconds = _seconds(flag, text)
+    if not seconds:  # no limit
+        return []
+    asked = re.search(r"@(\d{1,9})", given.get("--signal", ""))
+    notice = int(asked[1]) if asked else min(_NOTICE_SECONDS, seconds // 4)
+    if seconds < 60 * _LEAST_MINUTES:
+        problem = f"must be at least {_LEAST_MINUTES} minutes"
+        detail = "a job has to start, train and save, and Slurm may warn a minute early"
+        raise UserError(flag, text, problem, "give a longer limit, such as 24:00:00", detail)
+    if notice + 60 >= seconds:
+        problem = f"must be more than a minute longer than the {notice} s that Slurm warns before"
+        raise UserError(flag, text, problem, f"give a longer limit, or --sbatch=--signal=USR1@{seconds // 4}")
+    return [] if asked or notice == _NOTICE_SECONDS else [f"--signal=USR1@{notice}"]
+
+
+def _seconds(flag: str, text: str) -> int:
+    """Return a time limit of Slurm in seconds; 0 stands for none."""
+    if days := _DAYS.fullmatch(text):
+        day, hours, minutes, seconds = (int(part or 0) for part in days.groups())
+        return ((day * 24 + hours) * 60 + minutes) * 60 + seconds
+    if found := _MINUTES.fullmatch(text):
+        hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return (hours * 60 + minutes) * 60 + seconds
+    raise UserError(flag, text, "must be a time limit as in Slurm", "write one such as 24:00:00, or 2-12 for 60 hours")
+
+
+def _command(options: argparse.Namespace, num_tasks: int, warning: list[str]) -> list[str]:
     command = ["sbatch", f"--nodes={options.nodes}"]
     if options.gpus_per_node is not None:
         command.append(f"--gpus-per-node={options.gpus_per_node}")
@@ -154,5 +199,5 @@ def _command(options: argparse.Namespace, num_tasks: int) -> list[str]:
     command += [f"--{name}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None]
     if options.sweep:
         command.append(f"--array={options.array or f'1-{num_tasks}'}")
-    command += [*options.others, str(SLURM / "train.sbatch"), "--config", str(options.config)]
+    command += [*warning, *options.others, str(SLURM / "train.sbatch"), "--config", str(options.config)]
     return command + (["--sweep", options.sweep] if options.sweep else []) + options.overrides

@@ -9,8 +9,8 @@ from pathlib import Path
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
-from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics
-from bigsgan.config.sweep import own_overrides
+from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
@@ -39,14 +39,18 @@ def run(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
-    swept = own_overrides(Path(options.sweep), os.environ) if options.sweep else []
-    recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
+    swept = Task() if options.sweep is None else own_overrides(Path(options.sweep), os.environ)
+    with swept.naming_line():
+        recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
     out = Path(recipe.out)
+    if not os.path.isdir(out / "checkpoints"):  # or it may be a key of the run that is resumed
+        refuse_unknown(options.allowed, recipe)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
-    planned = plan_on_ranks(recipe, launched.world_size(), options.config)
-    if options.dry_run or options.key:
-        text = _value(planned.recipe, options.key) if options.key else planned.recipe.to_yaml().rstrip("\n")
+    with swept.naming_line():
+        planned = plan_on_ranks(recipe, launched.world_size(), options.config)
+    if options.dry_run or options.key is not None:
+        text = planned.recipe.to_yaml().rstrip("\n") if options.key is None else _value(planned.recipe, options.key)
         if launched.rank() == 0:
             print(text)
         return 0

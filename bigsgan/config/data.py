@@ -11,6 +11,8 @@ from bigsgan.errors import UserError
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
+_MADE = ("digits", "synthetic", "synthetic_pairs")
+"""Kinds that read no files of the user."""
 
 
 class Codec(Section):
@@ -139,7 +141,8 @@ class Data(Section):
     @model_validator(mode="after")
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
-        if self.kind not in ("digits", "synthetic", "synthetic_pairs") and not self.root:
+        self._refuse_unread()
+        if self.kind not in _MADE and not self.root:
             remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
             raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
         if self.kind == "torchvision" and not self.dataset:
@@ -166,6 +169,19 @@ class Data(Section):
             remedy = "set data.num_classes=10, or 0 to train without classes"
             raise UserError("data.num_classes", classes, "must be 0 or 10 with data.kind=digits", remedy)
         return self
+
+    def _refuse_unread(self) -> None:
+        """Refuse paths and names that this kind of data does not read."""
+        unread = [
+            *(["root"] if self.kind in _MADE else []),
+            *(["dataset"] if self.kind != "torchvision" else []),
+            *(["input_root"] if self.kind != "paired_folders" else []),
+            *(["input_side"] if self.kind != "side_by_side" else []),
+        ]
+        for key in unread:
+            remedy = f"remove it, set data.{key}=null, or choose the data.kind that reads it"
+            remedy = "remove it, or set data.kind=side_by_side" if key == "input_side" else remedy
+            self.refuse_changed("data", [key], f"data.kind={self.kind}", remedy)
 
     def _check_codec(self) -> None:
         kind, factor = self.codec.kind, self.codec.side_factor

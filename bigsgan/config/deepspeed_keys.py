@@ -80,6 +80,10 @@ def _or_null(rule: Rule) -> Rule:
     return Rule(f"{rule.text}, or null", lambda value: value is None or rule.fits(value))
 
 
+def _are_names(value: list[Any]) -> bool:
+    return all(isinstance(name, str) and name.strip() for name in value)
+
+
 _EVEN = Rule("an even number of at least 2", lambda value: _whole(2).fits(value) and value % 2 == 0)
 _BOOL = Rule("true or false", lambda value: isinstance(value, bool))
 _NOT_SUPPORTED = "other values are not supported"
@@ -87,7 +91,7 @@ _OFF = Rule("false", lambda value: value is False, "it is not supported")
 _CONTIGUOUS = Rule("true", lambda value: value is True, "DeepSpeed 0.19 cannot reduce a single gradient without it")
 _ZERO = Rule("0", lambda value: type(value) is int and value == 0, _NOT_SUPPORTED)
 _TEXT = Rule("a string", lambda value: isinstance(value, str) and bool(value))
-_NAMES = Rule("a list of names", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
+_NAMES = Rule("a list of names", lambda value: isinstance(value, list) and _are_names(value))
 _SHARE = Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
 _FROM_0 = Rule("a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MOST)
 _ABOVE_0 = Rule("a number above 0", lambda value: _is_number(value) and 0 < value <= _MOST)
@@ -249,6 +253,7 @@ FILE = Section(
         "prescale_gradients": _BOOL,
         "gradient_predivide_factor": _ABOVE_0,
         "disable_allgather": _BOOL,
+        "sparse_gradients": Rule("false", lambda value: value is False, "no network here has sparse gradients"),
         "zero_allow_untested_optimizer": _BOOL,
         "zero_force_ds_cpu_optimizer": _BOOL,
         "aio": AIO,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -35,11 +35,12 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
 
     An unknown key comes first: if a key is misspelt, the right one is often missing too.
     """
-    finding = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    path, section = _locate([str(part) for part in finding["loc"]], root)
+    findings = error.errors()
+    finding = min(findings, key=lambda each: each["type"] != "extra_forbidden")
+    path, section = _locate(finding["loc"], root)
     field, kind, found = ".".join(path), finding["type"], finding["input"]
-    if kind == "no_home":
-        return UserError(field, found, finding["ctx"]["problem"], "write the whole path")
+    if kind == "unfit":  # by a validator of ours
+        return UserError(field, found, finding["ctx"]["problem"], finding["ctx"]["remedy"])
     if kind == "extra_forbidden":
         return UserError(field, None, "unknown key", _other_keys(path, section, root))
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -52,11 +53,16 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
         return UserError(field, None, "must be given", "add it to the recipe")
     if isinstance(found, dict) and kind != "model_type":
         return UserError(field, None, "must be a single value, got a section", "write the value alone")
-    problem, remedy = _TEXTS.get(kind, ("must be valid", finding["msg"]))
-    limits = finding.get("ctx", {})
-    problem = problem.format(**{key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()})
+    problem, remedy = _problem(finding), _TEXTS.get(kind, ("", finding["msg"]))[1]
+    # A key with a choice of types has an error of each.
+    choices = [_problem(each) for each in findings if _locate(each["loc"], root)[0] == path]
+    if len(choices) > 1:
+        *most, last = dict.fromkeys(text.removeprefix("must be ") for text in choices)
+        problem, remedy = f"must be {', '.join(most)} or {last}", "give one of these"
     if found is None:  # UserError leaves a value of None out of the text
         problem += ", got null"
+        if kind == "string_type":
+            remedy = "give a value, or put the text in quotes if it is null"
     if kind == "literal_error":
         remedy = choose(found, problem)
     if kind == "list_type" and isinstance(found, str):
@@ -64,6 +70,13 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         remedy = f"write {int(found)}"
     return UserError(field, found, problem, remedy)
+
+
+def _problem(finding: Any) -> str:
+    """Return what an error of pydantic requires."""
+    limits = finding.get("ctx", {})
+    numbers = {key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()}
+    return _TEXTS.get(finding["type"], ("must be valid", ""))[0].format(**numbers)
 
 
 def choose(found: object, problem: str) -> str:
@@ -79,8 +92,8 @@ def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
     own = ".".join(path)  # it may be a key of another family
-    elsewhere = {key: None for key in _all_keys(root) if key.rpartition(".")[2] == path[-1] and key != own}
-    if own in _all_keys(root):
+    elsewhere = {key: None for key in all_keys(root) if key.rpartition(".")[2] == path[-1] and key != own}
+    if own in all_keys(root):
         family = section.model_fields["family"].default
         return f"replace the whole section: family {family} has the keys {', '.join(section.model_fields)}"
     if elsewhere:
@@ -88,11 +101,14 @@ def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]
     return f"the keys of this section are {', '.join(section.model_fields)}"
 
 
-def _locate(location: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
-    """Return an error's keys, without pydantic's union tags, and the section of the last one."""
+def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+    """Return an error's keys, without pydantic's names for the choices of a union, and the section of the last one."""
     path: list[str] = []
     section, below = root, [root]
-    for part in location:
+    for each in location:
+        part = str(each)
+        if not below and isinstance(each, str):  # below a key that holds no section
+            continue
         tagged = [each for each in below if len(below) > 1 and part in _tags(each)]
         if tagged:
             below = tagged
@@ -109,11 +125,12 @@ def _tags(section: type[BaseModel]) -> tuple[Any, ...]:
     return get_args(section.model_fields["family"].annotation)
 
 
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section, those of all families among them."""
     for name, field in section.model_fields.items():
         yield prefix + name
         for below in _sections_of(field.annotation):
-            yield from _all_keys(below, f"{prefix}{name}.")
+            yield from all_keys(below, f"{prefix}{name}.")
 
 
 def _sections_of(annotation: Any) -> list[type[BaseModel]]:

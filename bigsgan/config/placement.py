@@ -48,10 +48,15 @@ class Placement(NamedTuple):
         """Return the replica that a rank belongs to; meaningless for a rank that holds no part of the network."""
         return (rank - self.first) % self.num_replicas
 
+    def of_stage(self, stage: int) -> range:
+        """Return the ranks that compute a stage, by replica."""
+        first = self.rank(stage, 0)
+        return range(first, first + self.num_replicas)
+
     def input_ranks(self) -> list[int]:
         """Ranks that read the network's inputs, by replica."""
-        return [self.rank(0, replica) for replica in range(self.num_replicas)]
+        return list(self.of_stage(0))
 
     def output_ranks(self) -> list[int]:
         """Ranks that compute the network's outputs, by replica."""
-        return [self.rank(self.num_stages - 1, replica) for replica in range(self.num_replicas)]
+        return list(self.of_stage(self.num_stages - 1))

@@ -136,7 +136,7 @@ def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) 
     """
     tree = read_yaml(path)
     apply_overrides(tree, overrides)
-    if data_root:
+    if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
     return parse_recipe(tree)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
+from bigsgan.config.messages import all_keys
 from bigsgan.config.recipe import NETWORKS, Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.yaml_file import dump_yaml
@@ -16,6 +19,9 @@ from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
 
 RECIPE_FILE, RECORDS_FILE = "config.yaml", "evaluations.jsonl"
+TRACE_FILE = "trace.json"
+"""The timeline of `bigsgan bench profile`."""
+
 CSV_HEADER = b"nimg,name,value\n"
 """The first line of a run's metrics.csv."""
 
@@ -106,11 +112,12 @@ def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
         raise UserError(str(path), None, "must be a valid recipe", remedy, str(error)) from None
 
 
-def refuse_output(out: Path, option: str = "--out") -> None:
-    """Refuse an output file that cannot be written, before any work is done.
+def refuse_output(out: Path, option: str = "--out", kind: str | None = None) -> None:
+    """Refuse an output file that cannot be written, before any work is done; ``kind`` is what its format is called.
 
     Raises:
-        UserError: The path is a directory, a device or a pipe, its directory does not exist, or a run owns it.
+        UserError: The path is a directory, a device or a pipe, its directory does not exist, a run owns it, or it is a
+            file of another kind.
     """
     if os.path.isdir(out):
         raise UserError(option, str(out), "must be a file", "give the path of a file in it", "it is a directory")
@@ -120,6 +127,26 @@ def refuse_output(out: Path, option: str = "--out") -> None:
     if os.path.exists(out) and not os.path.isfile(out):
         raise UserError(option, str(out), "must be a regular file", "give the path of a file to write or replace")
     refuse_parts_of_runs(out, option)
+    if kind is not None and os.path.isfile(out) and not _is_of_kind(out, kind):
+        problem = f"must be a new file, or one that is a {kind} file already"
+        raise UserError(option, str(out), problem, "give another path, or move that file away")
+
+
+_BEGINNINGS = {
+    ".png": rb"\x89PNG", ".gif": rb"GIF8", ".npz": rb"PK", ".pt2": rb"PK", ".onnx": rb"\x08",
+    ".safetensors": rb"(?s:.{8})\{", TRACE_FILE: rb'\s*\{\s*"schemaVersion"',
+}  # fmt: skip
+"""How files begin that commands write."""
+
+
+def _is_of_kind(path: Path, kind: str) -> bool:
+    """Return whether a file begins as one of this format, or is empty."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(64)
+    except OSError:  # it may still be replaced
+        return True
+    return not content or re.match(_BEGINNINGS[kind], content) is not None
 
 
 def refuse_directory(out: Path, option: str) -> None:
@@ -183,6 +210,25 @@ def _is_run(directory: Path) -> bool:
     return begun and os.path.isfile(directory / RECIPE_FILE)
 
 
+def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:
+    """Refuse keys of ``--allow-change`` that no recipe has; those of sections that this one lacks are keys too.
+
+    Raises:
+        UserError: A key is unknown, or is a section, in which each key has to be named.
+    """
+    keys = set(all_keys(Recipe))
+    sections = {key.rpartition(".")[0] for key in keys}
+    _refuse_others(allowed, (keys - sections) | flat(recipe.model_dump()).keys())
+
+
+def _refuse_others(allowed: Collection[str], known: Collection[str]) -> None:
+    for key in allowed:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+            remedy = f"write a dotted key such as {close[0] if close else 'batch'}"
+            raise UserError("--allow-change", key, "must be a key of the recipe", remedy)
+
+
 def compare_recipes(
     saved: Mapping[str, Any], given: Mapping[str, Any], out: str, allowed: Collection[str]
 ) -> list[str]:
@@ -200,9 +246,7 @@ def compare_recipes(
     Raises:
         UserError: A key differs that must not change, or a key in ``allowed`` is unknown.
     """
-    for key in allowed:
-        if key not in saved.keys() | given.keys():
-            raise UserError("--allow-change", key, "must be a key of the recipe", "write a dotted key such as batch")
+    _refuse_others(allowed, saved.keys() | given.keys())
     found = []
     # of another family all keys differ, and the family says why
     for key in sorted(saved.keys() | given.keys(), key=lambda key: (not key.endswith(".family"), key)):

@@ -46,7 +46,7 @@ class RunPlan:
     def images_travel(self) -> bool:
         """Whether G's outputs are computed on other ranks than those that read D's inputs."""
         generator, discriminator = (self.placement(network) for network in NETWORKS)
-        return generator.output_ranks() != discriminator.input_ranks()
+        return generator.of_stage(generator.num_stages - 1) != discriminator.of_stage(0)
 
     @property
     def objective(self) -> Objective:
@@ -287,6 +287,9 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
         raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
 
 
+_LEAST_SIGMAS = {"bf16": 0.1, "fp16": 1e-2, "fp32": 1e-5}
+"""Least steps: some ten times the relative distance of two numbers of the type near 1, except those of bf16."""
+
 SIGMAS = {"bf16": 0.1, "fp16": 0.03, "fp32": 0.01}
 """Steps of finite differences, by the coarsest type in D. In half types they are long enough to hide rounding."""
 
@@ -298,16 +301,19 @@ def _coarsest(recipe: Recipe, file: DeepSpeedFile) -> str:
 
 
 def _check_slope(recipe: Recipe, file: DeepSpeedFile) -> None:
-    """Refuse a finite difference below bf16's resolution: at sigma 0.01 rounding made it seven times R1."""
-    if _coarsest(recipe, file) != "bf16":
-        return
+    """Refuse a finite difference below D's resolution: in bf16, at sigma 0.01, rounding made it seven times R1."""
+    precision = _coarsest(recipe, file)
+    least = _LEAST_SIGMAS[precision]
     for name, penalty in recipe.objective.gradient_norms.items():
-        if penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < SIGMAS["bf16"]:
+        if penalty.form == "finite_difference" and penalty.sigma and penalty.sigma < least:
             field, detail = f"objective.{name}.sigma", "a smaller step is lost in rounding"
-            other = "use an fp16 or fp32 file for the discriminator"
-            if recipe.discriminator.computes_in == "bf16":
+            other = "give a larger number"
+            if precision == "bf16":
+                other = "use an fp16 or fp32 file for the discriminator"
+            if precision == "bf16" == recipe.discriminator.computes_in:
                 without = f"set discriminator.{recipe.discriminator.without_half}"
                 other = f"{without} and {other}" if file.precision == "bf16" else without
             remedy = f"remove it, or {other}"
-            problem = f"must be at least {SIGMAS['bf16']} with a bf16 discriminator"
+            article = "a" if precision == "bf16" else "an"
+            problem = f"must be at least {least:g} with {article} {precision} discriminator"
             raise UserError(field, penalty.sigma, problem, remedy, detail)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from bigsgan.errors import UserError
@@ -17,6 +17,9 @@ from bigsgan.runtime.paths import expanded
 
 LARGEST_INT = 2**63 - 1
 """The largest 64-bit integer, the type of tensors and random generators."""
+
+SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Size of the smallest normal and the largest number of float32."""
 
 SMALLEST_WIDTH, LARGEST_WIDTH = 0.001, 0.288
 """Limits of sigma_rel of a power function average. At 12 ** -0.5 its exponent is 0, and all weights count alike."""
@@ -34,7 +37,8 @@ def _expand(text: str) -> str:
     try:
         return expanded(text)
     except ValueError as error:
-        raise PydanticCustomError("no_home", "{problem}", {"problem": str(error)}) from None
+        texts = {"problem": str(error), "remedy": "write the whole path"}
+        raise PydanticCustomError("unfit", "{problem}", texts) from None
 
 
 PathText = Annotated[str, AfterValidator(_expand)]
@@ -52,6 +56,17 @@ class Section(BaseModel):
     """Base class of all sections of a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*")
+    @classmethod
+    def _fits_float32(cls, value: object) -> object:
+        """Refuse numbers that are 0 or infinite in float32, in which networks and optimizers compute."""
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and number and not SMALLEST_FLOAT <= abs(number) <= LARGEST_FLOAT:
+                problem = f"must be 0 or of a size from {SMALLEST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 is"
+                remedy = f"give a {'larger' if abs(number) < 1 else 'smaller'} number"
+                raise PydanticCustomError("unfit", "{problem}", {"problem": problem, "remedy": remedy})
+        return value
 
     def refuse_changed(self, name: str, keys: Iterable[str], condition: str, remedy: str = "remove it") -> None:
         """Refuse values of ``keys`` other than their defaults, as they have no effect under a condition.

@@ -143,6 +143,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     keys = [key.strip() for key in dotted.split(".")]
     if not equals and text.endswith((".yaml", ".yml")):
         raise UserError("override", text, "must have the form dotted.key=value", f"write --config {text}")
+    if not equals and (close := difflib.get_close_matches(text, shipped.recipe_names(), n=1, cutoff=0.75)):
+        raise UserError("override", text, "must have the form dotted.key=value", f"did you mean --config {close[0]}?")
     if not equals or not all(keys):
         remedy = "write it like optimizer.generator.lr=1e-4"
         raise UserError("override", text, "must have the form dotted.key=value", remedy)

@@ -37,6 +37,8 @@ _DEFAULT_SCALE = 0.18215
 _READ_BYTES = 1 << 24
 _FOLDER = "give the folder of an AutoencoderKL, with config.json and its weights"
 PATH = "data.codec.path"
+_FAILED = "The following operation failed"
+"""What TorchScript's errors begin with; their last line says what failed."""
 
 
 class About(NamedTuple):
@@ -170,6 +172,23 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
         detail = next(iter(str(error).splitlines()), "")
         remedy = "save it with torch.jit.save"
         raise UserError(field, str(path), "must be a TorchScript file", remedy, detail) from None
+
+
+@contextmanager
+def naming_program(path: str | Path, field: str, given: str, remedy: str) -> Iterator[None]:
+    """Turn what a user's program raises inside the block into a message.
+
+    Raises:
+        UserError: It fails at what it is ``given``.
+    """
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        text = lines[-1 if lines[0].startswith(_FAILED) else 0]
+        raise UserError(field, str(path), f"fails at {given}: {text}", remedy) from None
 
 
 def _weights_of(folder: Path, field: str) -> list[Path]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.autoencoders import PATH, check_folder, in_chunks, load_folder, load_program
+from bigsgan.data.autoencoders import PATH, check_folder, in_chunks, load_folder, load_program, naming_program
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
 
@@ -92,6 +92,12 @@ class Autoencoder(Codec):
         path = Path(str(self._section.path))
         if self._section.kind == "torchscript":
             program = load_program(path, PATH, self._device)
-            return lambda latents: program(latents).float()
+
+            def decode(latents: Tensor) -> Tensor:
+                remedy = "give a program that turns latents into images"
+                with naming_program(path, PATH, f"latents {tuple(latents.shape)}", remedy):
+                    return program(latents).float()  # type: ignore[no-any-return]
+
+            return decode
         network = load_folder(path, PATH, self._device)
         return lambda latents: network.decode(latents).sample

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Codec, Data
-from bigsgan.data.autoencoders import identity, in_chunks, load_folder, load_program, read_folder, weights_digest
+from bigsgan.data.autoencoders import (
+    identity,
+    in_chunks,
+    load_folder,
+    load_program,
+    naming_program,
+    read_folder,
+    weights_digest,
+)
 from bigsgan.data.codecs import build_codec
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import to_cosines
@@ -93,11 +101,15 @@ def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, devi
     """Open programs of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
     program = load_program(encoder, _FIELD, device)
 
+    def run(images: Tensor) -> Any:
+        with naming_program(encoder, _FIELD, f"images {tuple(images.shape)}", "give a program of images alone"):
+            return program(images)
+
     def part(images: Tensor) -> Tensor:
-        made = program(images)
+        made = run(images)
         return (torch.cat(list(made), dim=1) if isinstance(made, tuple) else made).float()
 
-    made = program(torch.zeros(1, channels, resolution, resolution, device=device))
+    made = run(torch.zeros(1, channels, resolution, resolution, device=device))
     first = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     if not isinstance(first, Tensor) or first.ndim != 4 or first.shape[2] < 1 or resolution % first.shape[2]:
         problem = f"must make latents, or a tuple of means and deviations, of images (n, {channels}, R, R)"

@@ -129,7 +129,7 @@ def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report
     size = launched.world_size()
     ranks: Ranks = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
     out = run or (Path(plan.recipe.out) if plan else Path())
-    subject = Subject(ranks, int(os.environ.get("LOCAL_RANK") or 0), plan, run, out)
+    subject = Subject(ranks, launched.number("LOCAL_RANK", default=0, least=0), plan, run, out)
     with contextlib.redirect_stdout(sys.stderr):  # for what libraries print; the report has kept standard output
         is_well = Examiner(subject, report).examine(checks)
     ranks.leave()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_in_float32
+from bigsgan.runtime import launched
 from bigsgan.training.sampling import Infer, shown
 
 
@@ -52,7 +52,7 @@ def best_device() -> torch.device:
     """A GPU if there is one, under a launcher this rank's; else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+    return torch.device("cuda", launched.number("LOCAL_RANK", default=0, least=0) % torch.cuda.device_count())
 
 
 def open_trained(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint.tags import checksum
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork
-from bigsgan.data.autoencoders import load_program
+from bigsgan.data.autoencoders import load_program, naming_program
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
@@ -203,7 +203,9 @@ def _torchscript(path: Path) -> Features:
     for_features: dict[str, Any] = {"return_features": True} if "return_features" in takes else {}
 
     def look(images: Tensor) -> Seen:
-        found = network(_coloured(images), **for_features)
+        images = _coloured(images)
+        with naming_program(path, "features", f"images {tuple(images.shape)}", "give a program of images alone"):
+            found = network(images, **for_features)
         if isinstance(found, tuple):
             return Seen(found[0].flatten(1), found[1])
         logits = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,19 +40,27 @@ def one_of_each(recipe: Recipe, directory: Path | None) -> RunPlan:
     return plan_run(with_ranks(recipe, stages), sum(stages.values()), directory, on_gpus=True)
 
 
-def _splits(recipe: Recipe, world_size: int, step: int) -> Iterator[tuple[dict[str, int], int]]:
-    """Yield numbers of ranks that divide by the stages, of G in multiples of ``step``, and what a batch divides by."""
+def _splits(recipe: Recipe, world_size: int, of_generator: Iterable[int]) -> Iterator[tuple[dict[str, int], int]]:
+    """Yield divisions for G's numbers of ranks, which its stages divide, and what a batch divides by with each."""
     stages = [recipe.engine(network).pipeline_stages for network in NETWORKS]
-    for generator in range(step, world_size, step):
+    for generator in of_generator:
         numbers = dict(zip(NETWORKS, (generator, world_size - generator), strict=True))
         if numbers["discriminator"] % stages[1] == 0:
             replicas = [number // own for number, own in zip(numbers.values(), stages, strict=True)]
             yield numbers, math.lcm(*(recipe.accumulation_of(n) * number for n in NETWORKS for number in replicas))
 
 
+def divisors(number: int) -> list[int]:
+    """Return what divides a number, in ascending order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n < number]
+
+
 def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterator[dict[str, int]]:
     """Yield numbers of ranks that divide by the stages, divide the batch, and that the networks do not refuse."""
-    for numbers, multiple in _splits(recipe, world_size, recipe.engine("generator").pipeline_stages):
+    stages = recipe.engine("generator").pipeline_stages
+    of_generator = (stages * replicas for replicas in divisors(recipe.batch) if stages * replicas < world_size)
+    for numbers, multiple in _splits(recipe, world_size, of_generator):
         if recipe.batch % multiple == 0:
             try:
                 plan_run(with_ranks(recipe, numbers), world_size, directory)
@@ -108,8 +116,8 @@ def other_batches(
     Times are for the recipe's batch, at the ``speed`` of each division's numbers of ranks.
     """
     stages = recipe.engine("generator").pipeline_stages
-    found = []
-    for numbers, multiple in _splits(recipe, world_size, stages * max(1, -(-world_size // (_MOST * stages)))):
+    found, step = [], stages * max(1, -(-world_size // (_MOST * stages)))
+    for numbers, multiple in _splits(recipe, world_size, range(step, world_size, step)):
         batch = max(1, round(recipe.batch / multiple)) * multiple
         found.append(OtherBatch(batch, time_division(work, numbers, schedule, speed(numbers))))
     return found

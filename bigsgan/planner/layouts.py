@@ -21,7 +21,7 @@ from bigsgan.config.yaml_file import apply_overrides, read_yaml
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.errors import UserError
 from bigsgan.planner.activations import Traces
-from bigsgan.planner.balance import plan_balanced
+from bigsgan.planner.balance import divisors, plan_balanced
 from bigsgan.planner.memory import Prediction, predict
 
 USABLE = 0.9
@@ -191,7 +191,7 @@ class Surveyor:
     def _accumulations(self, kind: Kind) -> list[int]:
         """Possible numbers of micro-batches, at least one; the one nearest to the recipe's comes first."""
         batch, own = self._recipe.batch, self._recipe.accumulation
-        numbers = [n for n in range(1, batch + 1) if batch % n == 0]
+        numbers = divisors(batch)
         if kind.stages > 1:
             filling = [n for n in numbers if n % kind.stages == 0 and n <= _FULL * kind.stages]
             numbers = filling or numbers[:1]

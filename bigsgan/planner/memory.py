@@ -67,7 +67,9 @@ def predict(plan: RunPlan, traces: Traces) -> Prediction:
 def predict_each(plan: RunPlan, traces: Traces) -> list[Prediction]:
     """Predict the memory of one rank each of those that hold the same layers."""
     places = [plan.placement(network) for network in NETWORKS]
-    pairs = {tuple(place.stage(rank) for place in places) for rank in range(plan.world_size)}
+    # Of many ranks that hold the same layers, only the first is looked at.
+    firsts = [place.of_stage(stage).start for place in places for stage in range(place.num_stages)]
+    pairs = {tuple(place.stage(rank) for place in places) for rank in firsts}
     bounds = {network: stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     found = []
     for pair in sorted(pairs):

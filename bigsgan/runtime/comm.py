@@ -77,7 +77,7 @@ def initialize(patience_seconds: float | None = None) -> None:
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
-    if os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_initialized():
+    if (os.environ.get("WORLD_SIZE") or "1") == "1" and not dist.is_initialized():
         # In this process alone: a store for others would listen on all interfaces.
         backend = get_accelerator().communication_backend_name()
         dist.init_process_group(backend, store=_process_store, rank=0, world_size=1, **patience)
@@ -124,12 +124,12 @@ def extend_patience() -> None:
 
 def rank() -> int:
     """Return this process's rank in the job, or in its part of it inside ``division.within_part``."""
-    return int(division.world().rank() if dist.is_initialized() else os.environ.get("RANK", 0))
+    return int(division.world().rank() if dist.is_initialized() else os.environ.get("RANK") or 0)
 
 
 def local_rank() -> int:
     """Return the number of this process's device: its rank on its host, or 0 where it sees a device of its own."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def world_size() -> int:

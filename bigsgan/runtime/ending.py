@@ -20,7 +20,7 @@ from bigsgan.errors import (
     wait_for_termination,
 )
 from bigsgan.monitor.logs import current_log
-from bigsgan.runtime import comm, roster
+from bigsgan.runtime import comm, limits, roster
 
 _UNKNOWN_SECONDS = 5.0
 """How long a rank waits to be ended if rank 0 may have printed a message, whose launcher then ends its host's ranks."""
@@ -38,7 +38,7 @@ def exit_status(work: Callable[[], int]) -> int:
     shuts torch down meanwhile, its threads may abort the process (status 250 instead of 2; seen once, two CPU ranks).
     """
     try:
-        return work()
+        return _limited(work)
     except UserError as error:
         # INFO goes to the log file only: an ERROR would be printed twice.
         _log.info("stopped: %s", error, exc_info=error)
@@ -62,6 +62,16 @@ def exit_status(work: Callable[[], int]) -> int:
         return _fail(lost_connection(gone, str(error).partition("\n")[0] or type(error).__name__))
     except Exception as error:
         _end_failed(error)
+        raise
+
+
+def _limited(work: Callable[[], int]) -> int:
+    """Do the work; turn an error that a limit of this process has caused into a UserError."""
+    try:
+        return work()
+    except (MemoryError, OSError, RuntimeError) as error:
+        if limit := limits.reached(error):
+            raise limit from error
         raise
 
 

@@ -9,14 +9,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigsgan.errors import UserError
+from bigsgan.runtime.limits import check_open_files
 from bigsgan.runtime.slurm import launcher_variables
 
 _MOST = 2**31 - 1
 _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
 """The names that DeepSpeed 0.19 knows (accelerator/real_accelerator.py); on others it fails with an assertion."""
 
+_PLACE = "environment variables"
 _NAME_SECONDS = 10.0
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables that only a launcher sets: torchrun, deepspeed, srun, and those of MPI."""
+
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def forget_empty() -> None:
+    """Unset variables that are set to nothing, as by ``RANK= bigsgan``: torch and DeepSpeed read them as numbers."""
+    for name in (*_VARIABLES, "DS_ACCELERATOR"):
+        if os.environ.get(name) == "":
+            del os.environ[name]
+
+
+def is_own_mistake(field: str) -> bool:
+    """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
+    by_hand = field in _VARIABLES and not any(map(os.environ.get, _LAUNCHERS))
+    return by_hand or field.startswith("SLURM_STEP_") or field in ("SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID")
 
 
 def take_from_slurm() -> None:
@@ -80,12 +99,16 @@ def check_launcher() -> None:
         UserError: A variable is missing or does not fit.
     """
     check_rank()
-    _check_accelerator()
+    check_accelerator()
     _check_interfaces()
+    check_open_files()
     if not os.environ.get("RANK"):
         return
-    for name, least in (("LOCAL_RANK", 0), ("LOCAL_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)):
-        number(name, default=least, least=least)
+    own = number("LOCAL_RANK", default=0, least=0)
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
+        most = number(name, default=_MOST, least=1)
+        if own >= most:
+            raise UserError("LOCAL_RANK", own, f"must be less than {name} ({most})", "run `unset RANK`", _PLACE)
     number("MASTER_PORT", default=1, least=1, most=65_535)
     for name in _REQUIRED:
         if not os.environ.get(name):
@@ -94,7 +117,12 @@ def check_launcher() -> None:
     _check_first_host()
 
 
-def _check_accelerator() -> None:
+def check_accelerator() -> None:
+    """Refuse a DS_ACCELERATOR that DeepSpeed does not know.
+
+    Raises:
+        UserError: It is another name.
+    """
     name = os.environ.get("DS_ACCELERATOR")
     if name and name not in _ACCELERATORS:
         problem = f"must be one of {', '.join(_ACCELERATORS)}"
@@ -146,10 +174,10 @@ def check_rank() -> None:
     """
     if not os.environ.get("RANK") and world_size() > 1:
         remedy = "start with deepspeed or torchrun, or run `unset WORLD_SIZE`"
-        raise UserError("WORLD_SIZE", world_size(), "must be unset without RANK", remedy, "environment variables")
+        raise UserError("WORLD_SIZE", world_size(), "must be unset without RANK", remedy, _PLACE)
     if rank() >= world_size():
         problem = f"must be less than WORLD_SIZE ({world_size()})"
-        raise UserError("RANK", rank(), problem, "run `unset RANK`", "environment variables")
+        raise UserError("RANK", rank(), problem, "run `unset RANK`", _PLACE)
 
 
 def unfit_meeting_place(host: str, port: int, error: RuntimeError) -> UserError:

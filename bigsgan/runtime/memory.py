@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from bigsgan.errors import UserError
+from bigsgan.runtime import limits
 
 # torch.OutOfMemoryError comes from torch's allocator of a device. Other errors are RuntimeErrors with these texts: from
 # torch's allocator on the host, from a device without room for CUDA itself, and from cuBLAS's and cuDNN's workspaces.
@@ -102,6 +103,8 @@ def naming_remedy(where: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
+        if limit := limits.reached(error):
+            raise limit from error
         if not _is_out_of_memory(error):
             raise
         cause = str(error).partition("\n")[0] or type(error).__name__

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 
 
 def expanded(text: str) -> str:
@@ -123,6 +123,6 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"cannot be written: {error.strerror or error}"
+        problem = f"cannot be written: {reason(error, path)}"
         remedy = "free some space, fix its permissions, or choose another path"
         raise UserError(str(path), None, problem, remedy) from error

@@ -24,14 +24,18 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get("RANK") or not environment.get("SLURM_STEP_NUM_TASKS"):
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
-    local_rank, local_size = _number(environment, "SLURM_LOCALID"), tasks_on_node(environment, node)
+    num_tasks, local_size = _number(environment, "SLURM_STEP_NUM_TASKS"), tasks_on_node(environment, node)
+    if int(num_tasks) == 0:
+        raise UserError("SLURM_STEP_NUM_TASKS", num_tasks, "must be at least 1", "start with `srun`")
+    rank = _number(environment, "SLURM_PROCID", int(num_tasks), "the number of tasks of the step")
+    local_rank = _number(environment, "SLURM_LOCALID", local_size, "the number of its tasks on this node")
     num_sharing = local_size
     if _sees_own_device(environment, local_size):  # its device is number 0
         local_rank, num_sharing = "0", 1
     job = int(_number(environment, "SLURM_JOB_ID"))
     return {
-        "RANK": _number(environment, "SLURM_PROCID"),
-        "WORLD_SIZE": _number(environment, "SLURM_STEP_NUM_TASKS"),
+        "RANK": rank,
+        "WORLD_SIZE": num_tasks,
         "LOCAL_RANK": local_rank,
         "LOCAL_SIZE": str(num_sharing),
         "LOCAL_WORLD_SIZE": str(local_size),
@@ -55,7 +59,7 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     text = _text(environment, "SLURM_STEP_TASKS_PER_NODE")
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,6})\))?", part)
+        found = re.fullmatch(r"0*([1-9]\d{0,4})(?:\(x0*([1-9]\d{0,5})\))?", part)
         if found is None:
             raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "must be as Slurm sets it", "start with `srun`")
         counts += [int(found[1])] * int(found[2] or 1)
@@ -77,10 +81,13 @@ def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
     return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
 
 
-def _number(environment: Mapping[str, str], name: str) -> str:
+def _number(environment: Mapping[str, str], name: str, bound: int | None = None, what: str = "") -> str:
+    """Return a whole number as text; ``bound``, which is ``what``, is the least that it must not be."""
     text = _text(environment, name)
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise UserError(name, text, "must be a whole number", "start with `srun`")
+    if bound is not None and int(text) >= bound:
+        raise UserError(name, int(text), f"must be less than {bound}, {what}", "start with `srun`")
     return text
 
 

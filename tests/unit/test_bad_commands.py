@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,15 +16,30 @@ from types import SimpleNamespace
 import pytest
 
 from bigsgan import cli, errors
-from bigsgan.commands import choosing
+from bigsgan.commands import choosing, parsing
 from bigsgan.errors import UserError
+from bigsgan.runtime import first_word
 from tests import REPOSITORY
 from tests.bad_input import check
 
 pytestmark = pytest.mark.usefixtures("beside_a_recipe")
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "": ("COMMAND", "must be given", "see `bigsgan --help`"),
+    "--foo": ("COMMAND", "must be given", "see `bigsgan --help`"),
+    "train digits": ("override", "must have the form dotted.key=value, got 'digits'", "did you mean --config digits?"),
+    "plan stylegan2_25": ("override", "must have the form dotted.key", "did you mean --config stylegan2_256?"),
+    "train --allow-change nope": ("--allow-change", "must be a key of the recipe, got 'nope'", "key such as batch"),
+    "train --allow-change optimizer.generator": (
+        "--allow-change",
+        "must be a key of the recipe, got 'optimizer.generator'",
+        "write a dotted key such as optimizer.generator.",
+    ),
+    "train --allow-change augmentation.kid": ("--allow-change", "must be a key", "key such as augmentation.kind"),
+    "plan --mfu 1e-300 --peak-tflops 1e-300": ("--mfu", "must be at least 1e-06, got 1e-300", "give a larger number"),
+    "plan --mfu 1 --peak-tflops 1e-300": ("--peak-tflops", "must be at least 1e-06, got 1e-300", "give a larger"),
+    "plan --mfu 1 --peak-tflops 1e300": ("--peak-tflops", "must be at most 1e+09, got 1e+300", "data sheet's 989"),
+    "bench train --plot x.txt": ("--plot", "must end in .png, got 'x.txt'", "give x.png"),
+    "bench train --plot recipe.yaml": ("--plot", "must end in .png, got 'recipe.yaml'", "give recipe.png"),
     "trian": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "did you mean train?"),
     "finetune": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
     "train --config digit": ("--config", "'digit' does not exist", "did you mean digits?"),
@@ -162,6 +179,10 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
         {"GLOO_SOCKET_IFNAME": "none7"},
         ("GLOO_SOCKET_IFNAME", "must be a network interface of ", "name one of them"),
     ),
+    "local rank of others": (
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_RANK", "must be less than LOCAL_SIZE (2), got 2 (environment variables)", "run `unset RANK`"),
+    ),
     "host": (
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
         ("MASTER_ADDR", "can resolve, got 'xxx", "rank 0's host"),
@@ -180,6 +201,110 @@ def test_environments(name, monkeypatch, capsys):
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
     check(capsys, ["train", "--config", "recipe.yaml"], *expected)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["train --print", "train --sweep", "train --config", "train --data-root", "sample --run x --out", "sample --run"],
+)
+def test_an_empty_text_is_a_mistake_and_not_nothing(option, capsys, monkeypatch):
+    monkeypatch.setattr(parsing, "import_late", lambda module: pytest.fail("it goes on"))
+    field = option.split()[-1]
+    problem = "must be a key of the recipe" if field == "--print" else "must be a path"
+    check(capsys, [*option.split(), ""], field, f"{problem}", "write ")
+
+
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "DS_ACCELERATOR"])
+def test_a_variable_that_is_set_to_nothing_is_not_set(name, monkeypatch, capsys):
+    monkeypatch.setenv(name, "")
+    assert cli.main(["train", "--config", "recipe.yaml", "--print", "batch"]) == 0
+    assert capsys.readouterr().out == "64\n"
+    assert name not in os.environ
+
+
+ALONE = {
+    "RANK": {"RANK": "1", "WORLD_SIZE": "1"},
+    "LOCAL_RANK": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"},
+    "WORLD_SIZE": {"RANK": "1", "WORLD_SIZE": "abc"},
+    "MASTER_PORT": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
+    "SLURM_STEP_TASKS_PER_NODE": {
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "0",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ALONE)
+def test_a_rank_whose_own_numbers_are_wrong_speaks_at_once(field, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "wait_for_termination", lambda: pytest.fail("a rank waits"))
+    monkeypatch.setattr(errors.time, "sleep", lambda seconds: None)
+    for patient in ("rank_zero_spoke", "tell_other_hosts"):
+        monkeypatch.setattr(first_word, patient, lambda: pytest.fail("a rank waits"))
+    for name, value in ALONE[field].items():
+        monkeypatch.setenv(name, value)
+    check(capsys, ["train", "--config", "recipe.yaml"], field, "must be ", "")
+
+
+def test_a_launchers_mistake_is_said_by_rank_0(monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr(cli, "wait_for_termination", lambda: waited.append(True))
+    monkeypatch.setattr(errors.time, "sleep", lambda seconds: None)
+    for name, value in {**ALONE["MASTER_PORT"], "LOCAL_RANK": "1", "CROSS_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    check(capsys, ["train", "--config", "recipe.yaml"], "MASTER_PORT", "must be ", "")
+    assert waited == [True]
+
+
+@pytest.mark.parametrize("name", ["xpu", "npu"])
+def test_an_accelerator_that_deepspeed_does_not_find_is_named(name, monkeypatch, capsys):
+    def imported(module):
+        raise ValueError("XPU_Accelerator requires PyTorch with XPU support.")
+
+    monkeypatch.setattr(parsing.importlib, "import_module", imported)
+    monkeypatch.setenv("DS_ACCELERATOR", name)
+    with pytest.raises(UserError) as caught:
+        parsing.import_late("bigsgan.train")
+    said = f"DS_ACCELERATOR: '{name}' cannot be used on {socket.gethostname()}: XPU_Accelerator requires PyTorch"
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith("(an environment variable); run `unset DS_ACCELERATOR`")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(ValueError, match="XPU"):  # a mistake of ours
+        parsing.import_late("bigsgan.train")
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["train", "--dry-run"]) == 2
+    said = "bigsgan: working directory: cannot be found: No such file or directory; change to another directory\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["bench"]])
+def test_without_a_command_there_is_help(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 0
+    assert f"usage: {' '.join(['bigsgan', *words])} [-h]" in capsys.readouterr().out
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_help_fits_into_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = [parser.format_help() for parser in parsers(choosing._parser())]
+    assert len(texts) == 17
+    assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
 
 
 def test_help_is_no_error(capsys):

@@ -245,6 +245,18 @@ CASES = {
         "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
         "remove it, or use an fp16 or fp32 file for the discriminator",
     ),
+    "a slope that rounding hides": (
+        ["objective.r1={weight: 1, form: finite_difference, sigma: 1e-9}"],
+        "objective.r1.sigma",
+        "must be at least 1e-05 with an fp32 discriminator, got 1e-09 (a smaller step is lost in rounding)",
+        "remove it, or give a larger number",
+    ),
+    "a slope that is 0 in float32": (
+        ["objective.r1={weight: 1, form: finite_difference, sigma: 1e-300}"],
+        "objective.r1.sigma",
+        "must be 0 or of a size from 1.2e-38 to 3.4e+38, as float32 is, got 1e-300",
+        "give a larger number",
+    ),
     "both sides of an exact penalty": (
         ["objective.r2={weight: 1, antithetic: true}"],
         "objective.r2.antithetic",

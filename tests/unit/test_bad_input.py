@@ -6,9 +6,14 @@ test_bad_pipelines.py; test_bad_runs.py and test_bad_outputs.py have the rest.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bigsgan import cli
+from bigsgan.config import Recipe, load_recipe
+from bigsgan.config.messages import all_keys
+from bigsgan.errors import UserError
 from tests.bad_input import BOMB, WentOnError, check
 
 pytestmark = pytest.mark.usefixtures("beside_a_recipe")
@@ -23,6 +28,29 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
         "the keys of this section are kind, lr,",
     ),
     "data.colour=red": ("data.colour", "unknown key", "the keys of this section are kind, root,"),
+    "engines.generator.ranks=-1": ("engines.generator.ranks", "must be greater than 0 or 'auto', got -1", "give one"),
+    "engines.generator.ranks=all": (
+        "engines.generator.ranks",
+        "must be an integer, a number or 'auto', got 'all'",
+        "give one of these",
+    ),
+    "engines.discriminator.ranks=1.5": (
+        "engines.discriminator.ranks",
+        "must be an integer, less than 1 or 'auto', got 1.5",
+        "give one of these",
+    ),
+    "optimizer.generator.betas=[a, 0.9]": ("optimizer.generator.betas.0", "must be a number, got 'a'", "write a"),
+    "optimizer.generator.eps=1e-300": (
+        "optimizer.generator.eps",
+        "must be 0 or of a size from 1.2e-38 to 3.4e+38, as float32 is, got 1e-300",
+        "give a larger number",
+    ),
+    "optimizer.generator.weight_decay=1e300": ("optimizer.generator.weight_decay", "got 1e+300", "give a smaller"),
+    "seed=": ("seed", "must be an integer, got null", "write an integer"),
+    "data.root=/data": ("data.root", "must be unset with data.kind=digits, got '/data'", "set data.root=null"),
+    "data.dataset=CIFAR10": ("data.dataset", "must be unset with data.kind=digits, got 'CIFAR10'", "data.dataset=null"),
+    "data.input_root=x": ("data.input_root", "must be unset with data.kind=digits, got 'x'", "data.input_root=null"),
+    "data.input_side=right": ("data.input_side", "must be unset with data.kind=digits, got", "data.kind=side_by_side"),
     "batch=sixty": ("batch", "must be an integer, got 'sixty'", "write an integer such as 64"),
     "batch='64'": ("batch", "must be an integer, got '64'", "write an integer"),
     "batch=64.5": ("batch", "must be an integer, got 64.5", "write an integer"),
@@ -108,7 +136,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "batch=\x1b[31m": ("batch", "must be a YAML value, got '\\x1b[31m' (unacceptable character", "quote it"),
     "out=\udcff": ("out", "must be a YAML value, got '\\udcff' (unacceptable character", "fix or quote it"),
     "\x1b[2J=1": ("\\x1b[2J", "unknown key", "the keys of this section are out, seed,"),
-    "out=": ("out", "must be a string, got null", "put the text in quotes"),
+    "out=": ("out", "must be a string, got null", "give a value, or put the text in quotes if it is null"),
     "out=''": ("out", "must be a directory, got ''", "give the run directory, such as out=runs/digits"),
     "out=5": ("out", "must be a string, got 5", "in quotes"),
     'out="a\\0b"': ("out", "must be a directory, got 'a\\x00b'", "give the run directory"),
@@ -392,3 +420,17 @@ def test_overrides_stand_anywhere(capsys):
     assert cli.main(["train", "batch=32", "--config", "recipe.yaml", "seed=7", "--dry-run", "accumulation=2"]) == 0
     printed = capsys.readouterr().out
     assert {"batch: 32", "seed: 7", "accumulation: 2"} <= set(printed.splitlines())
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5", "[]", "{}", "null", "[x]", "{a: 1}", "1e-300"])
+def test_messages_name_keys_as_the_recipe_writes_them(value):
+    """Not pydantic's names for the choices of a key, as in `ranks.constrained-int`."""
+    keys, wrong = set(all_keys(Recipe)), []
+    for key in keys:
+        try:
+            load_recipe(Path("recipe.yaml"), [f"{key}={value}"])
+        except UserError as error:
+            field = error.field.removesuffix(".0")
+            if not (field in keys or error.problem.startswith("unknown key")):
+                wrong.append(f"{key}={value}: {error}")
+    assert wrong == []

@@ -11,8 +11,8 @@ from bigsgan import shipped
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.errors import UserError
-from bigsgan.planner import sides
-from bigsgan.planner.balance import divide, one_of_each, plan_balanced
+from bigsgan.planner import balance, sides
+from bigsgan.planner.balance import divide, divisors, one_of_each, plan_balanced, possible
 from bigsgan.planner.counting import count_network, count_work
 from tests.tiny import TINY_GAMES, stages, tiny_recipe
 
@@ -191,3 +191,32 @@ def test_a_better_batch_is_named(tmp_path):
     batch = text.partition("with batch=")[2].partition(",")[0]
     other, _ = plan_balanced(tiny_recipe(tmp_path, AUTO, f"batch={batch}", "discriminator.channels=32"), 8, tmp_path)
     assert len(other.placement("generator").ranks) < 4
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 49, 240, 720_720, 2**20])
+def test_divisors(number):
+    assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+@pytest.mark.parametrize("of_g, of_d, accumulation", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 2, 3)])
+def test_all_divisions_that_the_batch_allows_are_found(of_g, of_d, accumulation, tmp_path):
+    recipe = recipe_of(tmp_path, *stages(of_g, of_d), f"accumulation={accumulation}")
+    for world_size in (2, 6, 12, 31):
+        expected = [
+            {"generator": g, "discriminator": world_size - g}
+            for g in range(of_g, world_size, of_g)
+            if (world_size - g) % of_d == 0
+            and recipe.batch % (accumulation * g // of_g) == 0
+            and recipe.batch % (accumulation * (world_size - g) // of_d) == 0
+        ]
+        assert list(possible(recipe, world_size, tmp_path)) == expected
+
+
+def test_a_million_ranks_are_planned_in_bounded_time(tmp_path, monkeypatch):
+    """Divisions are as many as the batch has divisors, and not as the job has ranks."""
+    tried = []
+    monkeypatch.setattr(balance, "plan_run", lambda recipe, *others: tried.append(recipe))
+    recipe, ranks = tiny_recipe(tmp_path, f"batch={2**20}"), 2**20
+    found = list(possible(recipe, ranks, tmp_path))
+    assert found == [{"generator": ranks // 2, "discriminator": ranks // 2}]
+    assert len(tried) == 1

@@ -15,12 +15,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.fft import dctn
+from torch import nn
 
 import bigsgan
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, autoencoders, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.codecs import build_codec
+from bigsgan.data.encoders import open_encoder
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
@@ -300,6 +302,27 @@ class Doubling(torch.nn.Module):
         return torch.cat([images, images[:, :1]], 1)
 
 
+class OfTwo(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
+        return x + y
+
+
+class Reshaping(nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x.view(3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    "program, said", [(OfTwo, "forward() is missing value for argument 'y'"), (Reshaping, "RuntimeError: shape '[3, 5")]
+)
+def test_a_program_that_fails_at_images_is_no_encoder(tmp_path, program, said):
+    path = tmp_path / "encoder.pt"
+    torch.jit.script(program()).save(str(path))
+    with pytest.raises(UserError) as caught:
+        open_encoder(f"torchscript:{path},{path}", 3, 16, CPU)
+    assert str(caught.value).startswith(f"--codec: '{path}' fails at images (1, 3, 16, 16): {said}")
+
+
 def test_a_program_decodes(tmp_path):
     path = tmp_path / "decoder.pt"
     torch.jit.script(Doubling()).save(str(path))
@@ -311,6 +334,9 @@ def test_a_program_decodes(tmp_path):
     torch.testing.assert_close(built.decode(drawn), Doubling()(drawn / 0.25))
     with pytest.raises(UserError, match=r"makes images of the shape \(3, 64, 64\), not \(1, 64, 64\)"):
         build_codec(latents(tmp_path, codec=codec, image_channels=1), CPU).decode(drawn)
+    torch.jit.script(OfTwo()).save(str(path))
+    with pytest.raises(UserError, match=r"^data\.codec\.path: '.*decoder\.pt' fails at latents .* for argument 'y'"):
+        build_codec(data, CPU).decode(drawn)
     path.write_bytes(b"no program")
     with pytest.raises(UserError, match=r"data\.codec\.path: must be a TorchScript file, got '.*decoder\.pt'"):
         build_codec(data, CPU).decode(drawn)

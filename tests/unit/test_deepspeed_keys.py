@@ -84,6 +84,18 @@ def zero(**content: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "sparse gradients": (
+        {"sparse_gradients": True},
+        "sparse_gradients: must be false, got true (no network here has sparse gradients); fix it, or remove it",
+    ),
+    **{
+        f"an empty name of {key}": (
+            zero(leaf_module={key: [""]}),
+            f"zero_optimization.leaf_module.{key}: must be a list of names, got [''];",
+        )
+        for key in ("classes", "names", "name_suffixes")
+    },
+    "a blank name": ({"data_types": {"keep_in_fp32_modules": [" "]}}, "keep_in_fp32_modules: must be a list of names,"),
     "communication": (
         {"communication_data_type": "int8"},
         "communication_data_type: must be one of fp32, bf16, fp16, or null, got",

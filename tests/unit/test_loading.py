@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 import bigsgan
+from bigsgan.errors import UserError
+from bigsgan.inference.trained import best_device
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
@@ -74,3 +76,14 @@ def test_training_mode_moves_no_state(tmp_path, family, network):
     module.train()(*inputs_of(module)).sum().backward()
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert torch.equal(module.eval()(*inputs_of(module)), first)
+
+
+def test_a_local_rank_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for text, number in (("", 0), ("3", 1)):
+        monkeypatch.setenv("LOCAL_RANK", text)
+        assert best_device() == torch.device("cuda", number)
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    with pytest.raises(UserError, match=r"^LOCAL_RANK: must be a whole number from 0 to 2147483647, got '-1' \(an env"):
+        best_device()

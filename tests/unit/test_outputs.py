@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from bigsgan import cli, importing
@@ -77,6 +78,51 @@ def test_a_runs_own_files_are_not_replaced(path, refuse):
         problem = f"({problem}|must be a directory, got )"
     with pytest.raises(UserError, match=f"^--out: (.* )?{problem}"):
         refuse(Path(path), "--out")
+
+
+KINDS = {
+    ".png": b"\x89PNG\r\n", ".gif": b"GIF89a", ".npz": b"PK\3\4", ".pt2": b"PK\3\4", ".onnx": b"\x08\x0a",
+    ".safetensors": b"\x10\0\0\0\0\0\0\0{}", "trace.json": b' {\n    "schemaVersion": 1,',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_another_kind_is_not_replaced(kind):
+    for content, may in ((KINDS[kind], True), (b"", True), (b"out: run\n", False), (b"\xff\xd8\xff\xe0", False)):
+        Path("file").write_bytes(content)
+        if may:
+            refuse_output(Path("file"), kind=kind)
+            continue
+        with pytest.raises(UserError, match=f"^--out: must be a new file, or one that is a {kind} file already, got"):
+            refuse_output(Path("file"), kind=kind)
+        assert Path("file").read_bytes() == content
+
+
+COMMANDS = {
+    "sample --run run --out recipe.yaml": "--out: must end in .png, .gif or .npz, got 'recipe.yaml'; give recipe.png",
+    "sample --run run --out notes.png": "--out: must be a new file, or one that is a .png file already, got",
+    "sample --run run --out notes.npz": "--out: must be a new file, or one that is a .npz file already, got",
+    "sample --run run --out notes": "--out: must be a new file, or one that is a .png file already, got",
+    "sample --run run --out notes.gif --interpolate 4": "--out: must be a new file, or one that is a .gif file",
+    "export --run run --out recipe.yaml": "--out: must be a new file, or one that is a .safetensors file already, got",
+    "export --run run --out notes.pt2": "--out: must be a new file, or one that is a .pt2 file already, got",
+    "bench train --plot notes.png": "--plot: must be a new file, or one that is a .png file already, got",
+    "bench profile --out traces": "--out: must be a new file, or one that is a trace.json file already, got",
+    "data prepare images recipe.yaml --resolution 8 --format zip": "DST: 'recipe.yaml' exists, and was not made by",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_replaces_what_it_did_not_write(command, capsys):
+    for name in ("recipe.yaml", "notes", "notes.png", "notes.npz", "notes.gif", "notes.pt2", "traces/trace.json"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("mine")
+    Path("images").mkdir()
+    Image.new("L", (8, 8)).save("images/a.png")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert cli.main(command.split()) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"bigsgan: {COMMANDS[command]}")
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_other_places_may_be_written():

@@ -67,7 +67,8 @@ def test_what_is_measured_may_change():
 
 @pytest.mark.parametrize("override", sorted(FREE))
 def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
-    saved, given = tiny_recipe(tmp_path), tiny_recipe(tmp_path, override)
+    files = ["data.kind=folder", "data.root=/here"] if override.startswith("data.root") else []
+    saved, given = tiny_recipe(tmp_path, *files), tiny_recipe(tmp_path, *files[:1], override)
     assert given != saved
     key = override.partition("=")[0]
     for before, after in ((saved, given), (given, saved)):
@@ -147,7 +148,10 @@ def test_a_run_may_be_moved(tmp_path):
 
 
 def test_the_recipe_is_kept_as_it_was(tmp_path):
-    first, second = tiny_recipe(tmp_path, "data.root='1e-4'"), tiny_recipe(tmp_path, "objective.r1.weight=1e-8")
+    first, second = (
+        tiny_recipe(tmp_path, "data.kind=folder", "data.root='1e-4'"),
+        tiny_recipe(tmp_path, "objective.r1.weight=1e-8"),
+    )
     assert first.data.root == "1e-4"
     run = tmp_path / "new" / "run"
     for recipe in (first, second):

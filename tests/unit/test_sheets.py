@@ -139,6 +139,9 @@ def test_an_animation_has_a_frame_for_each_step(make_run, tmp_path):
     assert main(["sample", *arguments]) == 0
     image = Image.open(out)
     assert (image.n_frames, image.size) == (5, (3 * 18 + 2, 20))
+    for num, classes in (("2", []), ("5", ["--classes", "1-3"])):  # a row for each of --num
+        assert main(["sample", *arguments[:4], "--interpolate", "2", "--num", num, *classes]) == 0
+        assert Image.open(out).size == (int(num) * 18 + 2, 20)
 
 
 def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path):
@@ -199,6 +202,15 @@ def test_pairs_stand_side_by_side(make_run, tmp_path):
         (["--mix", "4"], "--mix: needs a generator with styles"),
         (["--mix", "4", "--interpolate", "3"], "--interpolate: cannot be combined with --mix"),
         (["--files", "--truncation", "0.3,0.5"], "--files: cannot be combined with --truncation"),
+        (
+            ["--truncation", "0.3,0.5", "--num", "7"],
+            "--num: must be 20 with 2 truncations of 10 columns",
+        ),
+        (
+            ["--truncation", "0.3,0.5", "--num", "4", "--classes", "1-3"],
+            "--num: must be 6 with 2 truncations of 3 columns",
+        ),
+        (["--interpolate", "4", "--num", "99999999"], "--interpolate: must be at most 0 with images of 16 pixels"),
         (["--truncation", "0.3,x"], "--truncation: must be a number, got '0.3,x'"),
         (["--truncation", "0.3,0"], "--truncation: must be at least 0.02, got 0.0"),
     ],

@@ -248,6 +248,27 @@ def test_restarts_without_a_new_checkpoint_are_counted(job):
     assert requeued(SLURM_JOB_ID="7", STATE=STATE, BIGSGAN_RESTARTS="5")
 
 
+@pytest.mark.parametrize(
+    "limit, back", [("00:03:00", False), ("00:01:00", False), ("00:30:00", True), ("1-00:00:00", True)]
+)
+def test_a_job_that_is_warned_as_it_starts_does_not_start_again_and_says_why(job, limit, back):
+    state = f"{STATE} TimeLimit={limit} TimeMin=N/A"
+    done, calls = job.run("--config", "R.yaml", STATUS="85", STATE=state)
+    assert done.returncode == 85
+    assert ("requeue 7" in calls) == back
+    said = "bigsgan: --time: must be longer than the 180 s that Slurm warns before, got "
+    assert (said in done.stderr) != back
+    if limit == "00:03:00":
+        assert done.stderr == f"{said}180 s; give more, or --signal=USR1@45; the same command resumes\n"
+    assert "requeue 7" in job.run("--config", "R.yaml", STATUS="1", STATE=state)[1]  # a failure is none
+
+
+def test_the_last_end_is_named(job):
+    for status, said in (("85", "(last: a signal after 0 s)"), ("1", "(last: status 1 after 0 s)")):
+        done, _ = job.run("--config", "R.yaml", STATUS=status, BIGSGAN_RESTARTS="0")
+        assert said in done.stderr
+
+
 def test_a_task_of_an_array_speaks_for_itself_alone(job):
     """The last task has the array's own number, and `scontrol requeue` would take it for all of them."""
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}

@@ -46,6 +46,21 @@ def test_a_job_is_queued(here):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "time, notice",
+    [("3", 45), ("00:03:00", 45), ("10:30", 157), ("0-0:11", 165), ("12", None), ("2-12", None), ("0", None),
+     ("UNLIMITED", None)],
+)  # fmt: skip
+def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
+    assert run("--gpus-per-node", "1", "--time", time) == 0
+    words = (here / "submitted").read_text().splitlines()
+    assert words[2] == f"--time={time}"
+    assert [word for word in words if word.startswith("--signal")] == [f"--signal=USR1@{notice}"] * (notice is not None)
+    assert run("--gpus-per-node", "1", "--time", time, "--sbatch=--signal=USR1@50") == 0
+    words = (here / "submitted").read_text().splitlines()
+    assert [word for word in words if word.startswith("--signal")] == ["--signal=USR1@50"]
+
+
 def test_the_status_is_that_of_sbatch(here, monkeypatch):
     monkeypatch.setenv("SBATCH_STATUS", "7")
     assert run("--tasks-per-node", "2") == 7
@@ -105,6 +120,19 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "site": (["--site", "none.sh"], "--site: "),
     "site's syntax": (["--site", "bad.sh"], " must be a valid bash script: bad.sh: line "),
     "ranks": (["--tasks-per-node", "1"], "--gpus-per-node: must be unset with --tasks-per-node, got 2; give"),
+    "two minutes": (
+        ["--time", "00:02:00"],
+        "--time: must be at least 3 minutes, got '00:02:00' (a job has to start, t",
+    ),
+    "a minute": (["--time", "1"], "--time: must be at least 3 minutes, got '1' ("),
+    "seconds": (["--time", "0:30"], "--time: must be at least 3 minutes, got '0:30' ("),
+    "a minute for sbatch": (["--sbatch=--time=1"], "--sbatch: must be at least 3 minutes, got '1' ("),
+    "no time": (["--time", "a day"], "--time: must be a time limit as in Slurm, got 'a day'; write one such as 24:00"),
+    "empty time": (["--time", ""], "--time: must be a time limit as in Slurm, got ''; write one such as 24:00:00"),
+    "long notice": (
+        ["--time", "10", "--sbatch=--signal=USR1@600"],
+        "--time: must be more than a minute longer than the 600 s that Slurm warns before, got '10'; give a longer",
+    ),
     "nodes": (["--nodes", "0"], "--nodes: must be at least 1, got 0; give a larger number"),
     "restarts": (["--restarts", "-1"], "--restarts: must be at least 0, got -1; give a larger number"),
 }

@@ -118,3 +118,32 @@ def test_a_key_that_cannot_be_printed(tmp_path, capsys):
     tiny_recipe(tmp_path)
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--print", "data"]) == 2
     assert "must be a key of the recipe with a value, got 'data'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("seed=a", "bigsgan: seed: must be an integer, got 'a' (line 3 of sweep.txt); write an integer"),
+        ("batch=63 accumulation=2", "(2 micro-batches on 1 rank for the generator; line 3 of sweep.txt); set batch="),
+        ("data.knd=zip", "bigsgan: data.knd: unknown key (line 3 of sweep.txt); did you mean data.kind?"),
+        ("a b=1", "got 'a' (line 3 of sweep.txt); write it like"),
+        ("out=b data.kind=@", "bigsgan: data.kind: must be a YAML value, got '@' ("),
+    ],
+)
+def test_a_mistake_in_a_line_names_it(tmp_path, monkeypatch, capsys, line, message):
+    tiny_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.txt").write_text(f"# one\nout=a\n{line}\n")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    for command in (["train", "--dry-run"], ["submit", "--tasks-per-node", "1", "--dry-run"]):
+        assert cli.main([*command, "--config", "tiny.yaml", "--sweep", "sweep.txt"]) == 2
+        found = capsys.readouterr().err
+        assert message in found
+        assert "line 3 of sweep.txt" in found
+
+
+def test_what_all_tasks_have_in_common_is_of_no_line(sweep, tmp_path, monkeypatch, capsys):
+    tiny_recipe(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), "--sweep", str(sweep), "report_nimg=a"]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: report_nimg: must be an integer, got 'a'; write ")

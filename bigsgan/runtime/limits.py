@@ -1,0 +1,58 @@
+"""The limits of this process that a shell or a scheduler sets (`ulimit`), and the errors that they cause."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from bigsgan.errors import UserError
+
+LEAST_FILES = 128
+"""A rank, its store and its loading processes have some 100 open files."""
+
+_NO_MEMORY = (
+    "failed to map segment",
+    "annot allocate memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "could not create a ",
+)
+"""Of the system's loader and calls, of C++, and of oneDNN."""
+
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+
+
+def check_open_files() -> None:
+    """Refuse a limit of open files with which a rank would fail, maybe only as it saves.
+
+    Raises:
+        UserError: The limit is less than ``LEAST_FILES``.
+    """
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < LEAST_FILES:
+        raise _too_few_files(f"at least {LEAST_FILES}")
+
+
+def reached(error: BaseException) -> UserError | None:
+    """Return the message for an error, of the system or of a library, that a limit has caused; None for any other."""
+    number, text = getattr(error, "errno", None), str(error)
+    if number == errno.EMFILE or os.strerror(errno.EMFILE) in text:
+        return _too_few_files("more")
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(part in text for part in _NO_MEMORY):
+        return _unless_unlimited("ulimit -v", resource.RLIMIT_AS, 1024, "KiB of address space")
+    if number == errno.EAGAIN or any(part in text for part in _NO_THREAD):
+        memory = _unless_unlimited("ulimit -v", resource.RLIMIT_AS, 1024, "KiB of address space")
+        return memory or _unless_unlimited("ulimit -u", resource.RLIMIT_NPROC, 1, "processes and threads of this user")
+    return None
+
+
+def _too_few_files(number: str) -> UserError:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UserError("ulimit -n", soft, f"must allow {number} open files", "run `ulimit -n 65536` before")
+
+
+def _unless_unlimited(command: str, limit: int, unit: int, what: str) -> UserError | None:
+    soft, _ = resource.getrlimit(limit)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return UserError(command, soft // unit, f"must allow more {what}", f"run `{command} unlimited` before")
