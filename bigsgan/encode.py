@@ -26,7 +26,6 @@ from tqdm import tqdm
 from bigsgan.checkpoint.files import checksum
 from bigsgan.data.conversion import ReadJob, Result, in_order, read
 from bigsgan.data.encoders import Encoder, open_encoder
-from bigsgan.data.latents import ABOUT_FILE
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import (
     Task,
@@ -34,10 +33,11 @@ from bigsgan.data.prepare import (
     check_destination,
     check_numbers,
     check_place,
-    describe,
     naming_culprit,
     sum_up,
 )
+from bigsgan.data.prepared import describe, num_images
+from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
@@ -229,4 +229,4 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, "resolution": task.resolution}
-    describe(made, f"latents of {made.num_images} images", data, codec)
+    describe(made, f"latents of {num_images(made.num_images)}", data, codec)

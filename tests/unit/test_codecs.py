@@ -130,7 +130,7 @@ def test_latents_that_are_not_listed(tmp_path):
     with pytest.raises(UserError, match=r"data.root: .* has no readable dataset.json: it is nested too deeply"):
         build_dataset(latents(tmp_path))
     (tmp_path / "data" / "dataset.json").write_text('{"labels": [["000.npy", -1]]}')
-    with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in dataset\.json, that of 000\.npy"):
+    with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in its dataset\.json, that of 000\.npy"):
         build_dataset(latents(tmp_path))
 
 
@@ -143,7 +143,7 @@ def test_latents_without_classes(tmp_path):
     dataset = build_dataset(latents(tmp_path, num_classes=0))
     assert [dataset[i][1] for i in range(len(dataset))] == [0] * 3
     np.testing.assert_array_equal([dataset[i][0][:4].numpy() for i in range(3)], numbers)
-    with pytest.raises(UserError, match=r"data\.root: .* has no readable dataset.json"):
+    with pytest.raises(UserError, match=r"data\.num_classes: must be 0 .* has 0 classes in dataset.json\); set"):
         build_dataset(latents(tmp_path))
 
 
