@@ -159,7 +159,7 @@ def _write_part(
     task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
-    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
+    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": []}
     moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
     def members() -> Iterator[tuple[str, bytes]]:
@@ -168,6 +168,7 @@ def _write_part(
             images = dict(zip(batch, (next(results) for _ in batch), strict=True))
             bar.update(len(batch))
             report["unreadable"] += [[index, image.problem] for index, image in images.items() if image.problem]
+            report["values"] += [pair for image in images.values() for pair in image.values]
             readable = {index: image for index, image in images.items() if not image.problem}
             if not readable:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,11 +28,13 @@ from bigsgan.data.listing import data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
 from bigsgan.errors import reason
 from bigsgan.images.codec import decode
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, used_range
 from bigsgan.runtime.paths import check_regular
 
 _SYNTHETIC_IMAGES = 8_192
 _CPU = torch.device("cpu")
+
+_log = logging.getLogger(__name__)
 
 
 class ImageDataset(Protocol):
@@ -59,16 +62,19 @@ class ImageDataset(Protocol):
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
     """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1] on the host.
 
-    Latents are decoded on ``device``.
+    Warns of images of more than 8 bits that use a part of their range. Latents are decoded on ``device``.
 
     Raises:
         UserError: Their autoencoder cannot be read.
     """
     found = []
     num = min(num, len(dataset))
-    for index in range(num):
-        with suppress(CorruptImage):  # the loader counts and reports it
-            found.append(dataset[index * len(dataset) // num][0])
+    with noting_values() as values:
+        for index in range(num):
+            with suppress(CorruptImage):  # the loader counts and reports it
+                found.append(dataset[index * len(dataset) // num][0])
+    if text := used_range(values):
+        _log.warning("%s: of %d images, %s", data.root, num, text)
     if not found:
         return torch.empty(0)
     if data.kind != "latents":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from bigsgan.config.data import Data
@@ -133,14 +134,13 @@ def _class_number(data: Data, name: str, label: Any) -> int:
         remedy = f'write the number of one class for each image, or {{"labels": null}} for none, into {LABELS_FILE}'
         remedy += ", or set data.num_classes=0" if data.num_classes else ""
         raise UserError("data.root", data.root, problem, remedy, "conditions that are vectors are not supported")
-    try:
+    problem = f"has a label that is not the number of a class in its {LABELS_FILE}, {shown(label)} of {name}"
+    with suppress(TypeError, ValueError, OverflowError):  # null, text, an infinite number
         number = int(label)
         if number == float(label) and 0 <= number < _MOST_CLASSES:
             return number
-        problem = f"has a class below 0 in its {LABELS_FILE}, that of {name}" if number < 0 else ""
-    except (TypeError, ValueError, OverflowError):
-        problem = ""
-    problem = problem or f"has a label that is not the number of a class in its {LABELS_FILE}, {shown(label)} of {name}"
+        if number < 0:
+            problem = f"has a class below 0 in its {LABELS_FILE}, that of {name}"
     raise UserError("data.root", data.root, problem, remedy)
 
 

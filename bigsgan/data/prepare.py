@@ -29,6 +29,7 @@ from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe, num_images
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import used_range
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.paths import parse_json
@@ -305,7 +306,7 @@ def _job(task: Task, index: int) -> Job:
 
 
 def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
-    report: dict[str, Any] = {"image_channels": 1, "unreadable": []}
+    report: dict[str, Any] = {"image_channels": 1, "unreadable": [], "values": []}
 
     def members() -> Iterator[tuple[str, bytes]]:
         for index in part:
@@ -315,6 +316,7 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
                 report["unreadable"].append([index, converted.problem])
                 continue
             report["image_channels"] = max(report["image_channels"], converted.channels)
+            report["values"] += converted.values
             yield f"{task.name(index)}.png", converted.content
             if task.format == "tar" and task.source.classes:
                 yield f"{task.name(index)}.cls", str(task.source.labels[index]).encode()
@@ -349,7 +351,8 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
         raise UserError("SRC", str(source.root), problem if lost else "contains no readable image", remedy, detail)
     named = [(source.paths[index], why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
-    return Prepared(num - len(named), len(source.classes), channels, len(named), named, source.ignored.text())
+    values = used_range([(low, high) for report in reports for low, high in report.get("values", ())])
+    return Prepared(num - len(named), len(source.classes), channels, len(named), named, source.ignored.text(), values)
 
 
 def _join(task: Task) -> None:

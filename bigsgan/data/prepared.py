@@ -21,6 +21,7 @@ class Prepared(NamedTuple):
     num_unreadable: int  # images that were skipped
     unreadable: list[tuple[str, str]]  # their paths and the reasons; empty if the zip file was complete before
     ignored: str = ""  # the files beside images, described
+    values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
 
 
 def num_images(num: int) -> str:
@@ -38,6 +39,8 @@ def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[
     if made.num_unreadable:
         were = "image was" if made.num_unreadable == 1 else "images were"
         _log.warning("%d unreadable %s skipped", made.num_unreadable, were)
+    if made.values:
+        _log.warning("%s", made.values)
     classes = "class" if made.num_classes == 1 else "classes"
     print(f"{data['root']}: {what} of {made.num_classes or 'no'} {classes}")
     overrides = {**data, "image_channels": made.image_channels, "num_classes": made.num_classes}
