@@ -77,7 +77,8 @@ class Data(Section):
     For ``latents``, a directory of .npy files and dataset.json, which has their classes, a zip file of the same, or
     a directory of tar shards, as `bigsgan data encode` makes them. For ``zip``, the file, in which each folder is a
     class. For ``tar``, the directory of the shards (as in WebDataset). For ``side_by_side``, the directory of images
-    that hold input and target. For ``paired_folders``, the directory of the targets.
+    that hold input and target. For ``paired_folders``, the directory of the targets. Where ``folder`` or ``zip`` has a
+    dataset.json, as StyleGAN's tool writes it, classes are its numbers and not the folders.
     """
     input_root: PathText | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names."""
