@@ -26,6 +26,7 @@ from tqdm import tqdm
 from bigsgan.checkpoint.files import checksum
 from bigsgan.data.conversion import ReadJob, Result, in_order, read
 from bigsgan.data.encoders import Encoder, open_encoder
+from bigsgan.data.listing import counted
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import (
     Task,
@@ -36,7 +37,7 @@ from bigsgan.data.prepare import (
     naming_culprit,
     sum_up,
 )
-from bigsgan.data.prepared import describe, num_images
+from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
 from bigsgan.images.codec import decode
@@ -230,4 +231,4 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, "resolution": task.resolution}
-    describe(made, f"latents of {num_images(made.num_images)}", data, codec)
+    describe(made, f"latents of {counted(made.num_images, 'image')}", data, codec)

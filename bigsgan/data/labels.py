@@ -91,6 +91,7 @@ def labels_of_images(data: Data, files: Files) -> list[int] | None:
         UserError: It cannot be read, does not list an image, lists one that is not there, or has no class numbers.
     """
     if files.labels is None:
+        _check_root(data, files)
         return None
     try:
         listed = read_listing(data, files.labels())
@@ -99,6 +100,17 @@ def labels_of_images(data: Data, files: Files) -> list[int] | None:
     if listed is not None:
         _check_listing(data, listed, files)
     return class_numbers(data, files.images, listed)
+
+
+def _check_root(data: Data, files: Files) -> None:
+    """Refuse a data set that is packed with the folder around it, whose folders would count as classes."""
+    inner = [name for name in files.others if os.path.basename(name) == LABELS_FILE]
+    if len(files.folders) == 1 and inner == [f"{files.folders[0]}/{LABELS_FILE}"]:
+        remedy = f"give {data.root}/{files.folders[0]}"
+        if os.path.isfile(str(data.root)):
+            remedy = f"pack the files in {files.folders[0]} without that folder"
+        problem = f"has {inner[0]}, and no {LABELS_FILE} beside that folder"
+        raise UserError("data.root", data.root, problem, remedy, "it lists the classes of a data set")
 
 
 def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:

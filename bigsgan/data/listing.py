@@ -64,7 +64,7 @@ class Ignored(NamedTuple):
         shown = sorted(self.kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:_SHOWN_KINDS]
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in shown)
         more = ", ..." if len(self.kinds) > _SHOWN_KINDS else ""
-        return f"{num} other file{'s' if num > 1 else ''} ignored: {kinds}{more}, such as {self.example}"
+        return f"{counted(num, 'other file')} ignored: {kinds}{more}, such as {self.example}"
 
     def check(self, field: str, root: object, num_images: int, remedy: str = "") -> None:
         """Refuse to ignore more files that may be images than the ``num_images`` that are read.
@@ -73,7 +73,7 @@ class Ignored(NamedTuple):
             UserError: Most of the data set would be ignored.
         """
         if self.num_lost > num_images:
-            problem = f"has {self.num_lost} files that would be ignored, and {num_images} images"
+            problem = f"has {self.num_lost} files that would be ignored, and {counted(num_images, 'image')}"
             remedy = remedy or "convert them to .jpg or .png, or move them elsewhere"
             raise UserError(field, str(root), problem, remedy, self.text())
 
@@ -201,6 +201,11 @@ def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
 def unreadable_root(data: Data, error: OSError) -> UserError:
     """Return the error that the file system refuses to read."""
     return UserError("data.root", data.root, f"cannot be read: {reason(error, data.root)}", "fix its permissions")
+
+
+def counted(num: int, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{num} {what}{'' if num == 1 else 's'}"
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import left_out
-from bigsgan.data.listing import data_directory, files_below
+from bigsgan.data.listing import counted, data_directory, files_below
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image, upright
@@ -111,7 +111,7 @@ def build_paired_folders(data: Data) -> FilePairs:
     alone = sorted(sources.keys() ^ targets.keys())
     if alone:
         field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
-        problem = f"has no counterpart for {len(alone)} images, such as {alone[0]}"
+        problem = f"has no counterpart for {counted(len(alone), 'image')}, such as {alone[0]}"
         raise UserError(field, root, problem, "give input and target the same name")
     return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
 

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unwritable
-from bigsgan.data.listing import some_names
+from bigsgan.data.listing import counted, some_names
 from bigsgan.data.packed import write_tar, write_zip
-from bigsgan.data.prepared import Prepared, describe, num_images
+from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import used_range
@@ -47,7 +47,7 @@ def main(source: Path, destination: Path, resolution: int, format: str, workers:
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     made = prepare(source, destination, resolution, format, workers)
-    describe(made, num_images(made.num_images), {"kind": format, "root": destination, "resolution": resolution})
+    describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination, "resolution": resolution})
 
 
 def prepare(source: Path, destination: Path, resolution: int, format: str, workers: int) -> Prepared:

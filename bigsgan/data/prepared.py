@@ -24,11 +24,6 @@ class Prepared(NamedTuple):
     values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
 
 
-def num_images(num: int) -> str:
-    """Return a number of images in words."""
-    return f"{num} image{'' if num == 1 else 's'}"
-
-
 def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[str, Any] | None = None) -> None:
     """Print the result, the skipped images, the overrides of a recipe that uses it, and the files that were ignored.
 

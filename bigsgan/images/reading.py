@@ -36,6 +36,7 @@ PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
 _WHITE = 65535  # of 16 bits
 _noted: ContextVar[list[tuple[int, int]] | None] = ContextVar("noted", default=None)
 
+_SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -67,6 +68,8 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
             check_regular(path)
         with Image.open(path if content is None else content) as image:
             is_wide = image.mode.startswith("I") or any(";16" in str(tile) for tile in image.tile)
+            if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
+                raise ValueError("signed pixels of 8 bits are not supported; unsigned ones of 8 or 16 bits are")
             image.load()  # now, so that a truncated file fails here
             if is_wide and (noted := _noted.get()) is not None:
                 noted.append(_values(image))

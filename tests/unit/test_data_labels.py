@@ -222,3 +222,22 @@ def test_names_with_backslashes_are_paths(tmp_path):
     assert values(opened("zip", tmp_path / "data.zip", 3)) == {i: i % 3 for i in range(6)}
     root = write("zip", tmp_path / "listed", members, [[name, 1 - i % 2] for i, name in enumerate(members)])
     assert values(opened("zip", root, 2)) == {i: 1 - i % 2 for i in range(6)}
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_a_data_set_packed_with_its_folder_is_refused(tmp_path, kind):
+    """Otherwise that folder would be the only class."""
+    inner = {f"cifar/{name}": content for name, content in images().items()}
+    root = write(kind, tmp_path / "data", {**inner, "cifar/dataset.json": json.dumps({"labels": LABELS}).encode()}, "x")
+    if kind == "folder":
+        (root / "dataset.json").unlink()
+        assert values(opened(kind, root / "cifar", 3)) == {i: i % 3 for i in range(NUM)}
+    else:
+        with zipfile.ZipFile(root, "w") as archive:
+            for name, content in inner.items():
+                archive.writestr(name, content)
+            archive.writestr("cifar/dataset.json", "{}")
+    message = r"has cifar/dataset.json, and no dataset.json beside that folder \(it lists the classes of a data set\); "
+    for num_classes in (1, 3):
+        with pytest.raises(UserError, match=message):
+            opened(kind, root, num_classes)

@@ -167,6 +167,22 @@ def test_colours_of_16_bits_count_too():
     assert used_range(values).startswith("1 image of more than 8 bits has values from 0 to 4095, and use 6.25 %")
 
 
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+def test_signed_bytes_are_not_taken_for_unsigned_ones(byte_order):
+    """A TIFF file of one strip with SampleFormat 2, which Pillow reads as if it were 1."""
+    entries = [(256, 2), (257, 2), (258, 8), (259, 1), (262, 1), (273, 200), (277, 1), (278, 2), (279, 4)]
+    for sample_format, is_read in ((1, True), (2, False)):
+        given = [*entries, (339, sample_format)]
+        fields = b"".join(struct.pack(f"{byte_order}2HI2H", tag, 3, 1, value, 0) for tag, value in given)
+        start = (b"II" if byte_order == "<" else b"MM") + struct.pack(f"{byte_order}HIH", 42, 8, len(given))
+        content = (start + fields + bytes(4)).ljust(200, b"\0") + bytes([0, 127, 128, 255])
+        if is_read:
+            assert np.asarray(open_image("x.tif", io.BytesIO(content))).tolist() == [[0, 127], [128, 255]]
+        else:
+            with pytest.raises(CorruptImage, match=r"x.tif: signed pixels of 8 bits are not supported"):
+                open_image("x.tif", io.BytesIO(content))
+
+
 def test_floating_point_pixels_name_their_range(tmp_path):
     Image.fromarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "x.tif")
     with pytest.raises(CorruptImage, match="floating-point pixels have no known range, here from -1 to 1; 8 or 16 bit"):
