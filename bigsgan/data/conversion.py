@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, values_of
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular
 
@@ -65,7 +65,8 @@ def convert(job: Job) -> Result:
     """
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
-            return Result(channels=len(written.getbands()))
+            channels = len(written.getbands())
+        return Result(channels=channels, values=values_of(job.path))
     try:
         with noting_values() as values:
             pixels, channels = _pixels(job.path, None, job.resolution, None)

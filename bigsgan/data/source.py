@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bigsgan.config.data import Data
 from bigsgan.data.conversion import unreadable
 from bigsgan.data.labels import in_folders, labels_of_images, left_out
-from bigsgan.data.listing import Files, Ignored, data_directory, files_below, some_names
+from bigsgan.data.listing import LABELS_FILE, Files, Ignored, data_directory, files_below, some_names
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
 from bigsgan.data.shards import check_shards, is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
@@ -46,7 +46,7 @@ class Source(NamedTuple):
             raise
 
     def digest(self) -> str:
-        """Return the hash of paths, sizes and modification times, which changes when a file does."""
+        """Return the hash of paths, sizes and modification times, which changes when a file does, or dataset.json."""
         if self.packed is not None:
             return hashlib.sha256(repr((self.packed.fingerprint(), self.packed.times())).encode()).hexdigest()
         digest = hashlib.sha256()
@@ -57,6 +57,8 @@ class Source(NamedTuple):
             except OSError:  # a broken link: an unreadable image
                 state = "unreadable"
             digest.update(os.fsencode(path.removeprefix(f"{self.root}/")) + f"\0{state}\n".encode())
+        if (self.root / LABELS_FILE).exists():
+            digest.update(repr(self.labels).encode())
         return digest.hexdigest()
 
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from PIL import Image, PngImagePlugin
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from bigsgan.errors import reason
@@ -67,7 +68,7 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
         if content is None:
             check_regular(path)
         with Image.open(path if content is None else content) as image:
-            is_wide = image.mode.startswith("I") or any(";16" in str(tile) for tile in image.tile)
+            is_wide = _is_wide(image)
             if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
                 raise ValueError("signed pixels of 8 bits are not supported; unsigned ones of 8 or 16 bits are")
             image.load()  # now, so that a truncated file fails here
@@ -88,6 +89,20 @@ def noting_values() -> Iterator[list[tuple[int, int]]]:
         yield found
     finally:
         _noted.reset(token)
+
+
+def values_of(path: str) -> list[tuple[int, int]]:
+    """Return the lowest and highest value of an image of more than 8 bits; decode no other. The image is readable."""
+    with Image.open(path) as image:
+        if not _is_wide(image):
+            return []
+    with noting_values() as found:
+        open_image(path)
+    return found
+
+
+def _is_wide(image: ImageFile) -> bool:
+    return image.mode.startswith("I") or any(";16" in str(tile) for tile in image.tile)
 
 
 def _values(image: Image.Image) -> tuple[int, int]:

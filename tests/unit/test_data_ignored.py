@@ -16,6 +16,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
 from bigsgan.data.listing import ignored
 from bigsgan.errors import UserError
+from bigsgan.inference.translations import _images
 
 
 def png() -> bytes:
@@ -179,6 +180,15 @@ def test_a_pair_of_folders_and_its_others(tmp_path, caplog):
     inputs, targets = write("folder", tmp_path / "in", ["1.png", "1.txt"]), write("folder", tmp_path / "out", ["1.png"])
     assert len(opened("paired_folders", targets, input_root=str(inputs))) == 1
     assert caplog.messages == [f"{inputs}: 1 other file ignored: 1 .txt, such as 1.txt"]
+
+
+def test_inputs_to_translate_and_their_others(tmp_path, caplog):
+    root = write("folder", tmp_path / "data", ["1.png", "1.txt", "2.JFIF", ".hidden.txt"])
+    assert _images(root) == [root / "1.png"]
+    assert caplog.messages == [f"{root}: 2 other files ignored: 1 .jfif, 1 .txt, such as 2.JFIF"]
+    write("folder", root, ["3.jfif"])
+    with pytest.raises(UserError, match=r"--input: '.*' has 2 files that would be ignored, and 1 image \(3 other"):
+        _images(root)
 
 
 @pytest.mark.parametrize("command", ["prepare", "encode"])

@@ -194,6 +194,15 @@ def test_classes_without_images_keep_their_numbers(tmp_path, capsys):
     assert values(opened("tar", tmp_path / "made", 3)) == {i: 2 * (i % 2) for i in range(NUM)}
 
 
+def test_other_labels_are_other_work(tmp_path, capsys):
+    source = write("folder", tmp_path / "data", images(), LABELS)
+    assert prepare(source, tmp_path / "made", "tar") == 0
+    assert prepare(source, tmp_path / "made", "tar") == 0
+    write("folder", source, {}, [[name, 2 - label] for name, label in LABELS])
+    assert prepare(source, tmp_path / "made", "tar") == 2
+    assert "holds work on other images than SRC has now" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["prepare", "encode"])
 def test_lists_of_numbers_are_refused_by_the_commands(tmp_path, capsys, command):
     source = write("folder", tmp_path / "data", images(), BAD["vectors"][0])
