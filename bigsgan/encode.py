@@ -26,7 +26,7 @@ from tqdm import tqdm
 from bigsgan.checkpoint.files import checksum
 from bigsgan.data.conversion import ReadJob, Result, in_order, read
 from bigsgan.data.encoders import Encoder, open_encoder
-from bigsgan.data.latents import ABOUT_FILE
+from bigsgan.data.listing import counted
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import (
     Task,
@@ -34,10 +34,11 @@ from bigsgan.data.prepare import (
     check_destination,
     check_numbers,
     check_place,
-    describe,
     naming_culprit,
     sum_up,
 )
+from bigsgan.data.prepared import describe
+from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
@@ -159,7 +160,7 @@ def _write_part(
     task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
-    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": []}
+    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": []}
     moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
     def members() -> Iterator[tuple[str, bytes]]:
@@ -168,6 +169,7 @@ def _write_part(
             images = dict(zip(batch, (next(results) for _ in batch), strict=True))
             bar.update(len(batch))
             report["unreadable"] += [[index, image.problem] for index, image in images.items() if image.problem]
+            report["values"] += [pair for image in images.values() for pair in image.values]
             readable = {index: image for index, image in images.items() if not image.problem}
             if not readable:
                 continue
@@ -229,4 +231,4 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, "resolution": task.resolution}
-    describe(made, f"latents of {made.num_images} images", data, codec)
+    describe(made, f"latents of {counted(made.num_images, 'image')}", data, codec)

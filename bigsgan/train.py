@@ -14,6 +14,7 @@ from pathlib import Path
 from bigsgan import shipped
 from bigsgan.config import NETWORKS, RunPlan, both_engines
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
+from bigsgan.data.shards import keep_indices
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, memory, roll_call, roster
@@ -107,6 +108,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     run = build_run(plan, out, start, rank_log)
     if rank == 0:  # only now, as the recipe fits the data and the checkpoint
         write_recipe(recipe, out, plan.engines)
+    keep_indices()
     rank_log.write = run.reporter.message
     run.reporter.message(_opening_line(run))  # the first report may take minutes
     board = partial(

@@ -14,7 +14,7 @@ def add(group: Commands) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = "convert images once, into a zip file, tar shards or a folder; a second run resumes"
     command = commands.add_parser("prepare", help=text)
-    text = "directory of images, with a sub-folder for each class if any"
+    text = "directory of images, with a sub-folder for each class if any, or dataset.json"
     command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
     text = "zip file, or directory of the shards or folders, to write"
     command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
@@ -26,7 +26,7 @@ def add(group: Commands) -> None:
 
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
     command = commands.add_parser("encode", help=text)
-    text = "directory of images, with a sub-folder for each class if any, a zip file, or a directory of tar shards"
+    text = "images: a directory with a sub-folder for each class if any, or dataset.json; a zip file; tar shards"
     command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
     text = "directory of the shards to write, of data.kind=latents"
     command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)

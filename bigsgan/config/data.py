@@ -79,7 +79,8 @@ class Data(Section):
     For ``latents``, a directory of .npy files and dataset.json, which has their classes, a zip file of the same, or
     a directory of tar shards, as `bigsgan data encode` makes them. For ``zip``, the file, in which each folder is a
     class. For ``tar``, the directory of the shards (as in WebDataset). For ``side_by_side``, the directory of images
-    that hold input and target. For ``paired_folders``, the directory of the targets.
+    that hold input and target. For ``paired_folders``, the directory of the targets. Where ``folder`` or ``zip`` has a
+    dataset.json, as StyleGAN's tool writes it, classes are its numbers and not the folders.
     """
     input_root: PathText | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names."""
@@ -105,8 +106,9 @@ class Data(Section):
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that each loading process prepares ahead."""
-    max_corrupt: NaturalInt = 10
-    """Unreadable images that a rank skips before the run stops."""
+    max_corrupt: NaturalInt | None = None
+    """Unreadable images that a rank skips before the run stops. By default 10, or one in a thousand images if those
+    are more."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 
@@ -126,6 +128,10 @@ class Data(Section):
     def side(self) -> int:
         """Height and width of an image or latent as networks see it."""
         return self.resolution // self.codec.side_factor
+
+    def most_corrupt(self, num_images: int) -> int:
+        """Return how many unreadable images a rank skips, of a data set of ``num_images``."""
+        return max(10, num_images // 1000) if self.max_corrupt is None else self.max_corrupt
 
     def shared_bytes(self, micro_batch: int, keeps_images: bool = False) -> int:
         """Return one rank's bytes in /dev/shm: of the prefetched micro-batches, and of the one in use.

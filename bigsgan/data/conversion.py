@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, values_of
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular
 
@@ -54,6 +54,7 @@ class Result(NamedTuple):
     channels: int = 1  # C
     problem: str = ""  # why the image is unreadable; empty if it is readable
     pixels: bytes = b""  # uint8 (C, R, R), if they are wanted
+    values: Sequence[tuple[int, int]] = ()  # lowest and highest, if the image has more than 8 bits
 
 
 def convert(job: Job) -> Result:
@@ -64,20 +65,22 @@ def convert(job: Job) -> Result:
     """
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
-            return Result(channels=len(written.getbands()))
+            channels = len(written.getbands())
+        return Result(channels=channels, values=values_of(job.path))
     try:
-        pixels, channels = _pixels(job.path, None, job.resolution, None)
+        with noting_values() as values:
+            pixels, channels = _pixels(job.path, None, job.resolution, None)
     except CorruptImage as error:
         return Result(problem=error.reason)
     content = _png(pixels)
     if not job.out:
-        return Result(content, channels)
+        return Result(content, channels, values=values)
     try:
         with replacing(Path(job.out)) as unfinished:
             unfinished.write_bytes(content)
     except OSError as error:
         raise unwritable(Path(job.out), error) from error
-    return Result(channels=channels)
+    return Result(channels=channels, values=values)
 
 
 def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
@@ -128,10 +131,11 @@ def read(job: ReadJob) -> Result:
     if job.problem:
         return Result(problem=job.problem)
     try:
-        pixels, channels = _pixels(job.path, job.content, job.resolution, job.channels)
+        with noting_values() as values:
+            pixels, channels = _pixels(job.path, job.content, job.resolution, job.channels)
     except CorruptImage as error:
         return Result(problem=error.reason)
-    return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes())
+    return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes(), values=values)
 
 
 def _start_process() -> None:

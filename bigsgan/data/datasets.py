@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,24 +23,18 @@ from torch import Tensor
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
+from bigsgan.data.labels import with_classes
+from bigsgan.data.listing import data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import reason
 from bigsgan.images.codec import decode
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, used_range
 from bigsgan.runtime.paths import check_regular
-
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Same as in torchvision.datasets.folder, which takes seconds to import."""
-
-LABELS_FILE = "dataset.json"
-"""File that lists images or latents with their classes."""
-
-Folder = TypeVar("Folder")
-Image = TypeVar("Image")
 
 _SYNTHETIC_IMAGES = 8_192
 _CPU = torch.device("cpu")
-_MOST_VISITS = 1_000
+
+_log = logging.getLogger(__name__)
 
 
 class ImageDataset(Protocol):
@@ -68,16 +62,19 @@ class ImageDataset(Protocol):
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
     """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1] on the host.
 
-    Latents are decoded on ``device``.
+    Warns of images of more than 8 bits that use a part of their range. Latents are decoded on ``device``.
 
     Raises:
         UserError: Their autoencoder cannot be read.
     """
     found = []
     num = min(num, len(dataset))
-    for index in range(num):
-        with suppress(CorruptImage):  # the loader counts and reports it
-            found.append(dataset[index * len(dataset) // num][0])
+    with noting_values() as values:
+        for index in range(num):
+            with suppress(CorruptImage):  # the loader counts and reports it
+                found.append(dataset[index * len(dataset) // num][0])
+    if text := used_range(values):
+        _log.warning("%s: of %d images, %s", data.root, num, text)
     if not found:
         return torch.empty(0)
     if data.kind != "latents":
@@ -213,124 +210,14 @@ class FolderImages(LooseFiles):
 
 
 def build_folder(data: Data) -> FolderImages:
-    """List the images below ``data.root``, in the order of their paths.
+    """List the images below ``data.root``; see ``with_classes``.
 
-    With classes, each sub-folder of the root is a class, in alphabetical order, as in torchvision's ImageFolder; images
-    may lie deeper in it. Without classes, all images below the root count. Names that begin with a dot are skipped.
+    Raises:
+        UserError: The directory cannot be read, or does not fit; see ``with_classes``.
     """
     root = data_directory("data.root", data.root, "give the directory with the images")
     try:
-        folders = {folder.name: folder for folder in class_folders(root)} if data.num_classes else {}
-        if folders or (data.num_classes and image_files(root)):
-            paths, labels = by_class(data, folders, image_files)
-        else:
-            paths = image_files(root)
-            labels = [0] * len(paths)
+        files = files_below(root)
     except OSError as error:
         raise unreadable_root(data, error) from error
-    if not paths:
-        raise no_images(data, "a directory with files")
-    above = os.path.join(root, "")
-    return FolderImages(root, [path.removeprefix(above) for path in paths], labels, data)
-
-
-def by_class(
-    data: Data, folders: Mapping[str, Folder], images_of: Callable[[Folder], list[Image]]
-) -> tuple[list[Image], list[int]]:
-    """List the images of class folders, given by name in the order of their classes, and the class of each.
-
-    Raises:
-        UserError: There are not ``data.num_classes`` folders, or some contain no images; the message names them.
-    """
-    if len(folders) != data.num_classes:
-        raise wrong_num_classes(data, len(folders), f"class folders{some_names(list(folders))}")
-    files = {name: images_of(folder) for name, folder in folders.items()}
-    if empty := [name for name, found in files.items() if not found]:
-        problem = f"has class folders without images{some_names(empty)}"
-        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
-        raise UserError("data.root", data.root, problem, remedy)
-    each = list(files.values())
-    return [image for found in each for image in found], [label for label, found in enumerate(each) for _ in found]
-
-
-def data_directory(field: str, text: str | None, remedy: str) -> Path:
-    """Return the directory that a field of the recipe names.
-
-    Raises:
-        UserError: It is not a directory.
-    """
-    root = Path(str(text))
-    if not os.path.isdir(root):  # pathlib raises if a name is too long
-        problem = "must be a directory" if os.path.exists(root) else "does not exist"
-        raise UserError(field, text, problem, remedy)
-    return root
-
-
-def class_folders(root: Path) -> list[Path]:
-    """Return the sub-folders in the order of their classes: alphabetical, without names that begin with a dot."""
-    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def is_image(name: str) -> bool:
-    """Return whether a file counts as an image, by its name.
-
-    Names with a leading dot do not: macOS leaves files such as ._cat.jpg beside cat.jpg, which are not images.
-    """
-    return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
-
-
-def image_files(folder: Path) -> list[str]:
-    """Return the paths of all image files below a folder, sorted; links are followed, as in ImageFolder.
-
-    Raises:
-        UserError: A link points to one of its own parent directories, or links give a directory too many paths.
-        OSError: A directory cannot be read.
-    """
-
-    def fail(error: OSError) -> None:  # by default os.walk skips a folder that cannot be read
-        raise error
-
-    found = []
-    visits: Counter[tuple[int, int]] = Counter()
-    above = {str(folder): frozenset([_identity(folder)])}  # of each directory to visit: itself and its parents
-    for directory, below, names in os.walk(folder, onerror=fail, followlinks=True):
-        below[:] = [name for name in below if not name.startswith(".")]
-        way = above.pop(directory)
-        for inner in (os.path.join(directory, name) for name in below):
-            if (identity := _identity(inner)) in way:
-                raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
-            above[inner] = way | {identity}
-            visits[identity] += 1
-            if visits[identity] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
-                problem = f"must be reachable by at most {_MOST_VISITS} paths"
-                raise UserError(inner, None, problem, "remove links to it or to its parents")
-        found += [os.path.join(directory, name) for name in names if is_image(name)]
-    return sorted(found)
-
-
-def _identity(directory: str | Path) -> tuple[int, int]:
-    found = os.stat(directory)
-    return found.st_dev, found.st_ino
-
-
-def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
-    """Return the error that the data has ``found`` classes; ``what`` describes them."""
-    remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
-    detail = f"{data.root} has {found} {what}"
-    return UserError("data.num_classes", data.num_classes, f"must be {found} with this data", remedy, detail)
-
-
-def no_images(data: Data, wanted: str) -> UserError:
-    """Return the error that there are no images; ``wanted`` describes a source that has some."""
-    return UserError("data.root", data.root, "contains no images", f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}")
-
-
-def unreadable_root(data: Data, error: OSError) -> UserError:
-    """Return the error that the file system refuses to read."""
-    return UserError("data.root", data.root, f"cannot be read: {reason(error, data.root)}", "fix its permissions")
-
-
-def some_names(names: Sequence[str]) -> str:
-    """Return up to four names in parentheses, for the end of a sentence."""
-    shown = ", ".join(names[:4])
-    return f" ({shown}{', ...' if len(names) > 4 else ''})" if names else ""
+    return FolderImages(root, *with_classes(data, files, "a directory with files"), data)

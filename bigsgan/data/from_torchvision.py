@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import wrong_num_classes
 from bigsgan.data.fingerprint import Fingerprint, digest
+from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 

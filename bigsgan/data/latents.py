@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,16 @@ from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.data.autoencoders import identity
-from bigsgan.data.datasets import LABELS_FILE, ImageDataset, LooseFiles, data_directory, wrong_num_classes
+from bigsgan.data.datasets import ImageDataset, LooseFiles
 from bigsgan.data.fingerprint import Fingerprint
-from bigsgan.data.packed import PackedFiles, damaged, zip_content, zip_files, zip_members
-from bigsgan.data.shards import is_shard, read_shards, tar_content
+from bigsgan.data.labels import class_numbers, left_out, read_listing, unlisted
+from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
+from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
+from bigsgan.data.shards import ABOUT_FILE, check_shards, is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import array_header
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
-from bigsgan.runtime.paths import parse_json, read_text
-
-ABOUT_FILE = "codec.json"
-"""File in which `bigsgan data encode` describes the shards beside it."""
+from bigsgan.runtime.paths import check_regular, parse_json, read_text
 
 _SUFFIX = ".npy"
 _MOST_BYTES = 1 << 26  # of that file, which has a checksum for each shard
@@ -159,40 +157,36 @@ def build_latents(data: Data) -> LatentFiles:
     if LABELS_FILE not in names and any(map(is_shard, names)):
         return LatentFiles(_sharded(data, root), data)
     try:
-        content = (root / LABELS_FILE).read_bytes()
+        check_regular(root / LABELS_FILE)
+        listed = read_listing(data, (root / LABELS_FILE).read_bytes())
+        # A listing is not compared with the files, as it takes long to look for a million of them.
+        files = files_below(root) if listed is None else Files([], [], [])
     except OSError as error:
-        raise _unlisted(data, error) from None
-    return LatentFiles(LooseFiles(root, *_listed(data, content, lambda: _files_below(root))), data)
-
-
-def _files_below(root: Path) -> list[str]:
-    found = (Path(directory, name) for directory, _, names in os.walk(root) for name in names)
-    return [str(path.relative_to(root)) for path in found]
+        raise unlisted(data, error) from None
+    return LatentFiles(LooseFiles(root, *_listed(data, listed, files)), data)
 
 
 def _packed(data: Data) -> PackedFiles:
-    members = {info.filename: info for info in zip_members(data)}
-    try:
-        with zipfile.ZipFile(str(data.root)) as archive:
-            content = archive.read(LABELS_FILE)
-    except KeyError as error:
-        raise _unlisted(data, error) from None
-    except Exception as error:  # BadZipFile, zlib.error, NotImplementedError, ...
-        raise damaged(data, "is damaged", error) from None
-    names, labels = _listed(data, content, lambda: list(members))
+    members = zip_members(data)
+    if LABELS_FILE not in members:
+        raise unlisted(data, KeyError(f"there is no item named {LABELS_FILE} in the archive"))
+    listed, files = read_listing(data, zip_member(data, members[LABELS_FILE])), zip_listing(data, members)
+    names, labels = _listed(data, listed, files)
     if missing := [name for name in names if name not in members]:
-        problem = f"has no {missing[0]}, which {LABELS_FILE} lists"
+        problem = f"has no {missing[0]}, which its {LABELS_FILE} lists"
         raise UserError("data.root", data.root, problem, "pack it again")
-    return PackedFiles(*zip_files(data, [members[name] for name in names], labels), zip_content)
+    return PackedFiles(*zip_files(data, members, names, labels), zip_content)
 
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
-    archives, names, entries = read_shards(data)
-    if not names:
-        raise UserError("data.root", data.root, "has no latents (*.npy) in its shards", "encode some images")
-    _check_num_classes(data, int(entries["label"].max()) + 1, "classes")
+    found = read_shards(data)
+    if not found.names:
+        problem = "has no latents (*.npy) in its shards"
+        raise UserError("data.root", data.root, problem, "encode some images", found.others.text())
+    check_shards(data, found)
+    _check_num_classes(data, int(found.entries["label"].max()) + 1, "classes")
     _check_codec(data, root / ABOUT_FILE)
-    return PackedLatents(archives, names, entries, tar_content)
+    return PackedLatents(found.archives, found.names, found.entries, tar_content)
 
 
 def _check_codec(data: Data, path: Path) -> None:
@@ -216,23 +210,17 @@ def _check_codec(data: Data, path: Path) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
 
 
-def _listed(data: Data, content: bytes, all_names: Callable[[], list[str]]) -> tuple[list[str], list[int]]:
-    """Return names and classes from dataset.json; all files if it has no classes and none are wanted."""
-    try:
-        labels: Any = parse_json(content)["labels"]
-        if labels is None and not data.num_classes:
-            pairs = sorted((name, 0) for name in all_names() if name.endswith(_SUFFIX))
-        else:
-            pairs = sorted((str(name), int(label)) for name, label in labels)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unlisted(data, error) from None
-    if not pairs:
+def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple[list[str], list[int]]:
+    """Return names and classes from dataset.json; of ``files``, all latents if it lists none."""
+    names = sorted(listed if listed is not None else (name for name in files.others if name.endswith(_SUFFIX)))
+    if not names:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
-    names, labels = [name for name, _ in pairs], [label if data.num_classes else 0 for _, label in pairs]
-    if min(labels) < 0:
-        problem = f"has a class below 0 in {LABELS_FILE}, that of {names[labels.index(min(labels))]}"
-        raise UserError("data.root", data.root, problem, "number classes from 0, or set data.num_classes=0")
+    if outside := [name for name in names if os.path.isabs(name) or ".." in name.split("/")]:
+        problem = f"has {outside[0]} in its {LABELS_FILE}, which is no name of a file below it"
+        raise UserError("data.root", data.root, problem, "give the names of files in the data set")
+    labels = class_numbers(data, names, listed if data.num_classes else None)
     _check_num_classes(data, max(labels) + 1, f"classes in {LABELS_FILE}")
+    left_out(files, names).tell(data.root)
     return names, labels
 
 
@@ -240,8 +228,3 @@ def _check_num_classes(data: Data, found: int, what: str) -> None:
     """Refuse more classes than the recipe has; a part of a data set may lack the last classes."""
     if data.num_classes and found > data.num_classes:
         raise wrong_num_classes(data, found, what)
-
-
-def _unlisted(data: Data, error: Exception) -> UserError:
-    remedy = f'write {{"labels": [["name.npy", 0], ...]}} into {LABELS_FILE}'
-    return UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy)

@@ -94,7 +94,7 @@ class RealImages:
         self._part = part
         self.reads = reads
         self._dataset = dataset
-        self._corrupt = CorruptImages(data.max_corrupt, part.replica)
+        self._corrupt = CorruptImages(data.most_corrupt(len(dataset)), part.replica)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
         self.rewind(*start)
@@ -202,7 +202,7 @@ class CorruptImages:
     """Counts unreadable images and logs each once; too many of them end the run."""
 
     def __init__(self, tolerated: int, rank: int) -> None:
-        """Start with none. ``tolerated`` is ``data.max_corrupt``, and ``rank`` the data-parallel rank."""
+        """Start with none. ``tolerated`` is ``data.most_corrupt``, and ``rank`` the data-parallel rank."""
         self._tolerated, self._rank = tolerated, rank
         self._paths: set[str] = set()
 
@@ -343,7 +343,7 @@ def read_batches(
         UserError: The prefetched batches do not fit into /dev/shm.
     """
     shown = dataset.image if shows and isinstance(dataset, LatentFiles) else None
-    readable = _ReadableImages(dataset, data.max_corrupt, shown)
+    readable = _ReadableImages(dataset, data.most_corrupt(len(dataset)), shown)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)
     indices = _check_shared_memory(data, indices, shown is not None)

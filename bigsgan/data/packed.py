@@ -11,15 +11,18 @@ import resource
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import PathList, by_class, is_image, no_images, unreadable_root
+from bigsgan.data.datasets import PathList
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
+from bigsgan.data.labels import with_classes
+from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, sort_files, unreadable_root
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import LOCAL_HEADER
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -159,20 +162,17 @@ def build_zip(data: Data) -> PackedImages:
     Members compressed by deflate are supported too, but are slower.
 
     Raises:
-        UserError: The file does not exist, is damaged, contains no images, or has another number of class folders.
+        UserError: The file does not exist, is damaged, or does not fit; see ``with_classes``.
     """
     members = zip_members(data)
-    images = zip_images(members)
-    labels = [0] * len(images)
-    if data.num_classes:
-        images, labels = by_class(data, zip_folders(members), list)
-    if not images:
-        raise no_images(data, "a zip file with files")
-    return PackedImages(*zip_files(data, images, labels), zip_content, data)
+    names, labels = with_classes(data, zip_listing(data, members), "a zip file with files")
+    return PackedImages(*zip_files(data, members, names, labels), zip_content, data)
 
 
-def zip_members(data: Data) -> list[zipfile.ZipInfo]:
-    """Return the members that the directory of the zip file ``data.root`` lists.
+def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
+    """Return the members that the directory of the zip file ``data.root`` lists, by their names.
+
+    Some of Windows' programs write names with backslashes, though the format has slashes (APPNOTE 4.4.17).
 
     Raises:
         UserError: The file does not exist, or is damaged.
@@ -182,53 +182,61 @@ def zip_members(data: Data) -> list[zipfile.ZipInfo]:
         problem = "must be a file" if os.path.exists(root) else "does not exist"
         raise UserError("data.root", data.root, problem, "give the zip file with the images")
     try:
+        if tarfile.is_tarfile(root):
+            remedy = "unpack it, and set data.kind=folder; shards (*.tar) in a directory are of data.kind=tar"
+            raise UserError("data.root", data.root, "must be a zip file", remedy, "it is a tar archive")
         with zipfile.ZipFile(root) as archive:
-            return list({info.filename: info for info in archive.infolist()}.values())
+            return {info.filename.replace("\\", "/").removeprefix("./"): info for info in archive.infolist()}
+    except UserError:
+        raise
     except OSError as error:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
         raise damaged(data, "is damaged", error) from error
 
 
-def zip_images(members: Iterable[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """Return the images among members, in the order of their paths, without hidden ones."""
-    visible = (info for info in members if not _is_hidden(info.filename))
-    return sorted((i for i in visible if is_image(i.filename.rpartition("/")[2])), key=lambda info: info.filename)
+def zip_listing(data: Data, members: Mapping[str, zipfile.ZipInfo]) -> Files:
+    """Sort the members of a zip file; folders without images count too."""
+    visible = [name for name in members if not is_hidden(name)]
+    folders = {name.partition("/")[0] for name in visible if "/" in name}
+    labels = partial(zip_member, data, members[LABELS_FILE]) if LABELS_FILE in members else None
+    return sort_files((name for name in visible if not name.endswith("/")), folders, labels)
 
 
-def zip_folders(members: Sequence[zipfile.ZipInfo]) -> dict[str, list[zipfile.ZipInfo]]:
-    """Return the images in each folder by its name, in the order of the names; folders without images count too."""
-    names = [info.filename for info in members if "/" in info.filename and not _is_hidden(info.filename)]
-    files: dict[str, list[zipfile.ZipInfo]] = {name: [] for name in sorted({name.partition("/")[0] for name in names})}
-    for info in zip_images(members):
-        folder, below, _ = info.filename.partition("/")
-        if below:
-            files[folder].append(info)
-    return files
+def zip_member(data: Data, info: zipfile.ZipInfo) -> bytes:
+    """Read a member of the zip file ``data.root``.
+
+    Raises:
+        UserError: It is too large, or damaged.
+    """
+    check_member(data, info.filename, info.file_size)
+    try:
+        with zipfile.ZipFile(str(data.root)) as archive:
+            return archive.read(info)
+    except OSError as error:
+        raise unreadable_root(data, error) from error
+    except Exception as error:  # BadZipFile, zlib.error, NotImplementedError, ...
+        raise damaged(data, "is damaged", error) from error
 
 
 def zip_files(
-    data: Data, members: Sequence[zipfile.ZipInfo], labels: Sequence[int]
+    data: Data, members: Mapping[str, zipfile.ZipInfo], names: list[str], labels: Sequence[int]
 ) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the archive, and the names of members and their entries (N,), with which ``zip_content`` reads them.
+    """Return the archive, and the names of some members and their entries (N,), with which ``zip_content`` reads them.
 
     Raises:
         UserError: A member is encrypted, compressed by a method that is not supported, or too large.
     """
     entries = []
-    for info, label in zip(members, labels, strict=True):
+    for name, label in zip(names, labels, strict=True):
+        info = members[name]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
-            problem = f"has a member that is encrypted or compressed by another method than deflate, {info.filename}"
+            problem = f"has a member that is encrypted or compressed by another method than deflate, {name}"
             raise UserError("data.root", data.root, problem, "pack it again without compression (zip -0)")
-        check_member(data, info.filename, max(info.file_size, info.compress_size))
+        check_member(data, name, max(info.file_size, info.compress_size))
         inflated = info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
         entries.append((0, info.header_offset, info.compress_size, label, inflated, info.CRC))
-    return [str(data.root)], [info.filename for info in members], np.array(entries, dtype=_ZIP_ENTRY)
-
-
-def _is_hidden(name: str) -> bool:
-    # macOS adds a folder __MACOSX with metadata files.
-    return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
+    return [str(data.root)], names, np.array(entries, dtype=_ZIP_ENTRY)
 
 
 def zip_content(files: OpenFiles, entry: np.void) -> bytes:

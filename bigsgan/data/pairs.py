@@ -6,6 +6,7 @@ any image. Shapes: C_in and C channels of input and target, R pixels a side.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import ImageDataset, data_directory, image_files
+from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
+from bigsgan.data.labels import left_out
+from bigsgan.data.listing import counted, data_directory, files_below
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image, upright
@@ -108,7 +111,7 @@ def build_paired_folders(data: Data) -> FilePairs:
     alone = sorted(sources.keys() ^ targets.keys())
     if alone:
         field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
-        problem = f"has no counterpart for {len(alone)} images, such as {alone[0]}"
+        problem = f"has no counterpart for {counted(len(alone), 'image')}, such as {alone[0]}"
         raise UserError(field, root, problem, "give input and target the same name")
     return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
 
@@ -127,12 +130,15 @@ def _by_name(field: str, text: str) -> dict[str, str]:
     """Return the image files below a folder, by relative path without suffix."""
     root = data_directory(field, text, "give the directory with the images")
     try:
-        files = image_files(root)
+        files = files_below(root)
     except OSError as error:
         raise UserError(field, text, f"cannot be read: {reason(error, text)}", "fix its permissions") from error
-    if not files:
-        raise UserError(field, text, "contains no images", "give a directory with images")
-    found = {str(Path(file).relative_to(root).with_suffix("")): file for file in files}
-    if len(found) < len(files):
+    others = left_out(files, files.images)
+    if not files.images:
+        raise UserError(field, text, "contains no images", "give a directory with images", others.text())
+    found = {os.path.splitext(name)[0]: os.path.join(root, name) for name in files.images}
+    if len(found) < len(files.images):
         raise UserError(field, text, "has images whose names differ only in the suffix", "keep one of each name")
+    others.check(field, text, len(found))
+    others.tell(text)
     return found

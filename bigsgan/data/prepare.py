@@ -8,49 +8,36 @@ written when the part is complete, and the whole has a plan, so that a second ru
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shlex
 import shutil
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unwritable
-from bigsgan.data.datasets import some_names
+from bigsgan.data.listing import counted, some_names
 from bigsgan.data.packed import write_tar, write_zip
+from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
+from bigsgan.images.reading import used_range
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.paths import parse_json
-
-_log = logging.getLogger(__name__)
 
 LARGEST_RESOLUTION = 2**14
 _PART_SIZE = 1_000
 _LOCK = ".lock"
 _SHARDED = ("tar", "latents")
-_SHOWN_UNREADABLE = 10
-
-
-class Prepared(NamedTuple):
-    """The result of ``prepare``."""
-
-    num_images: int
-    num_classes: int  # 0 if the images are not in class folders
-    image_channels: int  # 1 if all images are greyscale
-    num_unreadable: int  # images that were skipped
-    unreadable: list[tuple[str, str]]  # their paths and the reasons; empty if the zip file was complete before
 
 
 def main(source: Path, destination: Path, resolution: int, format: str, workers: int | None) -> None:
@@ -60,22 +47,7 @@ def main(source: Path, destination: Path, resolution: int, format: str, workers:
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     made = prepare(source, destination, resolution, format, workers)
-    describe(made, f"{made.num_images} images", {"kind": format, "root": destination, "resolution": resolution})
-
-
-def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[str, Any] | None = None) -> None:
-    """Print the result, the skipped images, and the overrides of a recipe that uses it.
-
-    ``data`` and ``codec`` are keys of these sections besides those that ``made`` tells.
-    """
-    for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
-        _log.warning("skipped an unreadable image: %s: %s", path, why)
-    if made.num_unreadable:
-        _log.warning("%d unreadable images were skipped", made.num_unreadable)
-    print(f"{data['root']}: {what} of {made.num_classes or 'no'} classes")
-    overrides = {**data, "image_channels": made.image_channels, "num_classes": made.num_classes}
-    overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
-    print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
+    describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination, "resolution": resolution})
 
 
 def prepare(source: Path, destination: Path, resolution: int, format: str, workers: int) -> Prepared:
@@ -96,6 +68,7 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     check_numbers(resolution, workers)
     check_place(destination, source)
     task = Task(list_source(source), destination, resolution, format)
+    _check_classes(task)
     with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():
             return _already_joined(task)
@@ -109,6 +82,19 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
         if format == "zip":
             shutil.rmtree(task.work)  # after the lock in it is released: otherwise NFS would leave a file behind
         return made
+
+
+def _check_classes(task: Task) -> None:
+    """Refuse classes without images, which dataset.json may have, where folders are the classes: others would shift.
+
+    Raises:
+        UserError: A class has no image.
+    """
+    lacking = sorted(set(range(len(task.source.classes))) - set(task.source.labels))
+    if lacking and task.format not in _SHARDED:
+        problem = f"has no image of class {lacking[0]}, and images of class {len(task.source.classes) - 1}"
+        remedy = "give --format tar, which keeps the numbers of classes"
+        raise UserError("SRC", str(task.source.root), problem, remedy)
 
 
 def check_place(destination: Path, source: Path) -> None:
@@ -250,15 +236,15 @@ def _already_joined(task: Task) -> Prepared:
     try:
         with zipfile.ZipFile(task.destination) as archive:
             comment = _read_json(archive.comment.decode())
-            num_images = len(archive.infolist())
+            num = len(archive.infolist())
     except (zipfile.BadZipFile, UnicodeDecodeError):
         raise _not_ours(task) from None
     if not isinstance(comment, dict) or "image_channels" not in comment:
         raise _not_ours(task)
     _check_plan(task, comment.get("plan"))
     shutil.rmtree(task.work, ignore_errors=True)
-    num_unreadable = len(task.source.paths) - num_images
-    return Prepared(num_images, len(task.source.classes), comment["image_channels"], num_unreadable, [])
+    num_unreadable, ignored = len(task.source.paths) - num, task.source.ignored.text()
+    return Prepared(num, len(task.source.classes), comment["image_channels"], num_unreadable, [], ignored)
 
 
 def _check_plan(task: Task, found: Any) -> None:
@@ -320,7 +306,7 @@ def _job(task: Task, index: int) -> Job:
 
 
 def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
-    report: dict[str, Any] = {"image_channels": 1, "unreadable": []}
+    report: dict[str, Any] = {"image_channels": 1, "unreadable": [], "values": []}
 
     def members() -> Iterator[tuple[str, bytes]]:
         for index in part:
@@ -330,6 +316,7 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
                 report["unreadable"].append([index, converted.problem])
                 continue
             report["image_channels"] = max(report["image_channels"], converted.channels)
+            report["values"] += converted.values
             yield f"{task.name(index)}.png", converted.content
             if task.format == "tar" and task.source.classes:
                 yield f"{task.name(index)}.cls", str(task.source.labels[index]).encode()
@@ -364,7 +351,8 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
         raise UserError("SRC", str(source.root), problem if lost else "contains no readable image", remedy, detail)
     named = [(source.paths[index], why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
-    return Prepared(num - len(named), len(source.classes), channels, len(named), named)
+    values = used_range([(low, high) for report in reports for low, high in report.get("values", ())])
+    return Prepared(num - len(named), len(source.classes), channels, len(named), named, source.ignored.text(), values)
 
 
 def _join(task: Task) -> None:

@@ -1,11 +1,13 @@
 """Images in tar shards, in WebDataset's layout, and their cached index.
 
 A tar archive has no directory: all of its headers have to be read to find the images, which takes 0.13 ms per image on
-one core. The result is cached in a file beside the shards, so that the headers of unchanged shards are read once.
+one core. A run that has begun caches the result in a file beside the shards, so that the headers of unchanged shards
+are read once.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -21,11 +23,24 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import IMAGE_EXTENSIONS, data_directory, no_images, unreadable_root, wrong_num_classes
+from bigsgan.data.listing import (
+    IMAGE_EXTENSIONS,
+    Ignored,
+    data_directory,
+    ignored,
+    is_hidden,
+    no_images,
+    some_names,
+    unreadable_root,
+    wrong_num_classes,
+)
 from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular
+
+ABOUT_FILE = "codec.json"
+"""File in which `bigsgan data encode` describes the shards beside it."""
 
 _READERS = 16  # threads that read the headers of shards; mostly they wait for the file system
 
@@ -33,6 +48,9 @@ _READERS = 16  # threads that read the headers of shards; mostly they wait for t
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
 _TAR_BLOCK = 512
+_COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
+_NO_CLASS = -1
+_RENAMING = "rename the files: a key ends at the first dot of a name, and the rest must be the suffix alone"
 
 _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
 _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
@@ -41,8 +59,11 @@ _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size",
 _State: TypeAlias = tuple[str, int, int]
 """Name, size and time of a shard, which change when it is written again."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the cached index."""
+
+_unsaved: dict[Path, dict[str, np.ndarray]] = {}
+"""Indices by their files, which wait for the run to begin."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +72,18 @@ class _Shard(NamedTuple):
     """Names and offsets of a shard's images or latents, in its order."""
 
     names: list[str]
-    places: np.ndarray  # (number of images,), of type _PLACE, or _LATENTS_PLACE
+    places: np.ndarray  # (number of images,), of type _PLACE, or _LATENTS_PLACE; without a class, it is _NO_CLASS
+    others: Ignored
+
+
+class Shards(NamedTuple):
+    """The images, or latents, in a directory of shards, in the order of the shards."""
+
+    archives: list[str]
+    names: list[str]
+    entries: np.ndarray  # (number of images,), for ``tar_content``
+    others: Ignored
+    num_unlabelled: int  # images that have no class, though others have one; theirs is 0
 
 
 def build_tar(data: Data) -> PackedImages:
@@ -62,36 +94,71 @@ def build_tar(data: Data) -> PackedImages:
     Raises:
         UserError: There are no shards, one is damaged, none has images, or they have another number of classes.
     """
-    archives, names, entries = read_shards(data)
-    if not names:
-        raise no_images(data, "a directory with shards (*.tar) of files")
-    num_classes = int(entries["label"].max()) + 1
+    found = read_shards(data)
+    if not found.names:
+        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
+    check_shards(data, found)
+    num_classes = int(found.entries["label"].max()) + 1
     if data.num_classes and num_classes != data.num_classes:
         raise wrong_num_classes(data, num_classes, "classes")
-    return PackedImages(archives, names, entries, tar_content, data)
+    return PackedImages(found.archives, found.names, found.entries, tar_content, data)
 
 
-def read_shards(data: Data) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the shards in ``data.root``, and the names and entries of the images, or latents, in them.
+def check_shards(data: Data, found: Shards) -> None:
+    """Warn of ignored files, and of images without classes.
 
     Raises:
-        UserError: There are no shards, or one is damaged.
+        UserError: Most of the data set would be ignored, or the recipe has classes, and no image has one.
+    """
+    num = len(found.names)
+    found.others.check("data.root", data.root, num, _RENAMING)
+    found.others.tell(data.root)
+    if data.num_classes > 1 and found.num_unlabelled == num:
+        problem, detail = "has no classes", f"no image has a file <key>.cls beside it; {found.others.text()}"
+        remedy = "write the number of each image's class into <key>.cls, or set data.num_classes=0"
+        raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
+    if data.num_classes and 0 < found.num_unlabelled < num:
+        _log.warning("%s: %d of %d images have no <key>.cls; their class is 0", data.root, found.num_unlabelled, num)
+
+
+def read_shards(data: Data) -> Shards:
+    """Read the headers of the shards in ``data.root``, or their cached index.
+
+    Raises:
+        UserError: There are no shards, some are compressed, or one is damaged.
     """
     root = data_directory("data.root", data.root, "give the directory with the shards (*.tar)")
     try:
-        paths = sorted(path for path in root.iterdir() if is_shard(path.name))
+        visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+        paths = [path for path in visible if is_shard(path.name)]
+        if packed := [path.name for path in visible if _is_compressed(path)]:
+            problem = f"has compressed shards{some_names(packed)}"
+            detail = "images in them cannot be read in any order"
+            raise UserError("data.root", data.root, problem, "decompress them to *.tar (gunzip)", detail)
+        files = [path.name for path in visible if not is_shard(path.name) and path.is_file()]
+        others = ignored([name for name in files if data.kind != "latents" or name != ABOUT_FILE], map(str, paths))
         shards = _index(data, root, paths)
     except OSError as error:
         raise unreadable_root(data, error) from error
     if not paths:
-        raise UserError("data.root", data.root, "contains no shards (*.tar)", "give the directory with the shards")
+        remedy = "give the directory with the shards"
+        raise UserError("data.root", data.root, "contains no shards (*.tar)", remedy)
     names = [name for shard in shards for name in shard.names]
     place = _place(data)
     entries = np.empty(len(names), dtype=[("archive", "i4"), *place.descr])
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
     for field in place.names or ():
         entries[field] = np.concatenate([shard.places[field] for shard in shards])
-    return [str(path) for path in paths], names, entries
+    unlabelled = entries["label"] == _NO_CLASS
+    entries["label"][unlabelled] = 0
+    others = sum((shard.others for shard in shards), others)
+    return Shards([str(path) for path in paths], names, entries, others, int(unlabelled.sum()))
+
+
+def _is_compressed(path: Path) -> bool:
+    """Return whether a file is a compressed shard, and not beside its decompressed one."""
+    found = _COMPRESSED.fullmatch(path.name)
+    return found is not None and not path.with_name(f"{found[1]}.tar").exists()
 
 
 def is_shard(name: str) -> bool:
@@ -104,7 +171,7 @@ def _place(data: Data) -> np.dtype:
 
 
 def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
-    """Return the content of each shard: from the cached index, or from its headers, which are then cached.
+    """Return the content of each shard: from the cached index, or from its headers.
 
     Raises:
         UserError: A shard is damaged.
@@ -121,7 +188,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
             read = threads.map(partial(_read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        _write_index(index, {state: known[state] for state in states})
+        _unsaved[index] = _packed_index({state: known[state] for state in states})
     return [known[state] for state in states]
 
 
@@ -145,7 +212,8 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
             return {}
         starts = ends - about["numbers"]
         each = zip(states, starts, ends, strict=True)
-        return {state: _Shard(names[start:end], places[start:end]) for state, start, end in each}
+        others = dict(zip(states, itertools.starmap(Ignored, about["others"]), strict=True))
+        return {state: _Shard(names[start:end], places[start:end], others[state]) for state, start, end in each}
     except FileNotFoundError:
         return {}
     except Exception as error:  # BadZipFile, ValueError, KeyError, ...: a damaged file raises all kinds of errors
@@ -153,45 +221,60 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
         return {}
 
 
-def _write_index(index: Path, shards: dict[_State, _Shard]) -> None:
-    """Write an index if the directory is writable. Each rank first writes its own file, then renames it."""
-    about = {"format": _FORMAT, "states": list(shards), "numbers": [len(shard.names) for shard in shards.values()]}
+def _packed_index(shards: dict[_State, _Shard]) -> dict[str, np.ndarray]:
+    about = {
+        "format": _FORMAT,
+        "states": list(shards),
+        "numbers": [len(shard.names) for shard in shards.values()],
+        "others": [shard.others for shard in shards.values()],
+    }
     names = "".join(f"{name}\0" for shard in shards.values() for name in shard.names)
-    mine = index.with_name(f"{index.name}.{socket.gethostname()}-{os.getpid()}")
-    try:
-        with replacing(mine) as unfinished, open(unfinished, "wb") as file:
-            np.savez(
-                file,
-                about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-                names=np.frombuffer(names.encode("utf-8", "surrogateescape"), np.uint8),
-                places=np.concatenate([shard.places for shard in shards.values()]),
-            )
-        os.replace(mine, index)
-    except OSError as error:
-        _log.info("the index of the shards cannot be written: %s", reason(error))
+    return {
+        "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
+        "names": np.frombuffer(names.encode("utf-8", "surrogateescape"), np.uint8),
+        "places": np.concatenate([shard.places for shard in shards.values()]),
+    }
+
+
+def keep_indices() -> None:
+    """Write the indices of the shards that were read, if their directories are writable.
+
+    A start that is refused writes nothing, so this is called when a run has begun. Each rank first writes its own file,
+    then renames it.
+    """
+    while _unsaved:
+        index, arrays = _unsaved.popitem()
+        mine = index.with_name(f"{index.name}.{socket.gethostname()}-{os.getpid()}")
+        try:
+            with replacing(mine) as unfinished, open(unfinished, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            os.replace(mine, index)
+        except OSError as error:
+            _log.info("the index of the shards cannot be written: %s", reason(error))
 
 
 def _read_headers(data: Data, path: Path) -> _Shard:
     found: list[tuple[str, str, int, int]] = []  # key, name, offset, size
     classes: dict[str, int] = {}
     beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
+    others: list[str] = []
     latents = data.kind == "latents"
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 parts = _KEY_AND_FIELD.fullmatch(member.name)
-                if parts is None or not member.isreg():
-                    continue
-                key, field = parts[1], parts[2].lower()
+                key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
                 is_image, is_array = f".{field}" in IMAGE_EXTENSIONS, f".{field}".endswith(".npy")
-                if is_image or (is_array and latents):
+                if member.isreg() and (is_image or (is_array and latents)):
                     check_member(data, f"{member.name} in {path.name}", member.size)
-                if is_image and latents:
-                    beside[key] = member.offset_data, member.size
-                elif is_image or (is_array and latents):
-                    found.append((key, member.name, member.offset_data, member.size))
-                elif field == "cls" and data.num_classes:
-                    classes[key] = _class_number(archive, member, data)
+                    if is_image and latents:
+                        beside[key] = member.offset_data, member.size
+                    else:
+                        found.append((key, member.name, member.offset_data, member.size))
+                elif member.isreg() and field == "cls":
+                    classes[key] = _class_number(archive, member, data) if data.num_classes else 0
+                elif not member.isdir() and not is_hidden(member.name):
+                    others.append(member.name)
             _check_end(path, archive.offset)
     except UserError:
         raise
@@ -200,8 +283,11 @@ def _read_headers(data: Data, path: Path) -> _Shard:
     except Exception as error:  # TarError, EOFError, ValueError, ...: tarfile raises all kinds for damaged headers
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
     more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
-    places = [(*place, classes.get(key, 0), *other) for (key, _, *place), other in zip(found, more, strict=True)]
-    return _Shard([name for _, name, *_ in found], np.array(places, dtype=_place(data)))
+    places = [
+        (*place, classes.get(key, _NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)
+    ]
+    names = [name for _, name, *_ in found]
+    return _Shard(names, np.array(places, dtype=_place(data)), ignored(others, names))
 
 
 def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:

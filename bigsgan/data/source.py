@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bigsgan.config.data import Data
 from bigsgan.data.conversion import unreadable
-from bigsgan.data.datasets import LABELS_FILE, class_folders, data_directory, image_files, is_image, some_names
-from bigsgan.data.packed import PackedFiles, build_zip, zip_content, zip_files, zip_folders, zip_images, zip_members
-from bigsgan.data.shards import is_shard, read_shards, tar_content
+from bigsgan.data.labels import in_folders, labels_of_images, left_out
+from bigsgan.data.listing import LABELS_FILE, Files, Ignored, data_directory, files_below, some_names
+from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
+from bigsgan.data.shards import check_shards, is_shard, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage
 
@@ -29,6 +26,7 @@ class Source(NamedTuple):
     classes: list[str]  # names of the class folders, or numbers; empty if the images have no classes
     paths: list[str]
     labels: list[int]
+    ignored: Ignored = Ignored({})  # files that are listed, and not read
     packed: PackedFiles | None = None  # the images' places in archives, if they are in archives
 
     def content(self, index: int) -> bytes | None:
@@ -48,7 +46,7 @@ class Source(NamedTuple):
             raise
 
     def digest(self) -> str:
-        """Return the hash of paths, sizes and modification times, which changes when a file does."""
+        """Return the hash of paths, sizes and modification times, which changes when a file does, or dataset.json."""
         if self.packed is not None:
             return hashlib.sha256(repr((self.packed.fingerprint(), self.packed.times())).encode()).hexdigest()
         digest = hashlib.sha256()
@@ -59,6 +57,8 @@ class Source(NamedTuple):
             except OSError:  # a broken link: an unreadable image
                 state = "unreadable"
             digest.update(os.fsencode(path.removeprefix(f"{self.root}/")) + f"\0{state}\n".encode())
+        if (self.root / LABELS_FILE).exists():
+            digest.update(repr(self.labels).encode())
         return digest.hexdigest()
 
 
@@ -70,21 +70,37 @@ def list_source(root: Path) -> Source:
     """
     data_directory("SRC", str(root), "give the directory with the images")
     try:
-        loose = sorted(str(entry) for entry in root.iterdir() if is_image(entry.name) and not entry.is_dir())
-        files = {folder.name: image_files(folder) for folder in class_folders(root)}
+        files = files_below(root)
     except OSError as error:
         raise UserError("SRC", str(root), f"cannot be read: {reason(error, root)}", "fix its permissions") from error
-    classes = _class_names(root, [Path(path).name for path in loose], files)
-    if not classes and not loose:
+    with _blaming_source():
+        names, labels, classes = _classified(_data("folder", root, 0), files)
+        return Source(root, classes, [os.path.join(root, name) for name in names], labels, left_out(files, names))
+
+
+def _classified(data: Data, files: Files) -> tuple[list[str], list[int], list[str]]:
+    """Return the images, the class of each, and the names of the classes, which are empty if there are none.
+
+    Raises:
+        UserError: There are no images, or most files would be ignored; dataset.json does not fit the images; or there
+            are images beside folders, a folder has no images, or its name is not UTF-8.
+    """
+    if not files.images:
         remedy = "give a directory with images, or with a folder for each class"
-        raise UserError("SRC", str(root), "contains no images", remedy)
+        raise UserError("SRC", str(data.root), "contains no images", remedy, left_out(files, []).text())
+    left_out(files, files.images).check("SRC", data.root, len(files.images))
+    labels = labels_of_images(data, files)
+    if labels is not None:
+        return files.images, labels, _numbered(labels)
+    found = in_folders(files)
+    classes = _class_names(str(data.root), [name for name in files.images if "/" not in name], found)
     if not classes:
-        return Source(root, [], loose, [0] * len(loose))
-    labels = [label for label, name in enumerate(classes) for _ in files[name]]
-    return Source(root, classes, [path for name in classes for path in files[name]], labels)
+        return files.images, [0] * len(files.images), []
+    each = [(name, label) for label, folder in enumerate(classes) for name in found[folder]]
+    return [name for name, _ in each], [label for _, label in each], classes
 
 
-def _class_names(root: Path, loose: Sequence[str], files: Mapping[str, Sequence[Any]]) -> list[str]:
+def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> list[str]:
     """Return the names of the folders with images; none if all images are loose. ``files`` gives each folder's images.
 
     Raises:
@@ -95,21 +111,21 @@ def _class_names(root: Path, loose: Sequence[str], files: Mapping[str, Sequence[
         return []
     if loose:
         problem = f"contains images beside its class folders{some_names(loose)}"
-        raise UserError("SRC", str(root), problem, "move them into the folder of their class, or elsewhere")
+        raise UserError("SRC", root, problem, "move them into the folder of their class, or elsewhere")
     if empty:
         problem = f"has class folders without images{some_names(empty)}"
-        raise UserError("SRC", str(root), problem, "fill or remove them")
+        raise UserError("SRC", root, problem, "fill or remove them")
     for name in filled:
         if any("\ud800" <= letter <= "\udfff" for letter in name):  # Python's escapes of bytes that are not UTF-8
-            raise UserError("SRC", str(root), f"has a class folder whose name is not UTF-8, {name!r}", "rename it")
+            raise UserError("SRC", root, f"has a class folder whose name is not UTF-8, {name!r}", "rename it")
     return filled
 
 
 def open_source(root: Path) -> Source:
     """Find the images of a directory, a zip file, or a directory of tar shards in WebDataset's layout.
 
-    Classes in a zip file come from its dataset.json, if it has one, or from its folders. Null labels in dataset.json
-    mean that there are no classes. In shards, classes are the numbers in ``<key>.cls``.
+    Classes come from dataset.json, if there is one, or from the folders. Null labels in dataset.json mean that there
+    are no classes. In shards, classes are the numbers in ``<key>.cls``.
 
     Raises:
         UserError: The path is none of these, is damaged, or contains no images.
@@ -127,50 +143,19 @@ def _open_zip(root: Path) -> Source:
     with _blaming_source():
         data = _data("zip", root, 0)
         members = zip_members(data)
-        packed: PackedFiles
-        # The tools of EDM2 and StyleGAN list classes in this file; folders beside it are not classes.
-        if all(info.filename != LABELS_FILE for info in members):
-            loose = [info.filename for info in zip_images(members) if "/" not in info.filename]
-            classes = _class_names(root, loose, zip_folders(members))
-            packed = build_zip(_data("zip", root, len(classes)))
-        elif (labels := _listed_labels(root)) is None:
-            classes, packed = [], build_zip(data)
-        else:
-            images = zip_images(members)
-            _check_listing(root, labels, [info.filename for info in images], [info.filename for info in members])
-            numbers = [labels[info.filename] for info in images]
-            packed = PackedFiles(*zip_files(data, images, numbers), zip_content)
-            classes = _numbered(numbers)
-        return _source(root, classes, packed)
-
-
-def _listed_labels(root: Path) -> dict[str, int] | None:
-    """Return the class of each image by name from dataset.json; None if it says that there are no classes."""
-    try:
-        with zipfile.ZipFile(root) as archive:
-            pairs: Any = json.loads(archive.read(LABELS_FILE))["labels"]
-        return None if pairs is None else {str(name): int(label) for name, label in pairs}
-    except Exception as error:  # BadZipFile, ValueError, KeyError, ...
-        problem = f"has no readable {LABELS_FILE}: {reason(error)}"
-        raise UserError("SRC", str(root), problem, "pack it again") from None
-
-
-def _check_listing(root: Path, labels: dict[str, int], images: list[str], members: list[str]) -> None:
-    """Refuse an image that dataset.json does not list, and a listed image that is missing."""
-    unknown = next((name for name in images if name not in labels), None)
-    if unknown is not None:
-        raise UserError("SRC", str(root), f"has {unknown}, which its {LABELS_FILE} does not list", "pack it again")
-    there = set(members)
-    missing = next((name for name in labels if name not in there), None)
-    if missing is not None:
-        raise UserError("SRC", str(root), f"has no {missing}, which its {LABELS_FILE} lists", "pack it again")
+        files = zip_listing(data, members)
+        names, labels, classes = _classified(data, files)
+        packed = PackedFiles(*zip_files(data, members, names, labels), zip_content)
+        return _source(root, classes, packed, left_out(files, names))
 
 
 def _open_shards(root: Path) -> Source:
     with _blaming_source():
-        archives, names, entries = read_shards(_data("tar", root, 1))  # with 0, classes would not be read
-        packed = PackedFiles(archives, names, entries, tar_content)
-        return _source(root, _numbered(entries["label"].tolist()), packed)
+        data = _data("tar", root, 1)  # with 0, classes would not be read
+        found = read_shards(data)
+        check_shards(data, found)
+        packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
+        return _source(root, _numbered(found.entries["label"].tolist()), packed, found.others)
 
 
 def _data(kind: Any, root: Path, num_classes: int) -> Data:
@@ -178,18 +163,17 @@ def _data(kind: Any, root: Path, num_classes: int) -> Data:
 
 
 def _numbered(labels: list[int]) -> list[str]:
-    """Return names of classes that only have numbers; none if all images have class 0."""
-    return [str(number) for number in range(max(labels, default=0) + 1)] if any(labels) else []
+    """Return names of classes that only have numbers, which sort as these do; none if all images have class 0."""
+    most = max(labels, default=0)
+    return [str(number).zfill(len(str(most))) for number in range(most + 1)] if most else []
 
 
-def _source(root: Path, classes: list[str], packed: PackedFiles) -> Source:
+def _source(root: Path, classes: list[str], packed: PackedFiles, ignored: Ignored) -> Source:
     if not len(packed):
-        raise UserError("SRC", str(root), "contains no images", "give an archive with images")
+        raise UserError("SRC", str(root), "contains no images", "give an archive with images", ignored.text())
     num = len(packed)
     labels = [packed.label(index) if classes else 0 for index in range(num)]
-    if (lowest := int(np.min(labels))) < 0:
-        raise UserError("SRC", str(root), f"has a class below 0, {lowest}", "number classes from 0")
-    return Source(root, classes, [packed.path(index) for index in range(num)], labels, packed)
+    return Source(root, classes, [packed.path(index) for index in range(num)], labels, ignored, packed)
 
 
 @contextmanager

@@ -5,16 +5,39 @@ Shapes: C channels (1 grey, 3 RGB), R pixels a side.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from bigsgan.errors import reason
 from bigsgan.runtime.paths import check_regular
 
+_MOST_PIXELS = 1 << 28
+"""Of an image, which Pillow decodes as a whole: 1 GiB, as it keeps four bytes for a colour. It refuses more."""
+_MANY_PIXELS = 2 * 89_478_485
+"""Pillow's own limit. Larger images are reduced before anything else."""
+_REDUCTION = 3
+"""Sides of a reduced image, in those that are wanted: Lanczos is then "very close to fair resampling" (Pillow)."""
+_PLAIN_MODES = {"1": "L", "P": "RGBA", "PA": "RGBA", "I;16": "I", "I;16B": "I", "I;16L": "I", "I;16N": "I"}
+"""Modes whose pixels Pillow cannot average, and those that hold the same."""
+
+Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2  # Pillow refuses twice as many, and warns before
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+# Compressed text, which may inflate: Pillow allows 1 MiB, but photographs have larger ICC profiles and XMP.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
+
+_WHITE = 65535  # of 16 bits
+_noted: ContextVar[list[tuple[int, int]] | None] = ContextVar("noted", default=None)
+
+_SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -45,11 +68,63 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
         if content is None:
             check_regular(path)
         with Image.open(path if content is None else content) as image:
+            is_wide = _is_wide(image)
+            if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
+                raise ValueError("signed pixels of 8 bits are not supported; unsigned ones of 8 or 16 bits are")
             image.load()  # now, so that a truncated file fails here
+            if is_wide and (noted := _noted.get()) is not None:
+                noted.append(_values(image))
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
         # Pillow's text has the repr of ``content``, with an address that differs from run to run.
         raise CorruptImage(path, reason(error, path).replace(f" {content!r}", "")) from error
+
+
+@contextmanager
+def noting_values() -> Iterator[list[tuple[int, int]]]:
+    """Yield a list of the lowest and highest value of each image of more than 8 bits that is opened in the block."""
+    found: list[tuple[int, int]] = []
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def values_of(path: str) -> list[tuple[int, int]]:
+    """Return the lowest and highest value of an image of more than 8 bits; decode no other. The image is readable."""
+    with Image.open(path) as image:
+        if not _is_wide(image):
+            return []
+    with noting_values() as found:
+        open_image(path)
+    return found
+
+
+def _is_wide(image: ImageFile) -> bool:
+    return image.mode.startswith("I") or any(";16" in str(tile) for tile in image.tile)
+
+
+def _values(image: Image.Image) -> tuple[int, int]:
+    if image.mode.startswith("I"):
+        found = np.asarray(image)
+        return int(found.min()), int(found.max())
+    found = np.asarray(image).astype(np.int64)  # of colours, Pillow keeps the upper 8 bits
+    return 256 * int(found.min()), 256 * int(found.max()) + 255
+
+
+def used_range(values: Sequence[tuple[int, int]]) -> str:
+    """Say which part of black to white these lowest and highest values use; an empty text if it is more than half."""
+    if not values:
+        return ""
+    low, high = min(low for low, _ in values), max(high for _, high in values)
+    part, is_within = max(0, min(high, _WHITE) - max(low, 0)) / _WHITE, low >= 0 and high <= _WHITE
+    if is_within and part > 1 / 2:
+        return ""
+    images = "1 image of more than 8 bits has" if len(values) == 1 else f"{len(values)} images of more than 8 bits have"
+    used = f"{100 * part:.3g} % of the range from 0 (black) to {_WHITE} (white)"
+    clipped = "" if is_within else "; those outside it become black or white"
+    return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
 
 
 def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) -> Tensor:
@@ -62,7 +137,7 @@ def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) 
         CorruptImage: The image has a mode that cannot be converted; ``name`` is its name in the report.
     """
     try:
-        image = _eight_bits(upright(image), channels)
+        image = _eight_bits(upright(_reduced(image, resolution)), channels)
         width, height = image.size
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
@@ -74,6 +149,16 @@ def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) 
         raise CorruptImage(name, reason(error, name)) from error
 
 
+def _reduced(image: Image.Image, resolution: int) -> Image.Image:
+    """Average the pixels of a very large image's centred square, as all else would copy it several times."""
+    side, size = min(image.size), _REDUCTION * resolution
+    if image.width * image.height <= _MANY_PIXELS or side < 2 * size:
+        return image
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    plain = image.convert(_PLAIN_MODES[image.mode]) if image.mode in _PLAIN_MODES else image
+    return plain.resize((size, size), Image.Resampling.BOX, (left, top, left + side, top + side))
+
+
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     """Convert to mode L (1 channel) or RGB (3).
 
@@ -82,16 +167,19 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     CMYK is converted without a colour profile: (255 - C) (255 - K) / 255.
     """
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range, 8 or 16 bits are supported")
+        low, high = image.getextrema()
+        given = f"here from {low:g} to {high:g}"
+        raise ValueError(f"floating-point pixels have no known range, {given}; 8 or 16 bits are supported")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, _WHITE)
         # 65535 = 255 * 257, so this is v / 257 to the nearest integer; Pillow's own conversions clip or truncate.
         image = Image.fromarray(((wide + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    if image.mode != "L":
+    if image.mode not in ("L", "RGB"):
         image = image.convert("RGB")  # first: Pillow cannot convert LAB to L
-    return image.convert("L" if channels == 1 else "RGB")
+    wanted = "L" if channels == 1 else "RGB"
+    return image if image.mode == wanted else image.convert(wanted)  # which would copy
 
 
 def upright(image: Image.Image) -> Image.Image:

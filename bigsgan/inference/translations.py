@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bigsgan.data.datasets import IMAGE_EXTENSIONS, is_image
+from bigsgan.data.listing import IMAGE_EXTENSIONS, ignored, is_image
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
@@ -90,11 +90,16 @@ class Translations:
 
 def _images(directory: Path) -> list[Path]:
     try:
-        paths = sorted(path for path in directory.iterdir() if is_image(path.name) and path.is_file())
+        files = sorted(path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:
         problem = f"cannot be read: {reason(error, directory)}"
         raise UserError("--input", str(directory), problem, "give a directory of images") from None
+    paths = [path for path in files if is_image(path.name)]
+    names = [path.name for path in paths]
+    others = ignored([path.name for path in files if not is_image(path.name)], names)
     if not paths:
         remedy = f"give a directory with files of {', '.join(IMAGE_EXTENSIONS)}"
-        raise UserError("--input", str(directory), "contains no images", remedy)
+        raise UserError("--input", str(directory), "contains no images", remedy, others.text())
+    others.check("--input", directory, len(paths))
+    others.tell(directory)
     return paths

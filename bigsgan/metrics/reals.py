@@ -60,7 +60,7 @@ def see_reals(
     order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first images are of all kinds
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
-    corrupt = CorruptImages(data.max_corrupt, rank)
+    corrupt = CorruptImages(data.most_corrupt(num), rank)
     batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
     for _ in positions[:: comm.world_size()]:
         if stopped():

@@ -119,12 +119,13 @@ def samples_of(
     ``network`` is this rank's part of the generator, with standing statistics if it needs them. ``make`` makes the
     images from inputs. ``truncation`` is the threshold of the latents.
     """
-    draws, corrupt = Draws(seed), CorruptImages(recipe.data.max_corrupt, comm.rank())
+    num = 0 if dataset is None else len(dataset)
+    draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
         if not recipe.data.paired or dataset is None:
             return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
-        indices = [(first + i) % len(dataset) for i in range(len(labels))]
+        indices = [(first + i) % num for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
         corrupt.count(read)
         sources = decode(read.images[:, : recipe.data.input_channels].to(device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_latents_that_are_not_listed(tmp_path):
     with pytest.raises(UserError, match=r"data.root: .* has no readable dataset.json: it is nested too deeply"):
         build_dataset(latents(tmp_path))
     (tmp_path / "data" / "dataset.json").write_text('{"labels": [["000.npy", -1]]}')
-    with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in dataset\.json, that of 000\.npy"):
+    with pytest.raises(UserError, match=r"data\.root: .* has a class below 0 in its dataset\.json, that of 000\.npy"):
         build_dataset(latents(tmp_path))
 
 
@@ -145,7 +146,36 @@ def test_latents_without_classes(tmp_path):
     dataset = build_dataset(latents(tmp_path, num_classes=0))
     assert [dataset[i][1] for i in range(len(dataset))] == [0] * 3
     np.testing.assert_array_equal([dataset[i][0][:4].numpy() for i in range(3)], numbers)
-    with pytest.raises(UserError, match=r"data\.root: .* has no readable dataset.json"):
+    with pytest.raises(UserError, match=r"data\.num_classes: must be 0 .* has 0 classes in dataset.json\); set"):
+        build_dataset(latents(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../..", "a/../../000.npy", "/etc/passwd"])
+def test_listed_latents_lie_in_the_data_set(tmp_path, name):
+    write_latents(tmp_path / "data", 3, posterior=False)
+    for listed in (name, name.replace("/", "\\")):
+        (tmp_path / "data" / "dataset.json").write_text(json.dumps({"labels": [["001.npy", 0], [listed, 1]]}))
+        with pytest.raises(UserError) as caught:
+            build_dataset(latents(tmp_path))
+        assert str(caught.value) == (
+            f"data.root: '{tmp_path / 'data'}' has {name} in its dataset.json, which is no name of a file below it; "
+            "give the names of files in the data set"
+        )
+
+
+def test_lists_of_numbers_are_no_classes_of_latents(tmp_path):
+    write_latents(tmp_path / "data", 3, posterior=False)
+    (tmp_path / "data" / "dataset.json").write_text('{"labels": [["001.npy", [0.5, 1]]]}')
+    with pytest.raises(UserError, match=r"has lists of numbers as labels in its dataset.json, such as that of 001.npy"):
+        build_dataset(latents(tmp_path))
+    assert len(build_dataset(latents(tmp_path, num_classes=0))) == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_the_listing_of_latents(tmp_path):
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data/dataset.json")
+    with pytest.raises(UserError, match=r"has no readable dataset.json: a pipe, socket or device, not a regular file"):
         build_dataset(latents(tmp_path))
 
 

@@ -79,7 +79,7 @@ def test_preparing_leaves_pipes_out_and_does_not_read_from_one(capsys):
     write_image("images/a.png")
     os.mkfifo("images/b.png")
     assert prepare("images", "data.zip", "zip") == 0
-    assert "data.zip: 1 images" in capsys.readouterr().out
+    assert "data.zip: 1 image of no classes" in capsys.readouterr().out
     os.mkfifo("pipe")
     assert prepare("pipe", "other.zip", "zip") == 2
     assert "SRC: must be a directory, got 'pipe'" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_names_that_are_no_utf_8_are_logged_and_printed(tmp_path, capsys):
     assert "skipped data-\\udcff" in (tmp_path / "logs/rank00000.log").read_text()
     capsys.readouterr()
     assert prepare(name, f"{name}.zip", "zip") == 0
-    assert "data-\\udcff.zip: 1 images" in capsys.readouterr().out
+    assert "data-\\udcff.zip: 1 image of no classes" in capsys.readouterr().out
     assert zipfile.ZipFile(f"{name}.zip").namelist() == ["00000000.png"]
 
 

@@ -328,3 +328,28 @@ def test_signals_that_stop_a_run_do_not_end_its_loading_processes():
     for worker in workers:
         worker.join(10)
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("num_images, most", [(50, 10), (9_999, 10), (20_000, 20), (1_281_167, 1_281)])
+def test_the_unreadable_images_that_are_skipped_grow_with_the_data_set(num_images, most):
+    """Eleven damaged files are nothing among millions; a number that the recipe gives is kept."""
+    assert Data().most_corrupt(num_images) == most
+    assert data_section(max_corrupt=3).most_corrupt(num_images) == 3
+
+
+class ManyImages(NumberedImages):
+    """Blank images, of which some cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(index if index in self.corrupt else 0)
+
+
+@pytest.mark.parametrize("num", [20, 21])
+def test_eleven_unreadable_images_of_many_do_not_end_a_run(num):
+    corrupt = EpochOrder(DRAWS, 20_000).indices(range(240))[: 10 * num : 10].tolist()
+    real = real_images(ManyImages(20_000, tuple(corrupt)), data_section(max_corrupt=None), batch=240)
+    if num == 20:
+        assert len(real.next_phase()[0].labels) == 240
+        return
+    with pytest.raises(UserError, match=r"data.max_corrupt: 20 is less than .* has found, 21 "):
+        real.next_phase()

@@ -269,7 +269,7 @@ ZIPS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
     # members (None for no file), data.num_classes, message
     "missing": (None, 0, r"data.root: '.*x.zip' does not exist; give the zip file"),
     "empty": ({}, 0, r"data.root: '.*' contains no images; give a zip file with files of .*\.png"),
-    "no image": ({"a/1.txt": b""}, 0, r"data.root: '.*' contains no images; "),
+    "no image": ({"a/1.txt": b""}, 0, r"data.root: .* contains no images \(1 other file ignored: 1 .txt, such as a/1"),
     "number": (
         {"a/1.png": PNG, "b/1.png": PNG},
         3,

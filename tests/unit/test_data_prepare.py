@@ -14,6 +14,7 @@ import torch
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, prepare
+from bigsgan.data.prepared import Prepared
 from bigsgan.errors import UserError
 from tests.preparing import (
     FORMATS,
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_training_reads_what_it_would_read_from_the_source(tmp_path, source, kind):
     made = prepare.prepare(source, destination(tmp_path, kind), SIZE, kind, 2)
-    assert made == prepare.Prepared(14, 3, 3, 0, [])
+    assert made == Prepared(14, 3, 3, 0, [])
     expected = samples(opened("folder", source))
     assert [label for _, label in expected] == [0] * 4 + [1] * 6 + [2] * 4  # "dog" comes before "dog-big"
     assert samples(opened(kind, destination(tmp_path, kind))) == expected
@@ -51,7 +52,7 @@ def test_images_without_classes_and_grey_ones_stay_so(tmp_path, kind):
     (source / "notes").mkdir()
     (source / "notes/readme.txt").write_text("no image")
     made = prepare.prepare(source, destination(tmp_path, kind), SIZE, kind, 1)
-    assert made == prepare.Prepared(6, 0, 1, 0, [])
+    assert made == Prepared(6, 0, 1, 0, [], "1 other file ignored: 1 .txt, such as notes/readme.txt")
     for channels in (1, 3):
         changes = {"num_classes": 0, "channels": channels}
         expected = samples(opened("folder", source, **changes))
@@ -155,7 +156,7 @@ def test_a_zip_file_interrupted_at_the_end_is_finished(tmp_path, source, monkeyp
     assert (tmp_path / "made.zip").exists() == (when == "removing")
     assert (tmp_path / "made.zip.parts").is_dir()
     monkeypatch.setattr(prepare, "in_order", lambda *_: pytest.fail("converted again"))
-    assert prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1) == prepare.Prepared(14, 3, 3, 0, [])
+    assert prepare.prepare(source, tmp_path / "made.zip", SIZE, "zip", 1) == Prepared(14, 3, 3, 0, [])
     assert sorted(files(tmp_path)) == ["made.zip", "whole.zip"]
     assert (tmp_path / "made.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
 

@@ -96,7 +96,7 @@ def test_archives_that_do_not_fit(tmp_path):
         build_dataset(latents(tmp_path, root=str(shards), num_classes=1))
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("dataset.json", '{"labels": [["none.npy", 0]]}')
-    with pytest.raises(UserError, match=r"data\.root: .* has no none\.npy, which dataset\.json lists"):
+    with pytest.raises(UserError, match=r"data\.root: .* has no none\.npy, which its dataset\.json lists"):
         build_dataset(latents(tmp_path, root=str(path)))
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("000.npy", "")

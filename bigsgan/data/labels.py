@@ -1,0 +1,181 @@
+"""Classes of images: numbers in dataset.json, or the names of folders.
+
+dataset.json is the file of StyleGAN's and EDM2's dataset_tool.py, ``{"labels": [["00000/img00000000.png", 3], ...]}``,
+and is read as their ImageFolderDataset reads it: each image needs a label, the folders beside it are not classes, and
+``{"labels": null}`` says that there are none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from bigsgan.config.data import Data
+from bigsgan.data.listing import (
+    IMAGE_EXTENSIONS,
+    LABELS_FILE,
+    Files,
+    Ignored,
+    ignored,
+    no_images,
+    some_names,
+    unreadable_root,
+    wrong_num_classes,
+)
+from bigsgan.errors import UserError, reason, shown
+from bigsgan.runtime.paths import parse_json
+
+_MOST_CLASSES = 2**31
+
+
+def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list[int]]:
+    """Return the images that a recipe trains on, in order, and the class of each; warn of ignored files.
+
+    With ``data.num_classes``, classes are those of dataset.json, or else each folder of the root is one, in
+    alphabetical order; images may lie deeper in it. ``wanted`` describes a source with images, for the message that
+    there are none.
+
+    Raises:
+        UserError: There are no images, there are not ``data.num_classes`` classes, some folders contain no images,
+            dataset.json does not fit the images, or more files than images would be ignored.
+    """
+    if not files.images:
+        raise no_images(data, wanted, ignored(files.others, []))
+    names, labels = files.images, [0] * len(files.images)
+    if data.num_classes and (listed := labels_of_images(data, files)) is not None:
+        labels = listed
+        if (found := max(labels) + 1) != data.num_classes:
+            raise wrong_num_classes(data, found, f"classes in {LABELS_FILE}")
+    elif data.num_classes:
+        names, labels = _by_folder(data, files)
+    others = left_out(files, names)
+    others.check("data.root", data.root, len(names))
+    others.tell(data.root)
+    return names, labels
+
+
+def left_out(files: Files, names: Sequence[str]) -> Ignored:
+    """Describe the files that are not among ``names``."""
+    used = set(names)
+    return ignored([name for each in (files.others, files.images) for name in each if name not in used], names)
+
+
+def in_folders(files: Files) -> dict[str, list[str]]:
+    """Return the images in each folder of the root by its name, in the order of the names."""
+    found: dict[str, list[str]] = {name: [] for name in files.folders}
+    for name in files.images:
+        folder, below, _ = name.partition("/")
+        if below:
+            found[folder].append(name)
+    return found
+
+
+def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int]]:
+    found = in_folders(files)
+    if len(found) != data.num_classes:
+        raise wrong_num_classes(data, len(found), f"class folders{some_names(list(found))}")
+    if empty := [name for name, images in found.items() if not images]:
+        problem = f"has class folders without images{some_names(empty)}"
+        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
+        raise UserError("data.root", data.root, problem, remedy)
+    each = list(found.values())
+    return [image for images in each for image in images], [label for label, images in enumerate(each) for _ in images]
+
+
+def labels_of_images(data: Data, files: Files) -> list[int] | None:
+    """Return the class of each image from dataset.json; None if there is no such file.
+
+    Raises:
+        UserError: It cannot be read, does not list an image, lists one that is not there, or has no class numbers.
+    """
+    if files.labels is None:
+        _check_root(data, files)
+        return None
+    try:
+        listed = read_listing(data, files.labels())
+    except OSError as error:
+        raise unreadable_root(data, error) from error
+    if listed is not None:
+        _check_listing(data, listed, files)
+    return class_numbers(data, files.images, listed)
+
+
+def _check_root(data: Data, files: Files) -> None:
+    """Refuse a data set that is packed with the folder around it, whose folders would count as classes."""
+    inner = [name for name in files.others if os.path.basename(name) == LABELS_FILE]
+    if len(files.folders) == 1 and inner == [f"{files.folders[0]}/{LABELS_FILE}"]:
+        remedy = f"give {data.root}/{files.folders[0]}"
+        if os.path.isfile(str(data.root)):
+            remedy = f"pack the files in {files.folders[0]} without that folder"
+        problem = f"has {inner[0]}, and no {LABELS_FILE} beside that folder"
+        raise UserError("data.root", data.root, problem, remedy, "it lists the classes of a data set")
+
+
+def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
+    """Return the label of each name in dataset.json; None if it says that there are no labels.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        given = parse_json(content)["labels"]
+        return None if given is None else {str(name).replace("\\", "/"): label for name, label in dict(given).items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise unlisted(data, error) from None
+
+
+def class_numbers(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> list[int]:
+    """Return the class of each listed name; 0 for all if there are no labels.
+
+    Raises:
+        UserError: There are no labels though the recipe has classes, or a label is not the number of a class.
+    """
+    if listed is None:
+        if data.num_classes > 1:
+            raise wrong_num_classes(data, 0, f"classes in {LABELS_FILE}")
+        return [0] * len(names)
+    return [_class_number(data, name, listed[name]) for name in names]
+
+
+def _class_number(data: Data, name: str, label: Any) -> int:
+    remedy = "number classes from 0" + (", or set data.num_classes=0" if data.num_classes else "")
+    if isinstance(label, list | dict):
+        problem = f"has lists of numbers as labels in its {LABELS_FILE}, such as that of {name}"
+        remedy = f'write the number of one class for each image, or {{"labels": null}} for none, into {LABELS_FILE}'
+        remedy += ", or set data.num_classes=0" if data.num_classes else ""
+        raise UserError("data.root", data.root, problem, remedy, "conditions that are vectors are not supported")
+    problem = f"has a label that is not the number of a class in its {LABELS_FILE}, {shown(label)} of {name}"
+    with suppress(TypeError, ValueError, OverflowError):  # null, text, an infinite number
+        number = int(label)
+        if number == float(label) and 0 <= number < _MOST_CLASSES:
+            return number
+        if number < 0:
+            problem = f"has a class below 0 in its {LABELS_FILE}, that of {name}"
+    raise UserError("data.root", data.root, problem, remedy)
+
+
+def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
+    """Refuse an image that dataset.json does not list, and a listed image that is missing."""
+    remedy = "pack it again" if os.path.isfile(str(data.root)) else f"correct {LABELS_FILE}"
+    if unknown := [name for name in files.images if name not in listed]:
+        problem = f"has {unknown[0]}, which its {LABELS_FILE} does not list"
+        detail = f"it lacks {len(unknown)} images" if len(unknown) > 1 else ""
+        raise UserError("data.root", data.root, problem, remedy, detail)
+    if len(listed) == len(files.images):
+        return
+    missing = min(listed.keys() - set(files.images))
+    problem = f"has no {missing}, which its {LABELS_FILE} lists"
+    if missing in files.others:
+        problem = f"has {missing} in its {LABELS_FILE}, which is none of {', '.join(IMAGE_EXTENSIONS)}"
+    raise UserError("data.root", data.root, problem, remedy)
+
+
+def unlisted(data: Data, error: Exception) -> UserError:
+    """Return the error that dataset.json cannot be read."""
+    form = '{"labels": [["name", 0], ...]}'
+    remedy = f"write {form} into {LABELS_FILE}"
+    if os.path.isfile(str(data.root)):
+        remedy = f"pack it again with {form} in {LABELS_FILE}"
+    return UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy)

@@ -1,0 +1,214 @@
+"""Lists image files below a directory, tells which other files are ignored, and has the messages about what is there.
+
+The layout is that of torchvision's ImageFolder: each folder of the root is a class.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import mimetypes
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bigsgan.config.data import Data
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime.paths import check_regular
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Same as in torchvision.datasets.folder, which takes seconds to import."""
+
+LABELS_FILE = "dataset.json"
+"""File that lists images or latents with their classes."""
+
+_MOST_VISITS = 1_000
+_SHOWN_KINDS = 4
+_TYPES = mimetypes.MimeTypes()
+
+_log = logging.getLogger(__name__)
+
+
+class Files(NamedTuple):
+    """The visible files below a root, by their paths in it: a directory's or an archive's.
+
+    Files and folders whose names begin with a dot are hidden: macOS leaves files such as ._cat.jpg beside cat.jpg,
+    which are not images.
+    """
+
+    images: list[str]  # sorted
+    others: list[str]  # without dataset.json
+    folders: list[str]  # names of the root's folders, sorted
+    labels: Callable[[], bytes] | None = None  # reads dataset.json in the root, if there is one
+
+
+class Ignored(NamedTuple):
+    """Files that are listed beside images, and not read."""
+
+    kinds: dict[str, int]  # their number by suffix
+    num_lost: int = 0  # of them, those that may be images: neither text, nor named after an image that is read
+    example: str = ""  # the name of one of them
+
+    def __add__(self, other: Ignored) -> Ignored:  # type: ignore[override]
+        """Return the files of both."""
+        kinds = dict(Counter(self.kinds) + Counter(other.kinds))
+        return Ignored(kinds, self.num_lost + other.num_lost, self.example or other.example)
+
+    def text(self) -> str:
+        """Return their number, their most frequent suffixes, and a name; an empty text if there are none."""
+        num = sum(self.kinds.values())
+        if not num:
+            return ""
+        shown = sorted(self.kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:_SHOWN_KINDS]
+        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in shown)
+        more = ", ..." if len(self.kinds) > _SHOWN_KINDS else ""
+        return f"{counted(num, 'other file')} ignored: {kinds}{more}, such as {self.example}"
+
+    def check(self, field: str, root: object, num_images: int, remedy: str = "") -> None:
+        """Refuse to ignore more files that may be images than the ``num_images`` that are read.
+
+        Raises:
+            UserError: Most of the data set would be ignored.
+        """
+        if self.num_lost > num_images:
+            problem = f"has {self.num_lost} files that would be ignored, and {counted(num_images, 'image')}"
+            remedy = remedy or "convert them to .jpg or .png, or move them elsewhere"
+            raise UserError(field, str(root), problem, remedy, self.text())
+
+    def tell(self, root: object) -> None:
+        """Warn of them, once in a process: a run may list its data twice."""
+        if text := self.text():
+            _tell(f"{root}: {text}")
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    _log.warning(text)
+
+
+def ignored(others: Sequence[str], images: Iterable[str]) -> Ignored:
+    """Describe files that are not read, beside images that are."""
+    if not others:
+        return Ignored({})
+    stems = {os.path.splitext(os.path.basename(name))[0] for name in images}
+    kinds = Counter(os.path.splitext(name)[1].lower() for name in others)
+    lost = [name for name in others if _may_be_image(name) and not _belongs_to(name, stems)]
+    return Ignored(dict(kinds), len(lost), min(lost or others))
+
+
+def _may_be_image(name: str) -> bool:
+    kind = _TYPES.guess_type(f"x{os.path.splitext(name)[1]}")[0]
+    return kind is None or kind.startswith("image/")
+
+
+def _belongs_to(name: str, stems: set[str]) -> bool:
+    """Return whether a file has the name of an image and more, as cat.seg.png and cat.jpg.txt beside cat.jpg."""
+    parts = os.path.basename(name).split(".")
+    return any(".".join(parts[:num]) in stems for num in range(1, len(parts)))
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file counts as an image, by its name; hidden ones do not."""
+    return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a member of an archive is hidden; macOS adds a folder __MACOSX with metadata files."""
+    return name.startswith("__MACOSX/") or any(part.startswith(".") and part != "." for part in name.split("/"))
+
+
+def sort_files(names: Iterable[str], folders: Iterable[str], labels: Callable[[], bytes] | None) -> Files:
+    """Sort visible files into images and others."""
+    images: list[str] = []
+    others: list[str] = []
+    for name in names:
+        (images if is_image(name.rpartition("/")[2]) else others).append(name)
+    return Files(sorted(images), [name for name in others if name != LABELS_FILE], sorted(folders), labels)
+
+
+def files_below(root: Path) -> Files:
+    """List the files below a directory; links are followed, as in ImageFolder.
+
+    Raises:
+        UserError: A link points to one of its own parent directories, or links give a directory too many paths.
+        OSError: A directory cannot be read.
+    """
+
+    def fail(error: OSError) -> None:  # by default os.walk skips a folder that cannot be read
+        raise error
+
+    found: list[str] = []
+    folders: list[str] = []
+    visits: Counter[tuple[int, int]] = Counter()
+    above = {str(root): frozenset([_identity(root)])}  # of each directory to visit: itself and its parents
+    for directory, below, names in os.walk(root, onerror=fail, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        folders = folders if directory != str(root) else list(below)
+        way = above.pop(directory)
+        for inner in (os.path.join(directory, name) for name in below):
+            if (identity := _identity(inner)) in way:
+                raise UserError(inner, None, "must not link to one of its parent directories", "remove that link")
+            above[inner] = way | {identity}
+            visits[identity] += 1
+            if visits[identity] > _MOST_VISITS:  # n directories with two links each to the next make 2**n paths
+                problem = f"must be reachable by at most {_MOST_VISITS} paths"
+                raise UserError(inner, None, problem, "remove links to it or to its parents")
+        found += [os.path.join(directory, name) for name in names if not name.startswith(".")]
+    start = len(os.path.join(root, ""))
+    relative = [path[start:] for path in found]
+    labels = functools.partial(_content, root / LABELS_FILE) if LABELS_FILE in relative else None
+    return sort_files(relative, folders, labels)
+
+
+def _identity(directory: str | Path) -> tuple[int, int]:
+    found = os.stat(directory)
+    return found.st_dev, found.st_ino
+
+
+def _content(path: Path) -> bytes:
+    check_regular(path)
+    return path.read_bytes()
+
+
+def data_directory(field: str, text: str | None, remedy: str) -> Path:
+    """Return the directory that a field of the recipe names.
+
+    Raises:
+        UserError: It is not a directory.
+    """
+    root = Path(str(text))
+    if not os.path.isdir(root):  # pathlib raises if a name is too long
+        problem = "must be a directory" if os.path.exists(root) else "does not exist"
+        raise UserError(field, text, problem, remedy)
+    return root
+
+
+def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
+    """Return the error that the data has ``found`` classes; ``what`` describes them."""
+    remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
+    detail = f"{data.root} has {found} {what}"
+    return UserError("data.num_classes", data.num_classes, f"must be {found} with this data", remedy, detail)
+
+
+def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
+    """Return the error that there are no images beside ``others``; ``wanted`` describes a source that has some."""
+    remedy = f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}"
+    return UserError("data.root", data.root, "contains no images", remedy, others.text())
+
+
+def unreadable_root(data: Data, error: OSError) -> UserError:
+    """Return the error that the file system refuses to read."""
+    return UserError("data.root", data.root, f"cannot be read: {reason(error, data.root)}", "fix its permissions")
+
+
+def counted(num: int, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{num} {what}{'' if num == 1 else 's'}"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Return up to four names in parentheses, for the end of a sentence."""
+    shown = ", ".join(names[:4])
+    return f" ({shown}{', ...' if len(names) > 4 else ''})" if names else ""

@@ -1,0 +1,45 @@
+"""What `bigsgan data prepare` and `encode` have made, and its description for the user."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_SHOWN_UNREADABLE = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """The result of ``prepare``."""
+
+    num_images: int
+    num_classes: int  # 0 if the images are not in class folders
+    image_channels: int  # 1 if all images are greyscale
+    num_unreadable: int  # images that were skipped
+    unreadable: list[tuple[str, str]]  # their paths and the reasons; empty if the zip file was complete before
+    ignored: str = ""  # the files beside images, described
+    values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
+
+
+def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[str, Any] | None = None) -> None:
+    """Print the result, the skipped images, the overrides of a recipe that uses it, and the files that were ignored.
+
+    ``data`` and ``codec`` are keys of these sections besides those that ``made`` tells.
+    """
+    for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
+        _log.warning("skipped an unreadable image: %s: %s", path, why)
+    if made.num_unreadable:
+        were = "image was" if made.num_unreadable == 1 else "images were"
+        _log.warning("%d unreadable %s skipped", made.num_unreadable, were)
+    if made.values:
+        _log.warning("%s", made.values)
+    classes = "class" if made.num_classes == 1 else "classes"
+    print(f"{data['root']}: {what} of {made.num_classes or 'no'} {classes}")
+    overrides = {**data, "image_channels": made.image_channels, "num_classes": made.num_classes}
+    overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
+    print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
+    if made.ignored:
+        print(made.ignored)

@@ -1,0 +1,224 @@
+"""Files that are listed and not read are counted and named, and most of a data set is not ignored."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bigsgan import cli
+from bigsgan.config.data import Data
+from bigsgan.data import build_dataset, shards
+from bigsgan.data.listing import ignored
+from bigsgan.errors import UserError
+from bigsgan.inference.translations import _images
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (4, 4)).save(file, "PNG")
+    return file.getvalue()
+
+
+PNG = png()
+
+
+def write(kind: str, place: Path, names: list[str]) -> Path:
+    """Files of these names, all with the content of one image or of a class."""
+    place = place.with_suffix(".zip") if kind == "zip" else place
+    contents = {name: b"0" if name.endswith(".cls") else PNG for name in names}
+    if kind == "zip":
+        with zipfile.ZipFile(place, "w") as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+    elif kind == "tar":
+        place.mkdir()
+        with tarfile.open(place / "0.tar", "w") as archive:
+            for name, content in contents.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    else:
+        for name, content in contents.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(content)
+    return place
+
+
+def opened(kind: str, root: Path, **changes):
+    return build_dataset(Data(**{"kind": kind, "root": str(root), "resolution": 4, "num_classes": 0, **changes}))
+
+
+def files(num: int, suffix: str, folder: str = "a") -> list[str]:
+    return [f"{folder}/{suffix.strip('.')}-{i}{suffix}" for i in range(num)]
+
+
+MIXED = [
+    *files(30, ".png"), *files(20, ".JFIF"), *files(18, ".txt"), *files(7, ".json"), *files(4, ".xml"),
+    *files(1, ".csv"), "a/.hidden.png", ".git/x.png",
+]  # fmt: skip
+TOLD = "50 other files ignored: 20 .jfif, 18 .txt, 7 .json, 4 .xml, ..., such as a/JFIF-0.JFIF"
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "side_by_side"])
+def test_files_that_are_not_read_are_counted_and_named(tmp_path, kind, caplog):
+    root = write(kind, tmp_path / "data", [name for name in MIXED if kind != "tar" or not name.startswith(".")])
+    with caplog.at_level(logging.WARNING, "bigsgan"):
+        for _ in range(2):
+            assert len(opened(kind, root)) == 30
+            shards.keep_indices()
+    assert caplog.messages == [f"{root}: {TOLD}"]  # once in a process
+
+
+def test_nothing_is_said_of_nothing(tmp_path, caplog):
+    for kind in ("folder", "zip", "tar"):
+        assert len(opened(kind, write(kind, tmp_path / kind, [*files(3, ".png"), "a/.b.txt"]))) == 3
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_images_beside_class_folders_are_counted(tmp_path, kind, caplog):
+    root = write(kind, tmp_path / "data", ["a/1.png", "b/1.png", "loose.png"])
+    assert len(opened(kind, root, num_classes=2)) == 2
+    assert caplog.messages == [f"{root}: 1 other file ignored: 1 .png, such as loose.png"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "side_by_side"])
+@pytest.mark.parametrize("suffix", [".jfif", ".heic", ".gif", ".unknown", ""])
+def test_most_of_a_data_set_is_not_ignored(tmp_path, kind, suffix):
+    root = write(kind, tmp_path / "data", [*files(5, ".png"), *(f"a/other{i}{suffix}" for i in range(6))])
+    message = rf"data.root: '{root}' has 6 files that would be ignored, and 5 images \(6 other files ignored: 6 "
+    with pytest.raises(UserError, match=message):
+        opened(kind, root)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_what_belongs_to_images_is_no_lost_image(tmp_path, kind, caplog):
+    """Captions, as img2dataset writes them, masks and annotations."""
+    names = [f"a/{i:03}.{suffix}" for i in range(4) for suffix in ("jpg", "txt", "json", "npy", "seg.npy", "dat")]
+    root = write(kind, tmp_path / "data", names)
+    assert len(opened(kind, root)) == 4
+    told = "20 other files ignored: 8 .npy, 4 .dat, 4 .json, 4 .txt, such as a/000."
+    assert caplog.messages[0].startswith(f"{root}: {told}")
+
+
+def test_keys_of_shards_end_at_the_first_dot(tmp_path):
+    """Fifteen of twenty images were left out without a word."""
+    names = [*(f"photo{i:03}.2024.jpg" for i in range(15)), *(f"photo{i:03}.jpg" for i in range(15, 20))]
+    root = write("tar", tmp_path / "data", names)
+    for _ in range(2):  # the second time from the index
+        with pytest.raises(UserError) as caught:
+            opened("tar", root)
+        assert str(caught.value) == (
+            f"data.root: '{root}' has 15 files that would be ignored, and 5 images (15 other files ignored: 15 .jpg, "
+            "such as photo000.2024.jpg); rename the files: a key ends at the first dot of a name, and the rest must be "
+            "the suffix alone"
+        )
+        shards.keep_indices()
+    with pytest.raises(UserError, match=r"contains no images \(15 other files ignored: 15 .jpg, such as photo000.2024"):
+        opened("tar", write("tar", tmp_path / "all", names[:15]))
+
+
+def test_links_in_shards_are_counted(tmp_path, caplog):
+    root = write("tar", tmp_path / "data", ["1.png", "2.png"])
+    with tarfile.open(root / "1.tar", "w") as archive:
+        link = tarfile.TarInfo("3.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "1.png"
+        archive.addfile(link)
+    (root / "readme.md").write_text("shards")
+    assert len(opened("tar", root)) == 2
+    assert caplog.messages == [f"{root}: 2 other files ignored: 1 .md, 1 .png, such as readme.md"]
+
+
+def test_images_of_shards_without_classes(tmp_path, caplog):
+    root = write("tar", tmp_path / "data", ["1.png", "1.json", "2.png", "2.json"])
+    with pytest.raises(UserError) as caught:
+        opened("tar", root, num_classes=10)
+    assert str(caught.value) == (
+        f"data.root: '{root}' has no classes (no image has a file <key>.cls beside it; 2 other files ignored: 2 .json, "
+        "such as 1.json); write the number of each image's class into <key>.cls, or set data.num_classes=0"
+    )
+    root = write("tar", tmp_path / "some", ["1.png", "1.cls", "2.png"])
+    assert len(opened("tar", root, num_classes=1)) == 2
+    assert caplog.messages[-1] == f"{root}: 1 of 2 images have no <key>.cls; their class is 0"
+
+
+@pytest.mark.parametrize("names", [["0.tar.gz"], ["0.tar", "1.tgz"], ["0.tar", "1.tar.zst", "1.tar.xz"]])
+def test_compressed_shards_are_refused(tmp_path, names):
+    root = write("tar", tmp_path / "data", ["1.png"])
+    (root / "0.tar").rename(root / "x")
+    for name in names:
+        (root / name).write_bytes((root / "x").read_bytes())
+    (root / "x").unlink()
+    with pytest.raises(UserError, match=r"data.root: '.*' has compressed shards \(.*z.*\) \(images in them cannot be"):
+        opened("tar", root)
+    if "0.tar" in names:
+        for name in names[1:]:
+            (root / name).rename(root / name.replace("1", "0"))
+        assert len(opened("tar", root)) == 1  # beside what they were made into
+
+
+def test_an_archive_of_another_format_is_named(tmp_path):
+    with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as archive:
+        archive.add(write("folder", tmp_path / "data", ["a.png"]))
+    with pytest.raises(UserError, match=r"data.root: must be a zip file, got '.*' \(it is a tar archive\); unpack it"):
+        opened("zip", tmp_path / "data.tar.gz")
+
+
+@pytest.mark.parametrize("num_classes", [0, 10])
+def test_an_empty_zip_file_contains_no_images(tmp_path, num_classes):
+    with pytest.raises(UserError, match=r"data.root: '.*' contains no images; give a zip file with files of .jpg"):
+        opened("zip", write("zip", tmp_path / "data", []), num_classes=num_classes)
+
+
+def test_a_pair_of_folders_and_its_others(tmp_path, caplog):
+    inputs, targets = write("folder", tmp_path / "in", ["1.png", "1.txt"]), write("folder", tmp_path / "out", ["1.png"])
+    assert len(opened("paired_folders", targets, input_root=str(inputs))) == 1
+    assert caplog.messages == [f"{inputs}: 1 other file ignored: 1 .txt, such as 1.txt"]
+
+
+def test_inputs_to_translate_and_their_others(tmp_path, caplog):
+    root = write("folder", tmp_path / "data", ["1.png", "1.txt", "2.JFIF", ".hidden.txt"])
+    assert _images(root) == [root / "1.png"]
+    assert caplog.messages == [f"{root}: 2 other files ignored: 1 .jfif, 1 .txt, such as 2.JFIF"]
+    write("folder", root, ["3.jfif"])
+    with pytest.raises(UserError, match=r"--input: '.*' has 2 files that would be ignored, and 1 image \(3 other"):
+        _images(root)
+
+
+@pytest.mark.parametrize("command", ["prepare", "encode"])
+def test_commands_end_with_what_they_ignored(tmp_path, capsys, command):
+    root, options = write("folder", tmp_path / "data", MIXED), ["--resolution", "4", "--workers", "1"]
+    options += ["--format", "zip"] if command == "prepare" else ["--codec", "dct"]
+    for _ in range(2):  # the second time all is there
+        assert cli.main(["data", command, str(root), str(tmp_path / "made"), *options]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == TOLD
+    many = write("folder", tmp_path / "many", [*files(2, ".png"), *files(9, ".jfif")])
+    assert cli.main(["data", command, str(many), str(tmp_path / "other"), *options]) == 2
+    assert f"SRC: '{many}' has 9 files that would be ignored, and 2 images (" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_is_singular(tmp_path, capsys, caplog):
+    root = write("folder", tmp_path / "data", ["a/1.png", "a/2.png"])
+    (root / "a/2.png").write_bytes(b"not an image")
+    assert cli.main(["data", "prepare", str(root), str(tmp_path / "m"), "--resolution", "4", "--format", "tar"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'm'}: 1 image of 1 class\n")
+    assert caplog.messages[-1] == "1 unreadable image was skipped"
+    assert ignored(["b.txt"], []).text() == "1 other file ignored: 1 .txt, such as b.txt"
+    assert ignored(["README", "Makefile"], []).text() == "2 other files ignored: 2 without a suffix, such as Makefile"
+
+
+def test_a_start_that_is_refused_leaves_no_index(tmp_path):
+    root = write("tar", tmp_path / "data", ["1.png", "1.cls"])
+    with pytest.raises(UserError, match="must be 1 with this data"):
+        opened("tar", root, num_classes=2)
+    assert len(opened("tar", root, num_classes=1)) == 1
+    assert [path.name for path in root.iterdir()] == ["0.tar"]
+    shards.keep_indices()  # a run has begun
+    assert sorted(path.name for path in root.iterdir()) == [".bigsgan-index-classes.npz", "0.tar"]

@@ -1,0 +1,252 @@
+"""dataset.json of StyleGAN's tool: classes as NVIDIA's ImageFolderDataset reads them, in each kind of data."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bigsgan import cli
+from bigsgan.config.data import Data
+from bigsgan.data import build_dataset
+from bigsgan.errors import UserError
+
+NUM = 30
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (4, 4), value).save(file, "PNG")
+    return file.getvalue()
+
+
+def images() -> dict[str, bytes]:
+    """Grey images whose value is their number, in folders of ten, as dataset_tool.py names them."""
+    return {f"{i // 10:05}/img{i:08}.png": png(i) for i in range(NUM)}
+
+
+def write(kind: str, place: Path, members: dict[str, bytes], labels: object = None, text: str | None = None) -> Path:
+    """A folder or zip file of these members, and dataset.json with these labels or this text."""
+    content = json.dumps({"labels": labels}) if text is None else text
+    members = {**members, "dataset.json": content.encode()}
+    if kind == "zip":
+        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
+            for name, each in members.items():
+                archive.writestr(name, each)
+        return place.with_suffix(".zip")
+    for name, each in members.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(each)
+    return place
+
+
+def opened(kind: str, root: Path, num_classes: int):
+    return build_dataset(Data(kind=kind, root=str(root), resolution=4, image_channels=1, num_classes=num_classes))
+
+
+def values(dataset) -> dict[int, int]:
+    """The class of each image by its value."""
+    return {int(pixels[0, 0, 0]): label for pixels, label in (dataset[i] for i in range(len(dataset)))}
+
+
+def nvidia_labels(root: Path) -> dict[str, int]:
+    """What stylegan2-ada-pytorch's training/dataset.py does: _all_fnames, _image_fnames, _load_raw_labels."""
+    if root.is_dir():
+        names = {os.path.relpath(os.path.join(at, name), root) for at, _, found in os.walk(root) for name in found}
+        content = (root / "dataset.json").read_text()
+    else:
+        with zipfile.ZipFile(root) as archive:
+            names, content = set(archive.namelist()), archive.read("dataset.json").decode()
+    listed = dict(json.loads(content)["labels"])
+    found = sorted(name for name in names if os.path.splitext(name)[1].lower() in Image.registered_extensions())
+    return dict(zip(found, np.array([listed[name] for name in found]).astype(np.int64).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("form", ["pairs", "a dictionary", "floats"])
+def test_classes_are_those_of_the_listing_and_not_the_folders(tmp_path, kind, form):
+    labels = [[name, i % 3] for i, name in enumerate(images())]
+    given = {"pairs": labels, "a dictionary": dict(labels), "floats": [[n, float(i)] for n, i in labels]}[form]
+    root = write(kind, tmp_path / "data", images(), given)
+    dataset = opened(kind, root, 3)
+    assert values(dataset) == {i: i % 3 for i in range(NUM)}
+    names = [dataset.path(i).removeprefix(f"{root}/") for i in range(NUM)]
+    assert [(name, dataset[i][1]) for i, name in enumerate(names)] == list(nvidia_labels(root).items())
+    assert set(values(opened(kind, root, 0)).values()) == {0}
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_the_number_of_classes_is_that_of_the_listing(tmp_path, kind):
+    """The shape of CIFAR-10: fifty folders, ten classes."""
+    members = {f"{i:05}/img{i:08}.png": png(i) for i in range(50)}
+    root = write(kind, tmp_path / "data", members, [[name, i % 10] for i, name in enumerate(members)])
+    assert values(opened(kind, root, 10)) == {i: i % 10 for i in range(50)}
+    with pytest.raises(UserError, match=r"data.num_classes: must be 10 .*, got 50 \(.* has 10 classes in dataset.json"):
+        opened(kind, root, 50)
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_null_labels_are_no_classes(tmp_path, kind):
+    root = write(kind, tmp_path / "data", images(), None)
+    for num_classes in (0, 1):
+        assert values(opened(kind, root, num_classes)) == dict.fromkeys(range(NUM), 0)
+    with pytest.raises(UserError, match=r"data.num_classes: must be 0 .*, got 3 .* 0 classes in dataset.json\); set"):
+        opened(kind, root, 3)
+
+
+NAMES = list(images())
+LABELS = [[name, i % 3] for i, name in enumerate(NAMES)]
+BAD: dict[str, tuple[object, str]] = {
+    "vectors": (
+        [[name, [0.5, 1.0]] for name in NAMES],
+        r"has lists of numbers as labels in its dataset.json, such as that of 00000/img00000000.png "
+        r"\(conditions that are vectors are not supported\); write the number of one class for each image",
+    ),
+    "dictionaries": ([[name, {"age": 3}] for name in NAMES], r"has lists of numbers as labels in its dataset.json"),
+    "unlabelled": (
+        LABELS[:-2],
+        r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2 images\); ",
+    ),
+    "empty": ([], r"has 00000/img00000000.png, which its dataset.json does not list \(it lacks 30 images\); "),
+    "missing": ([*LABELS, ["00002/none.png", 1]], r"has no 00002/none.png, which its dataset.json lists; "),
+    "outside": ([*LABELS, ["../../x.png", 1]], r"has no ../../x.png, which its dataset.json lists; "),
+    "no image": (
+        [*LABELS, ["notes.txt", 1]],
+        r"has notes.txt in its dataset.json, which is none of .jpg, .jpeg, .png",
+    ),
+    "negative": ([[name, -1] for name in NAMES], r"has a class below 0 in its dataset.json, that of 00000/img00000000"),
+    "fractions": (
+        [[name, 0.5] for name in NAMES],
+        r"has a label that is not the number of a class in its dataset.json, 0.5 of 00000/img00000000.png; number",
+    ),
+    "words": ([[name, "cat"] for name in NAMES], r"has a label that is not the number of a class .*, 'cat' of 00000"),
+    "nulls": ([[name, None] for name in NAMES], r"has a label that is not the number of a class .*, None of 00000"),
+    "huge": ([[name, 1e300] for name in NAMES], r"has a label that is not the number of a class .*, 1e\+300 of 00000"),
+    "no pairs": ([1, 2], r"has no readable dataset.json: .*; (pack it again with|write) .\"labels\": "),
+    "text": ("cat", r"has no readable dataset.json: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("name", BAD)
+def test_listings_that_do_not_fit_are_refused(tmp_path, kind, name):
+    labels, message = BAD[name]
+    root = write(kind, tmp_path / "data", {**images(), "notes.txt": b""}, labels)
+    with pytest.raises(UserError, match=rf"data.root: '{root}' {message}"):
+        opened(kind, root, 3)
+    assert len(opened(kind, root, 0)) == NUM  # which needs no labels
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"labels": 5}'])
+def test_damaged_listings_are_refused(tmp_path, kind, text):
+    root = write(kind, tmp_path / "data", images(), text=text)
+    with pytest.raises(UserError, match=rf"data.root: '{root}' has no readable dataset.json: "):
+        opened(kind, root, 3)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_the_listing_is_not_read(tmp_path):
+    root = write("folder", tmp_path / "data", images())
+    (root / "dataset.json").unlink()
+    os.mkfifo(root / "dataset.json")
+    with pytest.raises(UserError, match="cannot be read: a pipe, socket or device"):
+        opened("folder", root, 3)
+
+
+def prepare(source: Path, made: Path, kind: str) -> int:
+    options = ["--resolution", "4", "--format", kind, "--workers", "1"]
+    return cli.main(["data", "prepare", str(source), str(made), *options])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
+def test_prepared_data_has_the_classes_of_the_listing(tmp_path, kind, capsys):
+    """Eleven classes, whose names have to sort as their numbers do."""
+    source = write("folder", tmp_path / "data", images(), [[name, i % 11] for i, name in enumerate(NAMES)])
+    made = tmp_path / ("made.zip" if kind == "zip" else "made")
+    assert prepare(source, made, kind) == 0
+    assert f"{made}: 30 images of 11 classes\n" in capsys.readouterr().out
+    assert values(opened(kind, made, 11)) == {i: i % 11 for i in range(NUM)}
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
+def test_prepared_data_without_labels_has_no_classes(tmp_path, kind, capsys):
+    source = write("folder", tmp_path / "data", images(), None)
+    made = tmp_path / ("made.zip" if kind == "zip" else "made")
+    assert prepare(source, made, kind) == 0
+    assert f"{made}: 30 images of no classes\n" in capsys.readouterr().out
+    assert values(opened(kind, made, 0)) == dict.fromkeys(range(NUM), 0)
+
+
+def test_classes_without_images_keep_their_numbers(tmp_path, capsys):
+    source = write("folder", tmp_path / "data", images(), [[name, 2 * (i % 2)] for i, name in enumerate(NAMES)])
+    for kind in ("zip", "folder"):
+        assert prepare(source, tmp_path / "made", kind) == 2
+        line = capsys.readouterr().err
+        assert "has no image of class 1, and images of class 2; give --format tar, which keeps the numbers" in line
+    assert prepare(source, tmp_path / "made", "tar") == 0
+    assert values(opened("tar", tmp_path / "made", 3)) == {i: 2 * (i % 2) for i in range(NUM)}
+
+
+def test_other_labels_are_other_work(tmp_path, capsys):
+    source = write("folder", tmp_path / "data", images(), LABELS)
+    assert prepare(source, tmp_path / "made", "tar") == 0
+    assert prepare(source, tmp_path / "made", "tar") == 0
+    write("folder", source, {}, [[name, 2 - label] for name, label in LABELS])
+    assert prepare(source, tmp_path / "made", "tar") == 2
+    assert "holds work on other images than SRC has now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["prepare", "encode"])
+def test_lists_of_numbers_are_refused_by_the_commands(tmp_path, capsys, command):
+    source = write("folder", tmp_path / "data", images(), BAD["vectors"][0])
+    options = ["--format", "zip"] if command == "prepare" else ["--codec", "dct"]
+    assert cli.main(["data", command, str(source), str(tmp_path / "made"), "--resolution", "4", *options]) == 2
+    line = capsys.readouterr().err
+    assert f"SRC: '{source}' has lists of numbers as labels in its dataset.json" in line
+    assert "data.num_classes" not in line
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_encoded_images_have_the_classes_of_the_listing(tmp_path, kind, capsys):
+    source = write(kind, tmp_path / "data", images(), LABELS)
+    options = ["--codec", "dct", "--resolution", "4", "--workers", "1", "--grey", "--keep-images"]
+    assert cli.main(["data", "encode", str(source), str(tmp_path / "made"), *options]) == 0
+    assert "data.num_classes=3" in capsys.readouterr().out
+    assert values(opened("tar", tmp_path / "made", 3)) == {i: i % 3 for i in range(NUM)}
+
+
+def test_names_with_backslashes_are_paths(tmp_path):
+    """As zip files of Windows have them; and a listing that was written there."""
+    members = {f"{'abc'[i % 3]}\\{i}.png": png(i) for i in range(6)}
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for name, content in {"a\\": b"", **members, ".git\\x.png": b""}.items():
+            archive.writestr(name, content)
+    assert values(opened("zip", tmp_path / "data.zip", 3)) == {i: i % 3 for i in range(6)}
+    root = write("zip", tmp_path / "listed", members, [[name, 1 - i % 2] for i, name in enumerate(members)])
+    assert values(opened("zip", root, 2)) == {i: 1 - i % 2 for i in range(6)}
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_a_data_set_packed_with_its_folder_is_refused(tmp_path, kind):
+    """Otherwise that folder would be the only class."""
+    inner = {f"cifar/{name}": content for name, content in images().items()}
+    root = write(kind, tmp_path / "data", {**inner, "cifar/dataset.json": json.dumps({"labels": LABELS}).encode()}, "x")
+    if kind == "folder":
+        (root / "dataset.json").unlink()
+        assert values(opened(kind, root / "cifar", 3)) == {i: i % 3 for i in range(NUM)}
+    else:
+        with zipfile.ZipFile(root, "w") as archive:
+            for name, content in inner.items():
+                archive.writestr(name, content)
+            archive.writestr("cifar/dataset.json", "{}")
+    message = r"has cifar/dataset.json, and no dataset.json beside that folder \(it lists the classes of a data set\); "
+    for num_classes in (1, 3):
+        with pytest.raises(UserError, match=message):
+            opened(kind, root, num_classes)

@@ -1,0 +1,189 @@
+"""Photographs that are fine are read: much metadata, many pixels; and the range of 16 bits that images use is told."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+from bigsgan import cli
+from bigsgan.config.data import Data
+from bigsgan.data import build_dataset, readable_images
+from bigsgan.images import reading
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image, used_range
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options) -> io.BytesIO:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    file.seek(0)
+    return file
+
+
+def metadata(field: str, size: int) -> dict:
+    if field == "icc":
+        return {"icc_profile": random.Random(0).randbytes(size)}
+    info, text = PngImagePlugin.PngInfo(), "ab" * (size // 2)
+    if field == "xmp":
+        info.add_itxt("XML:com.adobe.xmp", text, zip=True)
+    else:
+        info.add_text("Comment", text, zip=field == "compressed text")
+    return {"pnginfo": info}
+
+
+@pytest.mark.parametrize("field", ["icc", "xmp", "text", "compressed text"])
+@pytest.mark.parametrize("size", [1_200_000, pytest.param(70_000_000, marks=pytest.mark.slow)])
+def test_large_metadata_does_not_lose_the_image(field, size):
+    image = open_image("x.png", saved(Image.fromarray(PIXELS), **metadata(field, size)))
+    assert torch.equal(image_tensor(image, "x.png", 16, 3).permute(1, 2, 0), torch.from_numpy(PIXELS))
+
+
+@pytest.mark.slow
+def test_metadata_that_inflate_without_end_are_refused():
+    """300 MB of text in a file of 300 kB."""
+    content = saved(Image.fromarray(PIXELS)).getvalue()
+    bomb = b"Comment\0\0" + zlib.compress(bytes(300_000_000), 1)
+    chunk = struct.pack(">I", len(bomb)) + b"zTXt" + bomb + struct.pack(">I", zlib.crc32(b"zTXt" + bomb))
+    end = len(content) - 12
+    with pytest.raises(CorruptImage, match=r"x.png: Decompressed data too large"):
+        open_image("x.png", io.BytesIO(content[:33] + chunk + content[33:end] + content[end:]))
+
+
+def header(width: int, height: int) -> io.BytesIO:
+    """A PNG file that says to be so large, and has no pixels."""
+    ihdr = b"IHDR" + struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
+    idat = b"IDAT" + zlib.compress(b"")
+    chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (ihdr, idat)]
+    return io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+def test_images_of_too_many_pixels_are_refused_by_their_header():
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptImage, match=r"Image size \(2500000000 pixels\) exceeds limit of 268435456 pixels"):
+            open_image("x.png", header(50_000, 50_000))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    with Image.open(header(15_000, 13_000)) as image:  # 195 megapixels, not decoded
+        assert image.size == (15_000, 13_000)
+
+
+MODES = ["RGB", "L", "P", "1", "RGBA", "LA", "CMYK", "I;16"]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("mode", MODES)
+def test_large_images_are_averaged_before_they_are_resized(monkeypatch, mode, orientation):
+    """As Lanczos resizes the whole, but for what a box before it changes; with the limit lowered."""
+    coarse = Image.fromarray(np.random.default_rng(1).integers(60, 200, (6, 8), dtype=np.uint8))
+    smooth = coarse.resize((480, 360), Image.Resampling.BICUBIC)
+    wide = Image.fromarray(np.asarray(smooth).astype(np.uint16) * 257)
+    image = wide if mode == "I;16" else smooth.convert("RGB").convert(mode) if mode == "CMYK" else smooth.convert(mode)
+    image.info["exif"] = (lambda exif: (exif.__setitem__(0x0112, orientation), exif.tobytes())[1])(Image.Exif())
+    expected = image_tensor(image.copy(), "x", 16, 1).float()
+    monkeypatch.setattr(reading, "_MANY_PIXELS", 480 * 360 - 1)
+    assert reading._reduced(image, 16).size == (48, 48)
+    found = image_tensor(image, "x", 16, 1).float()
+    assert (found - expected).abs().max() <= (9 if mode == "1" else 2)
+    assert expected.std() > 20
+
+
+def test_images_that_are_not_large_stay_as_they_were(monkeypatch):
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (400, 300, 3), dtype=np.uint8))
+    square = image.crop((0, 50, 300, 350)).resize((16, 16), Image.Resampling.LANCZOS)
+    assert torch.equal(image_tensor(image, "x", 16, 3).permute(1, 2, 0), torch.from_numpy(np.array(square)))
+    monkeypatch.setattr(reading, "_MANY_PIXELS", 1)
+    assert reading._reduced(image, 64) is image  # less than twice three times the side
+
+
+def sixteen(low: int, high: int, shape: tuple[int, ...] = (8, 8)) -> np.ndarray:
+    """Values of 16 bits that reach from one to another."""
+    found = np.random.default_rng(0).integers(low, high, shape, endpoint=True)
+    found.flat[:2] = low, high
+    return found
+
+
+RANGES = {
+    # name: (pixels, suffix, what is told of two such images; nothing if more than half of the range is used)
+    "whole": (sixteen(0, 65_535).astype(np.uint16), "png", ""),
+    "15 bits": (sixteen(0, 40_000).astype(np.uint16), "png", ""),
+    "8 bits": (sixteen(0, 255).astype(np.uint8), "png", ""),
+    "12 bits": (sixteen(0, 4095).astype(np.uint16), "png", "values from 0 to 4095, and use 6.25 % of the range from 0"),
+    "10 bits": (sixteen(3, 1023).astype(np.uint16), "tif", "values from 3 to 1023, and use 1.56 % of the range from 0"),
+    "signed": (
+        sixteen(-2000, 40_000).astype(np.int32), "tif",
+        "values from -2000 to 40000, and use 61 % of the range from 0 (black) to 65535 (white); those outside it",
+    ),
+    "32 bits": (
+        sixteen(0, 10**6).astype(np.int32), "tif",
+        "values from 0 to 1000000, and use 100 % of the range from 0 (black) to 65535 (white); those outside it become",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_the_part_of_the_range_that_is_used_is_told(tmp_path, name, caplog):
+    pixels, suffix, told = RANGES[name]
+    (tmp_path / "data").mkdir()
+    for i in range(2):
+        Image.fromarray(pixels).save(tmp_path / f"data/{i}.{suffix}")
+    data = Data(kind="folder", root=str(tmp_path / "data"), resolution=8, num_classes=0)
+    with caplog.at_level(logging.WARNING):
+        assert len(readable_images(build_dataset(data), data, 2)) == 2
+        options = ["--resolution", "4", "--workers", "1"]
+        for made in (["prepare", "--format", "zip"], ["prepare", "--format", "folder"], ["encode", "--codec", "dct"]):
+            place = str(tmp_path / "-".join(made))
+            assert cli.main(["data", made[0], str(tmp_path / "data"), place, *options, *made[1:]]) == 0
+    if not told:
+        assert caplog.messages == []
+        return
+    text = f"2 images of more than 8 bits have {told}"
+    assert caplog.messages[0].startswith(f"{data.root}: of 2 images, {text}")
+    assert caplog.messages[0].endswith("; scale them to it")
+    assert [message.startswith(text) for message in caplog.messages[1:]] == [True] * 3
+
+
+def test_colours_of_16_bits_count_too():
+    """Pillow keeps the upper 8 bits of each colour; 4095 becomes 15."""
+    pixels = sixteen(0, 4095, (8, 8, 3)).astype(">u2")
+    ihdr = b"IHDR" + struct.pack(">2I5B", 8, 8, 16, 2, 0, 0, 0)
+    idat = b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
+    chunks = [struct.pack(">I", len(e) - 4) + e + struct.pack(">I", zlib.crc32(e)) for e in (ihdr, idat, b"IEND")]
+    with reading.noting_values() as values:
+        image = open_image("x.png", io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)))
+    assert np.asarray(image).max() == 15
+    assert values == [(0, 4095)]
+    assert used_range(values).startswith("1 image of more than 8 bits has values from 0 to 4095, and use 6.25 %")
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+def test_signed_bytes_are_not_taken_for_unsigned_ones(byte_order):
+    """A TIFF file of one strip with SampleFormat 2, which Pillow reads as if it were 1."""
+    entries = [(256, 2), (257, 2), (258, 8), (259, 1), (262, 1), (273, 200), (277, 1), (278, 2), (279, 4)]
+    for sample_format, is_read in ((1, True), (2, False)):
+        given = [*entries, (339, sample_format)]
+        fields = b"".join(struct.pack(f"{byte_order}2HI2H", tag, 3, 1, value, 0) for tag, value in given)
+        start = (b"II" if byte_order == "<" else b"MM") + struct.pack(f"{byte_order}HIH", 42, 8, len(given))
+        content = (start + fields + bytes(4)).ljust(200, b"\0") + bytes([0, 127, 128, 255])
+        if is_read:
+            assert np.asarray(open_image("x.tif", io.BytesIO(content))).tolist() == [[0, 127], [128, 255]]
+        else:
+            with pytest.raises(CorruptImage, match=r"x.tif: signed pixels of 8 bits are not supported"):
+                open_image("x.tif", io.BytesIO(content))
+
+
+def test_floating_point_pixels_name_their_range(tmp_path):
+    Image.fromarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "x.tif")
+    with pytest.raises(CorruptImage, match="floating-point pixels have no known range, here from -1 to 1; 8 or 16 bit"):
+        image_tensor(open_image(str(tmp_path / "x.tif")), "x", 8, 1)
