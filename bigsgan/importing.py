@@ -99,7 +99,9 @@ def main(
     print(chosen)
     if found.assumed:
         values = flat(recipe.model_dump())
-        lines = ["as nothing in the files tells it:", *_listed({key: values[key] for key in found.assumed})]
+        keys = {key: values[key] for key in found.assumed if key in values}
+        others = [text for text in found.assumed if text not in values]
+        lines = ["as nothing in the files tells it:", *_listed(keys), *_wrapped(others)]
         print(_labelled("assumed:", lines))
     print(_state_taken(recipe, found, nimg, bool(in_name)))
     if found.left_out:

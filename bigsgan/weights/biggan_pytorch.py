@@ -70,6 +70,15 @@ def discriminator_section(state: State) -> dict[str, Any]:
     return {**section, "family": "biggan_deep", "depth": depth} if _is_deep(state) else section
 
 
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell, and arguments that no recipe has."""
+    if network == "discriminator":
+        return ()
+    own_module = any(re.search(r"\.bn\.(stored|running)_mean$", name) for name in state)  # cross_replica or mybn
+    norm_style = () if own_module else ("norm_style=bn",)  # without effect with such a module
+    return norm_style if "norm_eps" in section else ("norm_eps", *norm_style)
+
+
 def data_section(state: State) -> dict[str, int]:
     """Keys of a recipe's ``data`` that follow from the shapes of either network's state dict."""
     if "output_layer.2.weight" in state:

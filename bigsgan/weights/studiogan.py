@@ -50,6 +50,13 @@ def discriminator_section(state: State) -> dict[str, Any]:
     return _module(state).discriminator_section(_checked(state)) | (_NO_CLAMP if _is_stylegan(state) else {})
 
 
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell, and BigGAN's activation."""
+    if _is_stylegan(state):
+        return stylegan.untold(network, section, state)
+    return (f"{network[0]}_act_fn=ReLU",)
+
+
 def data_section(state: State) -> dict[str, int]:
     """Keys of a recipe's ``data`` that follow from either network's shapes."""
     return _module(state).data_section(_checked(state))

@@ -40,7 +40,7 @@ _TOLD_OR_READ = {
 """Arguments that shapes tell, or that are read below."""
 
 _PRECISION = ("conv_clamp", "half_resolutions", "mapping_lr_multiplier")
-UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISION, "mbstd_group")}
+_UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISION, "mbstd_group")}
 """Keys of each network's section that only the original's arguments tell."""
 
 _ONLY: dict[str, Any] = {
@@ -123,6 +123,11 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     if group is not None:
         group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
     return _valid(StyleGAN2Discriminator, {**section, "mbstd_group": group})
+
+
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell."""
+    return _UNTOLD[network]
 
 
 def data_section(state: State) -> dict[str, int]:
