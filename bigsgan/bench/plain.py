@@ -31,6 +31,7 @@ from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
 from bigsgan.training.schedules import ema_decay, scheduled
@@ -242,6 +243,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     trainees = {}
     for network in NETWORKS:
         stack, section = build_network(recipe, network).to(device), getattr(recipe.optimizer, network)
+        avoid_fp16_on_a_cpu(stack, device.type == "cuda")
         initialize(stack, initial_seed(recipe, network))
         join_replicas(stack, num_ranks)
         optimizer = build_torch_optimizer(section, decay_groups(section, stack.parameters()))

@@ -24,6 +24,7 @@ from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 
 
 def build_networks(recipe: Recipe) -> tuple[Any, Any]:
@@ -73,6 +74,8 @@ class Reference:
         self.recipe, self.device = recipe, device or torch.device("cpu")
         self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
+        for network in (self.g, self.d):
+            avoid_fp16_on_a_cpu(network, self.device.type == "cuda")
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
         self.seen: list[Any] = []

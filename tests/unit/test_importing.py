@@ -15,8 +15,8 @@ import bigsgan
 from bigsgan.checkpoint import saver
 from bigsgan.cli import main
 from bigsgan.config import plan_run, run_directory
-from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.config.families.gat import GATDiscriminator
+from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.gat import discriminator_layers
 from bigsgan.models.network import LayerStack
