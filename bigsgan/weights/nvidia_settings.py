@@ -131,7 +131,17 @@ def _stylegan2(options: Options) -> dict[str, Any]:
     for network, letter in (("generator", "G"), ("discriminator", "D")):
         if (adam := _adam(options, letter)) is not None:
             keys[f"optimizer.{network}"] = adam
-    return keys
+    return keys | _group(options)
+
+
+def _group(options: Options) -> dict[str, int]:
+    """The group of the minibatch deviation, if it has as many images as a GPU computed at a time."""
+    at_a_time, epilogue = options.value("batch_gpu"), options.value("D_kwargs.epilogue_kwargs")
+    group = epilogue.get("mbstd_group_size", 4) if isinstance(epilogue, dict) else 4
+    if type(at_a_time) is not int or at_a_time < 1 or (type(group) is int and group <= at_a_time):
+        options.leave("batch_gpu")  # nothing depends on it
+        return {}
+    return {"discriminator.mbstd_group": at_a_time}
 
 
 def _adam(options: Options, letter: str) -> dict[str, Any] | None:

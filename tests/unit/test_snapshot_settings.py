@@ -253,6 +253,15 @@ def test_weights_that_are_a_directory(tmp_path, capsys, weights):
     assert capsys.readouterr().err.startswith("bigsgan: --weights: ")
 
 
+@pytest.mark.parametrize("batch_gpu, group, expected", [(4, 8, 4), (8, 8, 2), (2, ..., 2), (8, ..., 2), (4, None, 4)])
+def test_a_group_has_at_most_the_images_of_a_gpu(tmp_path, batch_gpu, group, expected):
+    """The public layer takes min(group, N) images; 4 is its default, and None takes all. The pickle's group is of 2."""
+    write_snapshot(tmp_path / NAME)
+    epilogue = {} if group is ... else {"epilogue_kwargs": {"mbstd_group_size": group}}
+    write_options(tmp_path, batch_gpu=batch_gpu, D_kwargs={"class_name": "training.networks.Discriminator", **epilogue})
+    assert imported(tmp_path).discriminator.mbstd_group == expected
+
+
 def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):
     write_snapshot(tmp_path / NAME)
     write_options(tmp_path, **{"\x1b[2J": 1, "y" * 1000: 1}, **{f"z{i}": 1 for i in range(1000)})

@@ -22,6 +22,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights.settings import Settings
 from bigsgan.weights.sources import Found
 from bigsgan.weights.stylegan import (
     data_section,
@@ -111,6 +112,47 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
         match=r"discriminator.mbstd_group: must be given, got null \(null needs the whole batch at once, which",
     ):
         plan_run(recipe, 2)
+
+
+@pytest.mark.parametrize(
+    "group, settings, expected, said",
+    [
+        (32, {}, (64, 32), ""),
+        (48, {}, (48, 48), "batch=48, a multiple of discriminator.mbstd_group=48, instead of 64"),
+        (6, {}, (66, 6), "batch=66, a multiple of discriminator.mbstd_group=6, instead of 64"),
+        (5, {}, (65, 5), "batch=65, a multiple of discriminator.mbstd_group=5, instead of 64"),
+        (
+            96, {}, (64, 64),
+            "discriminator.mbstd_group=64, the images of a micro-batch, instead of 96",
+        ),
+        (24, {"batch": 24}, (24, 24), ""),
+        (32, {"batch": 24}, (24, 24), "discriminator.mbstd_group=24, the images of a micro-batch, instead of 32"),
+    ],
+)  # fmt: skip
+def test_a_group_that_does_not_fit_the_batch(tmp_path, group, settings, expected, said):
+    """As min(N, group) of the public layer, or by another batch, which only the shipped recipe chose."""
+    (g_state, _), (d_state, _) = recorded("generator"), recorded("discriminator")
+    d_section = discriminator_section(d_state, {"epilogue_kwargs": {"mbstd_group_size": group}})
+    sections = {"generator": generator_section(g_state), "discriminator": d_section}
+    found = Found(data_section(g_state), sections, {}, (Settings("x.json", settings),) if settings else ())
+    recipe, text = importing.make_recipe(found, tmp_path / "run")
+    plan_run(recipe, 1)
+    assert (recipe.batch, recipe.discriminator.mbstd_group) == expected
+    changed = [line.strip() for line in text.splitlines() if "changed" in line]
+    assert changed == ([f"changed, as the two do not fit: {said}"] if said else [])
+    assert ("batch=" not in text.replace(f"{said}", "")) == said.startswith("batch")
+
+
+def test_a_batch_fits_the_path_lengths_too(tmp_path):
+    """Half of its images go into a path length, so that the number has to be even."""
+    g_state, (d_state, _) = recorded("generator_unconditional")[0], recorded("discriminator")
+    sections = {"generator": generator_section(g_state)}
+    sections["discriminator"] = discriminator_section(d_state, {"epilogue_kwargs": {"mbstd_group_size": 5}})
+    found = Found({"resolution": 256, "num_classes": 0, "image_channels": 3}, sections, {})
+    sections["generator"]["channel_base"] = sections["discriminator"]["channel_base"] = 1024
+    recipe, _ = importing.make_recipe(found, tmp_path / "run")
+    plan_run(recipe, 1)
+    assert (recipe.batch, recipe.objective.path_length.batch_shrink) == (60, 2)
 
 
 # --- refusals ---
