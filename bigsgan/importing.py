@@ -148,6 +148,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     known = _known_keys(found)
     if found.teacher:  # the weights tell it; no shipped recipe has one
         tree["objective"]["teacher"] = found.teacher
+    if "init_from.freeze_discriminator" in known:  # a key of that section, which names a run
+        tree["init_from"] = {"run": str(out)}
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
     changed = _fit_groups(tree, known)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.augmentation import ADA_PIPELINES
+from bigsgan.weights import stylegan
 from bigsgan.weights.settings import SNAPSHOT, Options, Settings, known, not_of, read_options
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot
 
@@ -55,7 +56,7 @@ _TRANSFORMATIONS = {
 
 
 def snapshot_settings(snapshot: Snapshot) -> Settings:
-    """Settings in the snapshot itself: whether images are mirrored, and the augmentations of D's images."""
+    """Settings in the snapshot itself: whether images are mirrored, the augmentations, and what Freeze-D keeps."""
     keys: dict[str, Any] = {}
     left = []
     data = snapshot.training_set
@@ -69,6 +70,12 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
             keys["augmentation.pipeline"] = pipeline
     elif data is not None and snapshot.unaugmented:
         keys["augmentation"] = None
+    if "D" in snapshot.networks:
+        blocks, layers = stylegan.frozen(snapshot.networks["D"])
+        if blocks:
+            keys["init_from.freeze_discriminator"] = blocks
+        if layers:
+            left.append(f"freeze_layers for {layers} more, a part of a block")
     return Settings(SNAPSHOT, keys, tuple(left))
 
 

@@ -25,6 +25,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.weights.empty import empty_network
 from bigsgan.weights.settings import LARGEST, short
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 State = Mapping[str, Tensor]
 
@@ -34,7 +35,7 @@ _NESTED = ("mapping_kwargs", "synthesis_kwargs", "block_kwargs", "epilogue_kwarg
 _TOLD_OR_READ = {
     *("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "channel_base", "channel_max"),
     *("num_layers", "embed_features", "layer_features", "cmap_dim", "mbstd_num_channels", "architecture"),
-    *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size"),
+    *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size", "freeze_layers"),
     *("fp16_channels_last", "fused_modconv_default"),  # these change numbers only by rounding
 }
 """Arguments that shapes tell, or that are read below."""
@@ -44,7 +45,7 @@ _UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISI
 """Keys of each network's section that only the original's arguments tell."""
 
 _ONLY: dict[str, Any] = {
-    "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3, "freeze_layers": 0
+    "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3
 }  # fmt: skip
 """Arguments with the only value that our layers support."""
 
@@ -119,10 +120,29 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
         return _valid(StyleGAN2Discriminator, section)
     kwargs = _checked(init_kwargs)
     section |= _untold(kwargs, "", resolution)
+    _number(kwargs, "block_kwargs.freeze_layers", 0, 0, whole=True)
     group = kwargs.get("epilogue_kwargs.mbstd_group_size", 4)
     if group is not None:
         group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
     return _valid(StyleGAN2Discriminator, {**section, "mbstd_group": group})
+
+
+def frozen(network: ForeignNetwork) -> tuple[int, int]:
+    """Blocks that Freeze-D keeps in a pickle's discriminator, and further layers that it keeps of the next block.
+
+    The original counts convolutions in the order in which they are made: of the image, two, and of the shortcut.
+    """
+    blocks = network.init_kwargs.get("block_kwargs")
+    rest = blocks.get("freeze_layers", 0) if isinstance(blocks, dict) else 0
+    if type(rest) is not int or rest <= 0:
+        return 0, 0
+    sizes = stylegan2_sizes(_resolution(network.state, "b"))[:0:-1]
+    for i, size in enumerate(sizes):
+        layers = sum(f"b{size}.{name}.weight" in network.state for name in ("fromrgb", "conv0", "conv1", "skip"))
+        if rest < layers:
+            return i, rest
+        rest -= layers
+    return len(sizes), 0
 
 
 def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:

@@ -218,7 +218,9 @@ def test_studiogan_at_64_has_its_own_widths(tmp_path):
 
 
 def test_multiples_are_one_for_each_feature_map(tmp_path):
-    with pytest.raises(UserError, match=r"generator.multiples: must have 3 numbers, got \[4, 2\] \(from 4x4 to 16x16\)"):
+    with pytest.raises(
+        UserError, match=r"generator.multiples: must have 3 numbers, got \[4, 2\] \(from 4x4 to 16x16\)"
+    ):
         tiny_recipe(tmp_path, "generator.multiples=[4, 2]")
     alone = ["generator.channels=8", "generator.attention=[]"]
     stack = build_network(tiny_recipe(tmp_path, "generator.multiples=[4, 2, 1]", *alone), "generator")

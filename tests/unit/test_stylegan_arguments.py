@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "D's mapping's": ("discriminator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
     "D's filter": ("discriminator", {"block_kwargs": {"resample_filter": None}}, "resample_filter' is None"),
-    "frozen layers": ("discriminator", {"block_kwargs": {"freeze_layers": 4}}, "block_kwargs.freeze_layers' is 4"),
+    "frozen layers": ("discriminator", {"block_kwargs": {"freeze_layers": -1}}, "block_kwargs.freeze_layers' is -1"),
     "a group of 0": ("discriminator", {"epilogue_kwargs": {"mbstd_group_size": 0}}, "mbstd_group_size' is 0"),
     "D's clamp": ("discriminator", {"conv_clamp": -1}, "'conv_clamp' is -1"),
     "D's precision": ("discriminator", {"num_fp16_res": None}, "'num_fp16_res' is None"),

@@ -149,6 +149,24 @@ def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_freeze_d_kept_stays(tmp_path):
+    write_snapshot(tmp_path / "x.pkl", freeze_layers=4)
+    run, weights = tmp_path / "run", str(tmp_path / "x.pkl")
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "batch=8", "total_nimg=16", "checkpoint_nimg=8"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    for _ in range(2):  # the second start finds the run complete, with the section that it began with
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (
+        dict(open_trained(run, "discriminator", False, nimg, CPU).network.named_parameters()) for nimg in (0, 16)
+    )
+    moved = {name.split(".")[1] for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {"1"}
+    assert {name.split(".")[1] for name in before} == {"0", "1"}
+
+
+@pytest.mark.slow
 def test_fp16_of_a_snapshot_is_float32_on_a_cpu(tmp_path):
     """Said once for each network, and the numbers are those of a recipe without half precision, in pipelines too."""
     write_snapshot(tmp_path / "x.pkl")
