@@ -55,7 +55,7 @@ def discriminator_section(state: State) -> dict[str, Any]:
 def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
     """Keys of a ``network``'s section that a state dict does not tell, and BigGAN's activation."""
     if _is_stylegan(state):
-        return stylegan.untold(network, section, state)
+        return tuple(key for key in stylegan.untold(network, section, state) if key != "relu")
     return (f"{network[0]}_act_fn=ReLU",)
 
 
