@@ -1,4 +1,4 @@
-"""`statistics=every_pass`: the passes of an update that move running statistics, power iterations and means of styles."""
+"""`statistics=every_pass`: which passes of an update move running statistics, power iterations and means of styles."""
 
 from __future__ import annotations
 
