@@ -99,7 +99,9 @@ def main(
     print(chosen)
     if found.assumed:
         values = flat(recipe.model_dump())
-        lines = ["as nothing in the files tells it:", *_listed({key: values[key] for key in found.assumed})]
+        keys = {key: values[key] for key in found.assumed if key in values}
+        others = [text for text in found.assumed if text not in values]
+        lines = ["as nothing in the files tells it:", *_listed(keys), *_wrapped(others)]
         print(_labelled("assumed:", lines))
     print(_state_taken(recipe, found, nimg, bool(in_name)))
     if found.left_out:
@@ -146,11 +148,35 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     known = _known_keys(found)
     if found.teacher:  # the weights tell it; no shipped recipe has one
         tree["objective"]["teacher"] = found.teacher
+    if "init_from.freeze_discriminator" in known:  # a key of that section, which names a run
+        tree["init_from"] = {"run": str(out)}
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
+    changed = _fit_groups(tree, known)
     _resume_schedules(tree, found, nimg)
     recipe: Recipe = checked(found.settings, lambda: parse_recipe(tree))
-    return recipe, _settings(name, recipe, settled, flat(known), found)
+    return recipe, _settings(name, recipe, settled, flat(known), found, changed)
+
+
+def _fit_groups(tree: dict[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
+    """Make the batch a multiple of the groups for D's minibatch deviation; return each changed key, and why.
+
+    A group of more images than the batch has is the batch, as in the public code.
+    """
+    discriminator, batch = tree["discriminator"], tree["batch"]
+    group = discriminator.get("mbstd_group")
+    size = batch // tree.get("accumulation", 1)
+    if group is None or not discriminator.get("mbstd_channels", 1) or size % group == 0:
+        return {}
+    if group > size:
+        discriminator["mbstd_group"] = size
+        return {"discriminator.mbstd_group": f"={size}, the images of a micro-batch, instead of {group}"}
+    if "batch" in known:  # the recipe's check says what could be changed
+        return {}
+    shrink = (tree["objective"].get("path_length") or {}).get("batch_shrink", 1)
+    multiple = math.lcm(group, shrink) * tree.get("accumulation", 1)
+    tree["batch"] = max(1, round(batch / multiple)) * multiple
+    return {"batch": f"={tree['batch']}, a multiple of discriminator.mbstd_group={group}, instead of {batch}"}
 
 
 def _known_keys(found: Found) -> dict[str, Any]:
@@ -190,15 +216,23 @@ def _images_in_name(weights: Path) -> int:
     return 1000 * int(found[1]) if found else 0
 
 
-def _settings(name: str, recipe: Recipe, settled: Mapping[str, Any], known: Mapping[str, Any], found: Found) -> str:
+def _settings(
+    name: str,
+    recipe: Recipe,
+    settled: Mapping[str, Any],
+    known: Mapping[str, Any],
+    found: Found,
+    changed: Mapping[str, str],
+) -> str:
     """Describe the origins of settings that change what is learnt, and list settings that were not taken."""
-    values = flat(recipe.model_dump())
+    values = {key: value for key, value in flat(recipe.model_dump()).items() if key not in changed}
     theirs = {key: value for key, value in known.items() if key in values and values[key] == value}
     ours = {key: values[key] for key in values if key in settled and key not in theirs and key.startswith(_LEARNING)}
     origins = " and ".join(settings.origin for settings in reversed(found.settings) if settings.keys)
     nearest = f"the nearest to {recipe.data.resolution}x{recipe.data.resolution} and {recipe.data.num_classes} classes"
     lines = [f"from {origins}:", *_listed(theirs)] if theirs else []
     lines += [f"from launch/recipes/{name}.yaml, {nearest}:", *_listed(ours)]
+    lines += [f"changed, as the two do not fit: {key}{why}" for key, why in changed.items()]
     left = [name for settings in found.settings for name in settings.left]
     left += [key for key in known if key not in theirs and key != "augmentation.p"]  # an import resumes with its own p
     if left:

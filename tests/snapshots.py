@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, read_snapshot
 
+FREEZABLE = ("fromrgb", "conv0", "conv1", "skip")
 TINY = Path(__file__).resolve().parent / "data" / "stylegan2" / "snapshot.pkl"
 GEOMETRY = dict.fromkeys(["xflip", "rotate90", "xint", "scale", "rotate", "aniso", "xfrac"], 1)
 BGC = {**GEOMETRY, **dict.fromkeys(["brightness", "contrast", "lumaflip", "hue", "saturation"], 1)}
@@ -94,7 +95,11 @@ def augment_pipe(p: float, multipliers: dict[str, Any]) -> nn.Module:
 
 
 def write_snapshot(
-    path: Path, p: float | None = 0.37, multipliers: dict[str, Any] | None = None, known: bool = True
+    path: Path,
+    p: float | None = 0.37,
+    multipliers: dict[str, Any] | None = None,
+    known: bool = True,
+    freeze_layers: int = 0,
 ) -> dict[str, Tensor]:
     """Write a snapshot, whose EMA differs from its generator; return the EMA.
 
@@ -103,8 +108,16 @@ def write_snapshot(
         p: Of the augmentations, or None for a run without.
         multipliers: Of the augmentations.
         known: Whether the settings of the data are there, as they are not in converted pickles.
+        freeze_layers: First convolutions of D that Freeze-D keeps: their weights are buffers.
     """
     networks = read_snapshot(TINY).networks
+    if freeze_layers:
+        d = networks["D"]
+        kept = {f"b8.{name}.{leaf}" for name in FREEZABLE[:freeze_layers] for leaf in ("weight", "bias")}
+        networks["D"] = d._replace(
+            init_kwargs={**d.init_kwargs, "block_kwargs": {"freeze_layers": freeze_layers}},
+            parameters=tuple(name for name in d.parameters if name not in kept),
+        )
     content = {
         "training_set_kwargs": dict(OPTIONS["training_set_kwargs"]) if known else None,
         "G": _network(networks["G"], 0.125),

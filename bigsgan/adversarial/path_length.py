@@ -77,6 +77,8 @@ class PathLengthPenalty(SharedState):
         The generator's first layer puts the style vectors at the head of its carry.
         """
         styles, *rest = network.part(0, self.ahead).fold(*inputs)
+        if not styles.requires_grad:  # they are latents, in a generator without a mapping network
+            styles.requires_grad_()
         synthesis, shrink = network.part(self.ahead, len(network.layers)), self._section.batch_shrink
         if shrink == 1:
             return synthesis(styles, *rest), styles

@@ -31,6 +31,7 @@ from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
 from bigsgan.training.schedules import ema_decay, scheduled
@@ -109,6 +110,7 @@ class PlainLoop:
         # Only for one micro-batch, whatever the engines' layout: DistributedDataParallel alternates forward and
         # backward passes.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
+        self._every = recipe.statistics == "every_pass"
         self._exact_layers = self._discriminator.root.network.exact_layers()
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._weights: list[Tensor] = list(self._generator.root.parameters())
@@ -160,7 +162,7 @@ class PlainLoop:
             self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
             return [images.detach() for images, _ in self._graphs.values()]
         with torch.no_grad():
-            return [self._generator.root(batch, shares and j == 0) for j, batch in enumerate(batches)]
+            return [self._generator.root(batch, self._every or (shares and j == 0)) for j, batch in enumerate(batches)]
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
@@ -185,7 +187,7 @@ class PlainLoop:
             with self._discriminator.reducing(j):
                 batch, teacher = objective.batch(real, judged, noise), self._extras.teacher
                 targets = () if teacher is None else teacher(reals()[j], *real[2:])
-                loss = self._discriminator(batch, moving=j == 0, loss=objective, targets=targets)
+                loss = self._discriminator(batch, moving=self._every or j == 0, loss=objective, targets=targets)
                 self._discriminator.backward(loss)
         self._discriminator.update(numbers.discriminator)
 
@@ -199,13 +201,14 @@ class PlainLoop:
                 if j in self._graphs:
                     fakes, loss = self._graphs.pop(j)
                 else:
-                    fakes, loss = self._generate(inputs.generator(j), update, moving=j == 0 and not section.reuse_fakes)
+                    moving = self._every or (j == 0 and not section.reuse_fakes)
+                    fakes, loss = self._generate(inputs.generator(j), update, moving=moving)
                 real = None
                 if self._g_objective.pairs:
                     real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = self._g_objective.batch(real, judged)
-                loss = loss + self._discriminator.root(judged, False, loss=self._g_objective)
+                loss = loss + self._discriminator.root(judged, self._every, loss=self._g_objective)
                 if section.l1:
                     differences = (fakes - self._source.real(reals()[j])[0]).abs()
                     self._statistics.add("loss/l1", differences)
@@ -242,6 +245,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     trainees = {}
     for network in NETWORKS:
         stack, section = build_network(recipe, network).to(device), getattr(recipe.optimizer, network)
+        avoid_fp16_on_a_cpu(stack, device.type == "cuda")
         initialize(stack, initial_seed(recipe, network))
         join_replicas(stack, num_ranks)
         optimizer = build_torch_optimizer(section, decay_groups(section, stack.parameters()))

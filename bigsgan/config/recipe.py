@@ -63,6 +63,9 @@ class Recipe(Section):
     checkpoint_nimg: PositiveInt
     """Images between two checkpoints."""
     checkpoints: Checkpoints = Checkpoints()
+    statistics: Literal["every_update", "every_pass"] = "every_update"
+    """When running statistics of batch norm, vectors of spectral norm and StyleGAN2's `w_avg` move: in the first
+    micro-batch of a network's update, or, as in public trainers, in each pass that makes images, trains or judges."""
     max_rollbacks: NaturalInt = 10
     """How often a run may return to a checkpoint after a non-finite update; after that it ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
@@ -274,6 +277,10 @@ def _check_objective(recipe: Recipe) -> None:
         problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
         remedy = "remove it, or set discriminator.family to gat or cat"
         raise UserError("objective.teacher", objective.teacher.path, problem, remedy, detail)
+    if recipe.statistics == "every_pass" and (objective.schedule == "overlapped" or objective.reuse_fakes):
+        key = "reuse_fakes=true" if objective.reuse_fakes else "schedule=overlapped"
+        problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"
+        raise UserError("statistics", "every_pass", problem, "remove it, or change that key", detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
         what = "with pairs of images" if recipe.data.paired else "with objective.fake_labels=data"
         detail = "images are made an update before D reads the data that they would depend on"

@@ -126,7 +126,9 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
         _check_decay(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
-    return RunPlan(recipe, world_size, engines, on_gpus)
+    plan = RunPlan(recipe, world_size, engines, on_gpus)
+    _check_statistics(plan)
+    return plan
 
 
 def _check_keep_best(recipe: Recipe) -> None:
@@ -285,6 +287,17 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
     if file.content.get("data_types"):
         problem, detail = "must be false with data_types", f"in {file.path}; such gradients may outlive an update"
         raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
+
+
+def _check_statistics(plan: RunPlan) -> None:
+    """Refuse that statistics move in every pass where passes wait for each other, or are repeated."""
+    if plan.recipe.statistics == "every_pass" and (plan.is_split or plan.images_travel or _has_stages(plan)):
+        problem, detail = "must be every_update with pipeline stages or ranks of their own", "passes overlap there"
+        raise UserError("statistics", "every_pass", problem, "remove it, or give both networks all ranks", detail)
+
+
+def _has_stages(plan: RunPlan) -> bool:
+    return any(engine.placement.num_stages > 1 for engine in plan.engines.values())
 
 
 _LEAST_SIGMAS = {"bf16": 0.1, "fp16": 1e-2, "fp32": 1e-5}

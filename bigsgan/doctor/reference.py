@@ -24,6 +24,7 @@ from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 
 
 def build_networks(recipe: Recipe) -> tuple[Any, Any]:
@@ -73,6 +74,8 @@ class Reference:
         self.recipe, self.device = recipe, device or torch.device("cpu")
         self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
+        for network in (self.g, self.d):
+            avoid_fp16_on_a_cpu(network, self.device.type == "cuda")
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
         self.seen: list[Any] = []
@@ -232,11 +235,12 @@ class Reference:
             x, y, c = self._targets(x), self._conditions(y, inputs, real), self._conditions(inputs[1], inputs, fake)
             # If G's update takes the same images, only this forward pass moves G's state.
             moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
+            every = self.recipe.statistics == "every_pass"
             with torch.no_grad():
-                fake = self.forward(self.g, moving, *inputs) if fakes is None else fakes[j].clone()
+                fake = self.forward(self.g, moving or every, *inputs) if fakes is None else fakes[j].clone()
             x.requires_grad_(), fake.requires_grad_()
             # Only the first of these forward passes moves the power iteration, before the others use it.
-            logits_real = self._judged(x, *y, moving=j == 0)
+            logits_real = self._judged(x, *y, moving=every or j == 0)
             logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake)
             if self.teacher is not None:
@@ -271,13 +275,14 @@ class Reference:
         for j, inputs in enumerate(latents):
             seeds = {kind: self._seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
             overlaps = self.recipe.objective.schedule == "overlapped"
-            moving = j == 0 and (overlaps or not self.recipe.objective.reuse_fakes)
+            every = self.recipe.statistics == "every_pass"
+            moving = every or (j == 0 and (overlaps or not self.recipe.objective.reuse_fakes))
             images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
             if self.recipe.objective.loss == "relativistic":
-                real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]))
-            loss = self.g_loss(real, self._judged(images, *c))
+                real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
+            loss = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:

@@ -38,6 +38,7 @@ from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division
@@ -68,6 +69,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         check_cuda_graphs(plan, network)
     if any(map(plan.differentiates_forward, NETWORKS)):
         dual.load_rules()
+    _tell_of_fp16(plan)
     exchange, divided = build_exchange(plan), dict[str, StageDivision]()
     if plan.is_split:
         build_for_both({n: plan.engines[n].file for n in NETWORKS}, plan.held_by(comm.rank()))
@@ -96,6 +98,12 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
             engines[network] = AbsentEngine(plan.engines[network].file.precision == "fp16", bounds)
     engines = {network: engines[network] for network in NETWORKS}
     return Executor(engines, order, exchange, observer, partial(share_outcomes, plan, engines))
+
+
+def _tell_of_fp16(plan: RunPlan) -> None:
+    for network in NETWORKS:
+        if getattr(plan.recipe, network).computes_in == "fp16" and not plan.on_gpus:
+            _log.log(NOTICE, "%s: layers in fp16 compute in float32, because this is a CPU", network)
 
 
 def _build_held(
@@ -169,10 +177,12 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
     seed = initial_seed(plan.recipe, network)
     if file.stage < 3:
         stack = build_network(plan.recipe, network).to(comm.device())
+        avoid_fp16_on_a_cpu(stack, plan.on_gpus)
         initialize(stack, seed)
         return stack
     with deepspeed.zero.Init(config_dict_or_path=config, data_parallel_group=division.part()):
         stack = build_network(plan.recipe, network)
+    avoid_fp16_on_a_cpu(stack, plan.on_gpus)
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty(buffer.shape, dtype=torch.float32, device=comm.device()))

@@ -28,7 +28,8 @@ class Phase(NamedTuple):
     does: Does
     num: int  # number of micro-batches
     num_samples: int  # samples of a micro-batch on one replica, in all its segments
-    # whether the first micro-batch moves batch statistics and power iterations, for the update of this phase's network
+    # whether an update of this phase's network begins here; its first micro-batch moves batch statistics and power
+    # iterations, unless they move in every pass
     begins_update: bool = False
     keeps_graphs: bool = False  # whether the phase that pulls back goes backward through the forward passes of this one
     recomputes: bool = False  # whether this phase, which pulls back, repeats the forward passes
@@ -42,6 +43,13 @@ class Phase(NamedTuple):
     # first step, on into the next update. None if the phase serves G's update alone.
     d_step: int | None = None
     segments: int = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
+    every_pass: bool = False  # whether state moves in all passes that make images, train or judge
+
+    def moves(self, index: int) -> bool:
+        """Whether the pass of a micro-batch moves batch statistics and power iterations."""
+        if self.every_pass:
+            return self.does in ("makes images", "trains", "judges")
+        return self.begins_update and index == 0
 
     @property
     def forward(self) -> bool:
@@ -178,7 +186,9 @@ class _Update:
         recipe = self._plan.recipe
         num = recipe.accumulation_of(update_of)
         num_samples = segments * recipe.batch // (num * self._plan.placement(network).num_replicas) // shrink
-        self.phases.append(Phase(network, does, 1 if does == "checks" else num, num_samples, segments=segments, **more))
+        num = 1 if does == "checks" else num
+        more["every_pass"] = recipe.statistics == "every_pass"
+        self.phases.append(Phase(network, does, num, num_samples, segments=segments, **more))
         return len(self.phases) - 1
 
     def _differentiate_styles(self, d_step: int | None) -> int | None:

@@ -180,9 +180,9 @@ class ZeroEngine(DeepSpeedBacked):
         inputs = work.inputs(index, images)
         if self._is_step_open:
             self._step()
-        phase, moving = work.phase, work.phase.begins_update and index == 0
+        phase, moving = work.phase, work.phase.moves(index)
         self._choose_kernels(work)
-        if moving:
+        if phase.begins_update and index == 0:
             self._begin_update()
         if phase.frozen:
             self._judge(work, index, inputs, moving)

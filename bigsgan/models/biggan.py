@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
-    BIGGAN_GENERATOR,
     BigGANDiscriminator,
     BigGANGenerator,
     biggan_discriminator_resolutions,
@@ -148,13 +147,23 @@ class GeneratorOutput(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Residual block (figure 15c), which begins with a ReLU except on images, and downsamples by average pooling."""
+    """Residual block (figure 15c), which begins with a ReLU except on images, and downsamples by average pooling.
+
+    The shortcut is from the input, or with ``rectified_shortcut`` from what the ReLU makes of it.
+    """
 
     def __init__(
-        self, in_channels: int, out_channels: int, preactivation: bool, downsample: bool, form: BlockSection
+        self,
+        in_channels: int,
+        out_channels: int,
+        preactivation: bool,
+        downsample: bool,
+        form: BlockSection,
+        rectified_shortcut: bool,
     ) -> None:
         super().__init__()
         self.preactivation, self.downsample = preactivation, downsample
+        self.rectified_shortcut = rectified_shortcut
         self.conv1, self.conv2, _ = pair(form, _MAKERS, in_channels, out_channels)
         last(self.conv1).followed_by = "relu"
         if downsample:
@@ -164,7 +173,9 @@ class DiscriminatorBlock(nn.Module):
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        x = self.conv2(self.conv1(F.relu(h) if self.preactivation else h))
+        rectified = F.relu(h) if self.preactivation else h
+        x = self.conv2(self.conv1(rectified))
+        h = rectified if self.rectified_shortcut else h
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
         shortcut = F.avg_pool2d(h, 2) if self.downsample else h
         return x + (shortcut if self.shortcut is None else self.shortcut(shortcut)), labels
@@ -191,7 +202,7 @@ def generator_layers(
     config: BigGANGenerator, resolution: int, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths = config.widths(BIGGAN_GENERATOR[resolution])
+    widths = config.steps(resolution)
     num_steps = len(widths) - 1
     chunk = config.latent_size // (num_steps + 1) if config.hierarchical else 0
     first_chunk = chunk or config.latent_size
@@ -225,7 +236,8 @@ def discriminator_layers(
         for j in range(config.depth):
             before, sees_images = widths[i + 1] if j else widths[i], i == j == 0
             form = STANDARD if sees_images else config
-            layers.append(DiscriminatorBlock(before, widths[i + 1], not sees_images, downsample and j == 0, form))
+            block = before, widths[i + 1], not sees_images, downsample and j == 0, form
+            layers.append(DiscriminatorBlock(*block, config.rectified_shortcut))
         # Several blocks may end at one resolution; attention follows the first of them.
         if sizes[i + 1] in config.attention and downsample:
             layers.append(CarriedAttention(widths[i + 1]))

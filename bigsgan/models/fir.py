@@ -9,6 +9,8 @@ Shapes: N samples, C channels, H x W pixels, K x K a filter, K even; pixels outs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,11 +18,21 @@ from torch import Tensor
 from bigsgan.models import fused
 from bigsgan.models.dual import linearly
 
+BINOMIAL = (1.0, 3.0, 3.0, 1.0)
 
-def filter_like(x: Tensor) -> Tensor:
-    """Make the outer product of (1, 3, 3, 1) / 8 with itself, exact in every type, on x's device: (4, 4)."""
-    taps = 4 - 2 * (torch.arange(4, dtype=x.dtype, device=x.device) - 1.5).abs()
-    return torch.outer(taps, taps) / 64
+
+def filter_like(x: Tensor, taps: Sequence[float] = BINOMIAL) -> Tensor:
+    """Make the outer product of taps with themselves, whose sum is 1, in x's type on its device: (K, K), K even.
+
+    That of (1, 3, 3, 1) is exact in every type. An odd number of taps gets a 0 in front, which keeps places and sizes.
+    """
+    row = torch.tensor([0.0] * (len(taps) % 2) + [tap / sum(taps) for tap in taps], dtype=x.dtype, device=x.device)
+    return torch.outer(row, row)
+
+
+def filter_size(taps: Sequence[float]) -> int:
+    """K of ``filter_like``."""
+    return len(taps) + len(taps) % 2
 
 
 def upsample(x: Tensor, kernel: Tensor) -> Tensor:

@@ -21,13 +21,16 @@ from bigsgan.models import fir, noise
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.layers import RankAverages
 from bigsgan.models.stylegan2_layers import (
+    SLOPE,
     Conv2d,
     Doubled,
     FullyConnected,
     MappingNetwork,
     MinibatchDeviation,
+    Resampling,
     SynthesisLayer,
     ToRGB,
+    adapt,
 )
 
 HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,9 +117,10 @@ class SynthesisInput(nn.Module):
     def __init__(self, config: StyleGAN2Generator, resolution: int, image_channels: int) -> None:
         super().__init__()
         channels, w_size, clamp = config.channels(resolution)[BOTTOM_RESOLUTION], config.w_size, config.conv_clamp
+        stream = _FIRST_NOISE if config.noise else None
         self.const = nn.Parameter(torch.empty(channels, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION))
         self.conv1 = SynthesisLayer(
-            channels, channels, w_size, BOTTOM_RESOLUTION, up=False, stream=_FIRST_NOISE, clamp=clamp, half=None
+            channels, channels, w_size, BOTTOM_RESOLUTION, up=False, stream=stream, clamp=clamp, half=None
         )
         has_image = config.architecture == "skip"
         self.torgb = ToRGB(channels, image_channels, w_size, clamp, half=None) if has_image else None
@@ -132,19 +136,15 @@ class SynthesisInput(nn.Module):
         return (x, ws, seeds) if self.torgb is None else (x, self.torgb(x, ws[:, 1]), ws, seeds)
 
 
-class _Resampling(nn.Module):
-    """Has the buffer ``resample_filter`` (4, 4), or None if the carry has no image."""
+class _Block(Resampling):
+    """Has a filter if the carry has an image."""
 
-    resample_filter: Tensor | None
-
-    @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Fill the filter."""
-        if self.resample_filter is not None:
-            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
+        self.fill_filter()
 
 
-class SynthesisBlock(_Resampling):
+class SynthesisBlock(_Block):
     """Doubles the resolution of feature map and image, and adds to the image.
 
     ``size`` is that of the output; the block of the images' ``resolution`` returns only the image.
@@ -160,13 +160,13 @@ class SynthesisBlock(_Resampling):
         channels, w_size, clamp = config.channels(resolution), config.w_size, config.conv_clamp
         half, before, after = _half(config, size, resolution), channels[size // 2], channels[size]
         self.first, self.is_last = 2 * (size // BOTTOM_RESOLUTION).bit_length() - 3, size == resolution
-        stream = _FIRST_NOISE + self.first
-        self.conv0 = SynthesisLayer(before, after, w_size, size, True, stream, clamp, half)
-        self.conv1 = SynthesisLayer(after, after, w_size, size, False, stream + 1, clamp, half)
+        streams = [_FIRST_NOISE + self.first + i if config.noise else None for i in range(2)]
+        self.conv0 = SynthesisLayer(before, after, w_size, size, True, streams[0], clamp, half)
+        self.conv1 = SynthesisLayer(after, after, w_size, size, False, streams[1], clamp, half)
         has_image, adds = self.is_last or config.architecture == "skip", config.architecture == "skip"
         self.torgb = ToRGB(after, image_channels, w_size, clamp, half) if has_image else None
         self.skip = Doubled(before, after, half) if config.architecture == "resnet" else None
-        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if adds else None)
+        self.make_filter(adds)
 
     def forward(self, x: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), [(N, image channels, H, W)], ws, seeds -> both twice as large, ws, seeds; at last the image.
@@ -186,7 +186,7 @@ class SynthesisBlock(_Resampling):
         return tuple(images) if self.is_last else (x, *images, ws, seeds)
 
 
-class DiscriminatorBlock(_Resampling):
+class DiscriminatorBlock(_Block):
     """Two convolutions, the second of which halves the resolution, and a residual connection.
 
     ``size`` is that of the input; the block of the images' ``resolution`` begins with the image.
@@ -207,7 +207,7 @@ class DiscriminatorBlock(_Resampling):
         self.conv1 = Conv2d(before, after, 3, resamples=True, clamp=clamp, half=half)
         residual = config.architecture == "resnet"
         self.skip = Conv2d(before, after, 1, activated=False, resamples=True, half=half) if residual else None
-        self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32) if sees_all else None)
+        self.make_filter(sees_all)
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H/2, W/2), (N,); with ``skip``, the image's channels come after x's.
@@ -242,9 +242,13 @@ class DiscriminatorHead(nn.Module):
         self.deviation = MinibatchDeviation(config.mbstd_group, num_maps) if num_maps else None
         self.conv = Conv2d(channels + num_maps, channels, 3, clamp=config.conv_clamp)
         self.fc = FullyConnected(channels * BOTTOM_RESOLUTION**2, channels, activated=True)
-        self.out = FullyConnected(channels, channels if num_classes else 1)
-        mapping = (0, num_classes, channels, config.mapping_layers, config.mapping_lr_multiplier)
+        features = config.projection_size or channels
+        self.out = FullyConnected(channels, features if num_classes else 1)
+        mapping = (0, num_classes, features, config.mapping_layers, config.mapping_lr_multiplier)
         self.mapping = MappingNetwork(*mapping) if num_classes else None
+        adapt(self, config.filter, _slope(config, "head"))
+        if self.mapping is not None:
+            adapt(self.mapping, config.filter, _slope(config, "mapping"))
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; with ``skip``, x ends in an image."""
@@ -257,6 +261,11 @@ class DiscriminatorHead(nn.Module):
         if self.mapping is None:
             return (x.squeeze(1),)
         return ((x * self.mapping(None, labels)).sum(dim=1) / math.sqrt(x.shape[1]),)
+
+
+def _slope(config: StyleGAN2Generator | StyleGAN2Discriminator, part: str) -> float:
+    """Return the slope below 0 of the activation of ``mapping``, ``blocks`` or ``head``."""
+    return 0.0 if part in config.relu else SLOPE
 
 
 def _half(config: StyleGAN2Generator | StyleGAN2Discriminator, size: int, resolution: int) -> torch.dtype | None:
@@ -272,11 +281,13 @@ def generator_layers(
     The first entry of the first layer's carry is the style vectors; the other layers are a function of them.
     """
     sizes = list(config.channels(resolution))
-    return [
-        Mapping(config, num_classes, num_ws=2 * len(sizes)),
-        SynthesisInput(config, resolution, image_channels),
-        *(SynthesisBlock(config, size, resolution, image_channels) for size in sizes[1:]),
-    ]
+    mapping = Mapping(config, num_classes, num_ws=2 * len(sizes))
+    blocks: list[nn.Module] = [SynthesisInput(config, resolution, image_channels)]
+    blocks += [SynthesisBlock(config, size, resolution, image_channels) for size in sizes[1:]]
+    for part, layers in (("mapping", [mapping]), ("blocks", blocks)):
+        for layer in layers:
+            adapt(layer, config.filter, _slope(config, part))
+    return [mapping, *blocks]
 
 
 def discriminator_layers(
@@ -285,4 +296,6 @@ def discriminator_layers(
     """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
     sizes = sorted(config.channels(resolution), reverse=True)[:-1]
     blocks = [DiscriminatorBlock(config, size, resolution, image_channels) for size in sizes]
+    for block in blocks:
+        adapt(block, config.filter, _slope(config, "blocks"))
     return [*blocks, DiscriminatorHead(config, resolution, image_channels, num_classes)]

@@ -10,6 +10,7 @@ type that it was given, or else in its weight's type; linear maps compute in flo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,25 +35,67 @@ def normalize(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + _EPS)
 
 
-def rectify(x: Tensor, limit: float | None = None) -> Tensor:
+def rectify(x: Tensor, limit: float | None = None, slope: float = SLOPE) -> Tensor:
     """Apply a leaky rectifier in place, and clamp to plus or minus ``limit``.
 
     The activation's gain is already in weights and biases, because it commutes with the rectifier: this saves a pass
     over feature maps, and working in place saves a copy. ``x`` must be the output of an operation that does not keep it
     for the backward pass: of a convolution, a linear map, a sum or a product.
     """
-    x = F.leaky_relu_(x, SLOPE)
+    x = F.leaky_relu_(x, slope)
     return x if limit is None else x.clamp(-limit, limit)
 
 
-def rectify_biased(x: Tensor, bias: Tensor, limit: float | None) -> Tensor:
+def rectify_biased(x: Tensor, bias: Tensor, limit: float | None, slope: float = SLOPE) -> Tensor:
     """Add a bias (C,) to a feature map (N, C, H, W), which it may overwrite, and ``rectify``; in x's type."""
     if fused.used_for(x):
-        return fused.rectify(x, bias, SLOPE, limit)
-    return rectify(x.add_(bias.view(-1, 1, 1)), limit)
+        return fused.rectify(x, bias, slope, limit)
+    return rectify(x.add_(bias.view(-1, 1, 1)), limit, slope)
 
 
-class FullyConnected(Weighted):
+class Rectifying(Weighted):
+    """A layer that a leaky rectifier may follow.
+
+    Attributes:
+        slope: Below 0; ``adapt`` changes it.
+    """
+
+    slope = SLOPE
+
+
+class Resampling(torch.nn.Module):
+    """A layer with the buffer ``resample_filter`` (K, K), unless it does not resample.
+
+    Attributes:
+        taps: Of the filter; ``adapt`` changes them, and with them the buffer's size.
+    """
+
+    resample_filter: Tensor | None
+    taps: Sequence[float] = fir.BINOMIAL
+
+    def make_filter(self, resamples: bool = True) -> None:
+        """Register the buffer, uninitialized, or None."""
+        size = fir.filter_size(self.taps)
+        self.register_buffer("resample_filter", torch.empty(size, size, dtype=torch.float32) if resamples else None)
+
+    @torch.no_grad()
+    def fill_filter(self) -> None:
+        """Fill the buffer."""
+        if self.resample_filter is not None:
+            self.resample_filter.copy_(fir.filter_like(self.resample_filter, self.taps))
+
+
+def adapt(module: torch.nn.Module, taps: Sequence[float], slope: float) -> None:
+    """Set the filters and slopes of all layers in a module."""
+    for layer in module.modules():
+        if isinstance(layer, Resampling) and list(taps) != list(layer.taps):
+            layer.taps = tuple(taps)
+            layer.make_filter(layer.resample_filter is not None)
+        if isinstance(layer, Rectifying):
+            layer.slope = slope
+
+
+class FullyConnected(Rectifying):
     """Linear map with an equalized learning rate: (N, F_in) -> (N, F_out); ``activated`` adds a leaky rectifier.
 
     ``lr_multiplier`` is the learning rate relative to other layers', and ``bias`` the bias's initial value.
@@ -83,7 +126,7 @@ class FullyConnected(Weighted):
         gain = ACTIVATION_GAIN if self.activated else 1.0
         weight = full(self.weight) * (self.weight_gain * gain)
         x = multiply(F.linear, x.to(weight.dtype), weight, full(self.bias) * (self.bias_gain * gain))
-        return rectify(x) if self.activated else x
+        return rectify(x, slope=self.slope) if self.activated else x
 
 
 class LabelEmbedding(FullyConnected):
@@ -123,7 +166,7 @@ class MappingNetwork(torch.nn.Module):
         return x
 
 
-class Conv2d(Weighted):
+class Conv2d(Rectifying, Resampling):
     """Convolution of D with an equalized learning rate: (N, C_in, H, W) -> (N, C_out, H, W), or half as large.
 
     Args:
@@ -132,8 +175,6 @@ class Conv2d(Weighted):
         clamp: Activations are kept within plus or minus this.
         half: Type to compute in, or None for the weight's.
     """
-
-    resample_filter: Tensor
 
     def __init__(
         self,
@@ -148,15 +189,13 @@ class Conv2d(Weighted):
         super().__init__((out_channels, in_channels, kernel, kernel), 1.0, out_channels if activated else None)
         self.kernel, self.resamples, self.clamp, self.half_type = kernel, resamples, clamp, half
         self.weight_gain = 1 / math.sqrt(in_channels * kernel**2)
-        if resamples:
-            self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+        self.make_filter(resamples)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Draw the weight, clear the bias and fill the filter."""
         super().initialize(generators)
-        if self.resamples:
-            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
+        self.fill_filter()
 
     def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
         """Convolve, and scale the output, and its limits, by ``gain``."""
@@ -165,16 +204,18 @@ class Conv2d(Weighted):
         x = self._convolve(laid_out(x, dtype), (self.weight * (self.weight_gain * scale)).to(dtype))
         if self.bias is None:
             return x
-        return rectify_biased(x, (self.bias * scale).to(dtype), None if self.clamp is None else self.clamp * gain)
+        limit = None if self.clamp is None else self.clamp * gain
+        return rectify_biased(x, (self.bias * scale).to(dtype), limit, self.slope)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         padding = self.kernel // 2
-        if not self.resamples:
+        if self.resample_filter is None:
             return convolve(x, weight, padding=padding)
         if self.kernel == 1:  # convolving a quarter of the pixels costs a quarter
             return convolve(fir.downsample(x, self.resample_filter), weight)
         # The filter's padding and the convolution's are both added before the filter.
-        return convolve(fir.blur(x, self.resample_filter, padding + 1), weight, stride=2)
+        padding += len(self.resample_filter) // 2 - 1
+        return convolve(fir.blur(x, self.resample_filter, padding), weight, stride=2)
 
 
 class Doubled(Conv2d):
@@ -184,7 +225,8 @@ class Doubled(Conv2d):
         super().__init__(in_channels, out_channels, 1, activated=False, resamples=True, half=half)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        return fir.upsample(convolve(x, weight), self.resample_filter)
+        x = convolve(x, weight)
+        return x if self.resample_filter is None else fir.upsample(x, self.resample_filter)
 
 
 class Modulated(Weighted):
@@ -231,7 +273,7 @@ class ToRGB(Modulated):
         return laid_out(x, torch.promote_types(dtype, torch.float32))
 
 
-class SynthesisLayer(Modulated):
+class SynthesisLayer(Modulated, Rectifying, Resampling):
     """Modulated convolution of kernel 3, demodulation, noise, bias and leaky rectifier.
 
     Scaling the activations before and after one convolution for all samples equals the paper's own weight for each
@@ -239,12 +281,12 @@ class SynthesisLayer(Modulated):
 
     Attributes:
         noise_mode: ``random`` numbers from each sample's seed, the ``const`` buffer, or ``none``.
-        noise_strength: Parameter (1,).
-        noise_const: Buffer (H, W), float32.
+        noise_strength: Parameter (1,), or None in a layer without noise.
+        noise_const: Buffer (H, W), float32, or None.
     """
 
-    noise_const: Tensor
-    resample_filter: Tensor
+    noise_strength: torch.nn.Parameter | None
+    noise_const: Tensor | None
 
     def __init__(
         self,
@@ -253,27 +295,31 @@ class SynthesisLayer(Modulated):
         w_size: int,
         resolution: int,
         up: bool,
-        stream: int,
+        stream: int | None,
         clamp: float | None,
         half: torch.dtype | None,
     ) -> None:
-        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that only this layer uses."""
+        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that only this layer uses.
+
+        Without a stream, the layer has no noise.
+        """
         super().__init__(in_channels, out_channels, 3, w_size, clamp, half)
         self.resolution, self.up, self.stream = resolution, up, stream
         self.noise_mode = "random"
-        self.noise_strength = torch.nn.Parameter(torch.empty(1))
-        self.register_buffer("noise_const", torch.empty(resolution, resolution, dtype=torch.float32))
-        if up:
-            self.register_buffer("resample_filter", torch.empty(4, 4, dtype=torch.float32))
+        has_noise = stream is not None
+        self.register_parameter("noise_strength", torch.nn.Parameter(torch.empty(1)) if has_noise else None)
+        const = torch.empty(resolution, resolution, dtype=torch.float32) if has_noise else None
+        self.register_buffer("noise_const", const)
+        self.make_filter(up)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Draw the weight and the constant noise, with strength 0, clear the bias, and fill the filter."""
         super().initialize(generators)
-        self.noise_strength.zero_()
-        draw_normal(self.noise_const, generators("noise_const"))
-        if self.up:
-            self.resample_filter.copy_(fir.filter_like(self.resample_filter))
+        if self.noise_strength is not None and self.noise_const is not None:
+            self.noise_strength.zero_()
+            draw_normal(self.noise_const, generators("noise_const"))
+        self.fill_filter()
 
     def forward(self, x: Tensor, w: Tensor, seeds: Tensor, gain: float = 1.0) -> Tensor:
         """(N, C_in, H, W), (N, W), (N,) -> (N, C_out, H, W), twice as large if ``up``; it and its clamp times gain."""
@@ -290,21 +336,24 @@ class SynthesisLayer(Modulated):
         demodulation = (scale * torch.rsqrt(norms + _EPS)).to(dtype)[:, :, None, None]
         x = self._convolve(laid_out(x, dtype) * styles.to(dtype)[:, :, None, None], weight.to(dtype))
         drawn = self._noise(seeds)
-        if drawn is None:
+        if drawn is None or self.noise_strength is None:
             x = x * demodulation
         else:
             x = torch.addcmul((scale * full(self.noise_strength) * drawn).to(dtype), x, demodulation)
-        return rectify_biased(x, (scale * self.bias).to(dtype), None if self.clamp is None else self.clamp * gain)
+        limit = None if self.clamp is None else self.clamp * gain
+        return rectify_biased(x, (scale * self.bias).to(dtype), limit, self.slope)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        if not self.up:
+        if self.resample_filter is None:
             return convolve(x, weight, padding=1)
         # Zeros between the pixels, convolution, filter: (H - 1) * 2 + 3 = 2H + 1 pixels, and 2H after the filter.
         x = linearly(lambda x: F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), x)
-        return fir.blur(x, self.resample_filter, padding=1, gain=4.0)
+        return fir.blur(x, self.resample_filter, padding=len(self.resample_filter) // 2 - 1, gain=4.0)
 
     def _noise(self, seeds: Tensor) -> Tensor | None:
         """Return noise (N, 1, H, W) or (H, W), or None."""
+        if self.stream is None:
+            return None
         if self.noise_mode == "random":
             return noise.normal(seeds, self.stream, (1, self.resolution, self.resolution))
         return self.noise_const if self.noise_mode == "const" else None

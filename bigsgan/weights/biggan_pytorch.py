@@ -41,33 +41,46 @@ _LEAVES = {
 }
 _LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*|accumulation_counter|num_batches_tracked")
 _FIRST_GAIN = "blocks.0.0.bn1.gain.weight"
+_STUDIOGAN_64 = (16, 8, 4, 2, 1)
+"""StudioGAN's multipliers of its generator for 64x64, in place of ``BIGGAN_GENERATOR``'s."""
 _SMALLEST = 32  # the reference's; our 16x16 cannot be told from it where all widths are equal
 
 
 def generator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``generator`` that follow from the shapes of the reference's generator or its EMA."""
     resolution, channels, depth = _generator_size(state)
+    steps = BIGGAN_GENERATOR[resolution]
+    attention = _attention(state, [8 << step for step in range(len(steps) - 1)], depth)
+    width = state["blocks.0.0.conv2.weight"].shape[0]
+    own = {} if _is_deep(state) or width == channels * steps[1] else {"multiples": list(_STUDIOGAN_64)}
     if "shared.weight" not in state:
-        section = {"family": "biggan", "channels": channels, "latent_size": state["linear.weight"].shape[1]}
-        attention = [8 << block for block in _attending(state)]
+        section = {"family": "biggan", "channels": channels, "latent_size": state["linear.weight"].shape[1], **own}
         return {**section, "hierarchical": False, "shared_embedding": False, "attention": attention}
     embedding_size, columns = state["shared.weight"].shape[1], state["linear.weight"].shape[1]
-    attention = [8 << (block // depth) for block in _attending(state)]
     common = {"channels": channels, "embedding_size": embedding_size, "attention": attention}
     if _is_deep(state):
         return {"family": "biggan_deep", "latent_size": columns - embedding_size, "depth": depth, **common}
     hierarchical = state[_FIRST_GAIN].shape[1] > embedding_size
-    chunks = len(BIGGAN_GENERATOR[resolution]) if hierarchical else 1
-    return {"family": "biggan", "latent_size": columns * chunks, "hierarchical": hierarchical, **common}
+    chunks = len(steps) if hierarchical else 1
+    return {"family": "biggan", "latent_size": columns * chunks, "hierarchical": hierarchical, **common, **own}
 
 
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` that follow from the shapes."""
     resolution, channels, depth = _discriminator_size(state)
     sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(resolution)
-    attention = list(dict.fromkeys(sizes[block // depth] for block in _attending(state)))
+    attention = _attention(state, sizes, depth)
     section = {"family": "biggan", "channels": channels, "attention": attention}
     return {**section, "family": "biggan_deep", "depth": depth} if _is_deep(state) else section
+
+
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell, and arguments that no recipe has."""
+    if network == "discriminator":
+        return ()
+    own_module = any(re.search(r"\.bn\.(stored|running)_mean$", name) for name in state)  # cross_replica or mybn
+    norm_style = () if own_module else ("norm_style=bn",)  # without effect with such a module
+    return norm_style if "norm_eps" in section else ("norm_eps", *norm_style)
 
 
 def data_section(state: State) -> dict[str, int]:
@@ -117,6 +130,20 @@ def _attending(state: State) -> list[int]:
     return [sum(is_block[:i]) - 1 for i in range(len(is_block)) if not is_block[i]]
 
 
+def _attention(state: State, sizes: Sequence[int], depth: int) -> list[int]:
+    """Resolutions at which attention follows; ``sizes`` are those of the feature maps after ``depth`` blocks each."""
+    found = []
+    for block in _attending(state):
+        step = block // depth
+        if block % depth != depth - 1 or sizes.index(sizes[step]) != step:
+            problem = f"has attention after a block that keeps its resolution, {sizes[step]}x{sizes[step]}"
+            detail = f"block {block}; here attention comes once at a resolution, after the block that reaches it"
+            remedy = "give a network without it; D_attn 16 of 32x32 images puts it after every block"
+            raise UserError("weights", None, problem, remedy, detail)
+        found.append(sizes[step])
+    return found
+
+
 def _generator_size(state: State) -> tuple[int, int, int]:
     def widths(multipliers: Sequence[int], depth: int) -> list[int]:
         steps = [[before] * (depth - 1) + [after] for before, after in pairwise(multipliers)]
@@ -130,7 +157,8 @@ def _generator_size(state: State) -> tuple[int, int, int]:
     if not any(name.endswith((".u0", ".u")) for name in state):
         problem = "must have spectral norm, as all BigGANs here"
         raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
-    return _size(state, state["blocks.0.0.conv1.weight"].shape[1], BIGGAN_GENERATOR, widths)
+    tables = [*BIGGAN_GENERATOR.items(), *([] if _is_deep(state) else [(64, _STUDIOGAN_64)])]
+    return _size(state, state["blocks.0.0.conv1.weight"].shape[1], tables, widths)
 
 
 def _discriminator_size(state: State) -> tuple[int, int, int]:
@@ -139,13 +167,16 @@ def _discriminator_size(state: State) -> tuple[int, int, int]:
 
     first = "input_conv.weight" if _is_deep(state) else "blocks.0.0.conv2.weight"
     _require(state, "a discriminator", ["embed.weight", "blocks.0.0.conv1.weight", first])
-    return _size(state, state[first].shape[0], BIGGAN_DISCRIMINATOR, widths)
+    return _size(state, state[first].shape[0], list(BIGGAN_DISCRIMINATOR.items()), widths)
 
 
 def _size(
-    state: State, first: int, table: Mapping[int, Sequence[int]], widths: Callable[[Sequence[int], int], list[int]]
+    state: State,
+    first: int,
+    tables: Sequence[tuple[int, Sequence[int]]],
+    widths: Callable[[Sequence[int], int], list[int]],
 ) -> tuple[int, int, int]:
-    """Find (resolution, channels, depth) in a table of multipliers by resolution.
+    """Find (resolution, channels, depth) in ``tables``, each a resolution and its multipliers.
 
     ``first`` is the number of channels of the table's first feature map; ``widths`` maps (multipliers, depth) to the
     multipliers of the feature maps between blocks.
@@ -154,7 +185,7 @@ def _size(
     last_convs = [f"{block}.{'conv4' if _is_deep(state) else 'conv2'}.weight" for block in blocks]
     _require(state, "a network", last_convs)
     outputs = [state[name].shape[0] for name in last_convs]
-    for resolution, multipliers in table.items():
+    for resolution, multipliers in tables:
         depth = max(len(outputs) // (len(multipliers) - 1), 1) if _is_deep(state) else 1
         expected = widths(multipliers, depth)
         channels = first // multipliers[0]

@@ -9,14 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.errors import UserError
-from bigsgan.weights.settings import NONE, OPTION, Options, Settings, half_life_nimg, images_seen, known, not_of
+from bigsgan.weights.settings import (
+    NONE,
+    OPTION,
+    Options,
+    Settings,
+    half_life_nimg,
+    images_seen,
+    known,
+    not_of,
+    short,
+)
 from bigsgan.weights.tensor_file import read_content
+
+_RELU = ("relu", "inplace_relu", "ir")
 
 _USUAL: dict[str, Any] = {
     "z_var": 1.0, "G_fp16": False, "D_fp16": False, "G_mixed_precision": False, "D_mixed_precision": False,
     "num_G_SVs": 1, "num_D_SVs": 1, "num_G_SV_itrs": 1, "num_D_SV_itrs": 1, "which_train_fn": "GAN", "ema": True,
 }  # fmt: skip
 """Arguments that no recipe has, with the values that need none; arguments that only affect reports are not listed."""
+
+_ONLY = {"G_nl": _RELU, "D_nl": _RELU, "norm_style": ("bn",)}
+"""Arguments that change a network although no tensor tells them, with the values that our layers support."""
 
 _MOST_IMAGES = 1 << 20
 
@@ -44,6 +59,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     if not isinstance(config, dict) or "num_D_steps" not in config or not all(isinstance(key, str) for key in config):
         raise not_of(path, "BigGAN-PyTorch")
     options = Options(path, config)
+    _refuse_others(options)
     keys: dict[str, Any] = {"objective.d_steps": options.value("num_D_steps"), "seed": options.value("seed")}
     keys["data.horizontal_flip"] = options.value("augment")
     if norm_eps is None:
@@ -65,6 +81,17 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
     else:
         left += ["batch_size", "G_batch_size"]
     return Settings(str(path), known(keys), tuple(left)), nimg
+
+
+def _refuse_others(options: Options) -> None:
+    """Refuse networks that train with other layers than ours."""
+    own_module = options.value("cross_replica") is True or options.value("mybn") is True  # norm_style has no effect
+    for name, supported in _ONLY.items():
+        value = options.value(name)
+        if value is not None and value not in supported and not (name == "norm_style" and own_module):
+            problem = f"has {name} {short(value)}, which is not supported"
+            remedy = f"give a network with {name} {supported[0]}, or {OPTION} {NONE} to import it as such a one"
+            raise UserError(OPTION, str(options.path), problem, remedy)
 
 
 def _batches(options: Options) -> dict[str, Any] | None:

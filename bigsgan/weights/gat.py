@@ -128,6 +128,11 @@ def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def untold(network: str, section: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """No keys: what a state dict does not tell is fixed in the published code, or in its trainer's arguments."""
+    return ()
+
+
 def teacher_section(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """Keys of a recipe's ``objective.teacher``; None if a discriminator has no heads for a teacher's features."""
     if "proj.4.weight" not in state:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.augmentation import ADA_PIPELINES
+from bigsgan.weights import stylegan
 from bigsgan.weights.settings import SNAPSHOT, Options, Settings, known, not_of, read_options
 from bigsgan.weights.stylegan_pickle import ForeignNetwork, Snapshot
 
@@ -55,7 +56,7 @@ _TRANSFORMATIONS = {
 
 
 def snapshot_settings(snapshot: Snapshot) -> Settings:
-    """Settings in the snapshot itself: whether images are mirrored, and the augmentations of D's images."""
+    """Settings in the snapshot itself: whether images are mirrored, the augmentations, and what Freeze-D keeps."""
     keys: dict[str, Any] = {}
     left = []
     data = snapshot.training_set
@@ -69,6 +70,12 @@ def snapshot_settings(snapshot: Snapshot) -> Settings:
             keys["augmentation.pipeline"] = pipeline
     elif data is not None and snapshot.unaugmented:
         keys["augmentation"] = None
+    if "D" in snapshot.networks:
+        blocks, layers = stylegan.frozen(snapshot.networks["D"])
+        if blocks:
+            keys["init_from.freeze_discriminator"] = blocks
+        if layers:
+            left.append(f"freeze_layers for {layers} more, a part of a block")
     return Settings(SNAPSHOT, keys, tuple(left))
 
 
@@ -131,7 +138,17 @@ def _stylegan2(options: Options) -> dict[str, Any]:
     for network, letter in (("generator", "G"), ("discriminator", "D")):
         if (adam := _adam(options, letter)) is not None:
             keys[f"optimizer.{network}"] = adam
-    return keys
+    return keys | _group(options)
+
+
+def _group(options: Options) -> dict[str, int]:
+    """The group of the minibatch deviation, if it has as many images as a GPU computed at a time."""
+    at_a_time, epilogue = options.value("batch_gpu"), options.value("D_kwargs.epilogue_kwargs")
+    group = epilogue.get("mbstd_group_size", 4) if isinstance(epilogue, dict) else 4
+    if type(at_a_time) is not int or at_a_time < 1 or (type(group) is int and group <= at_a_time):
+        options.leave("batch_gpu")  # nothing depends on it
+        return {}
+    return {"discriminator.mbstd_group": at_a_time}
 
 
 def _adam(options: Options, letter: str) -> dict[str, Any] | None:

@@ -54,6 +54,11 @@ def discriminator_section(state: State) -> dict[str, Any]:
     return {**section, "depth": len(convolutions) - 2, "norm": _norm_of(state, "model.2")}
 
 
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell: a U-Net's dropout moves no number."""
+    return ("dropout",) if network == "generator" and "dropout" not in section else ()
+
+
 def data_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from the generator's shapes."""
     first = _first(state, "generator", _UNET, _RESNET)

@@ -74,6 +74,11 @@ def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str,
     return _section(state, stages) | _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])
 
 
+def untold(network: str, section: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell."""
+    return ("bf16_stages",)
+
+
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from a generator's shapes."""
     state, stage_blocks = _parsed(state, "generator")

@@ -42,8 +42,9 @@ SOURCES: dict[str, ModuleType] = {
 }
 """Each module's functions take state dicts under the source's names. ``generator_section``, ``discriminator_section``
 and ``data_section`` return the keys of a recipe's sections that names and shapes tell; ``generator_state`` and
-``discriminator_state`` return the state dicts of our networks of these sections. All raise a UserError if the state
-dict is of another network, or incomplete, or of a network that no recipe can describe."""
+``discriminator_state`` return the state dicts of our networks of these sections. ``untold`` names the keys of a section
+that a state dict does not tell; what no recipe has is text with a ``=``. All but ``untold`` raise a UserError if the
+state dict is of another network, or incomplete, or of a network that no recipe can describe."""
 
 _OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
 """The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
@@ -72,7 +73,7 @@ class Found(NamedTuple):
     moments: Mapping[str, Moments] = {}  # state of the optimizer, by network
     without_moments: Mapping[str, str] = {}  # by network, why the state of its optimizer was not taken
     has_ema: bool = False  # whether there was an EMA besides the generator
-    assumed: tuple[str, ...] = ()  # dotted keys of the recipe that neither shapes nor arguments tell
+    assumed: tuple[str, ...] = ()  # dotted keys of the recipe that no file tells; what no recipe has with a `=`
     teacher: dict[str, Any] | None = None  # keys of `objective.teacher`, if D has heads for its features
     left_out: tuple[str, ...] = ()  # parts of the networks that have no place here
 
@@ -131,7 +132,7 @@ def read_source(
             snapshot.nimg if snapshot.nimg is not None else nimg,
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
-            tuple(_assumed(sections, {"generator": ema, "discriminator": networks.get("D")}, teacher, own)),
+            tuple(_assumed(module, sections, networks | {"G": ema}, teacher, (own, in_file))),
             teacher,
             gat.left_out(ema.state) if module is gat else (),
         )
@@ -221,17 +222,21 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
 
 
 def _assumed(
+    module: ModuleType,
     sections: Mapping[str, Any],
-    networks: Mapping[str, ForeignNetwork | None],
+    networks: Mapping[str, ForeignNetwork],
     teacher: Mapping[str, Any] | None,
-    own: Settings,
+    settings: tuple[Settings, Settings],
 ) -> Iterator[str]:
-    for name, section in sections.items():
-        network = networks[name]
-        if section["family"] == "stylegan2" and network is not None and not network.init_kwargs:
-            yield from (f"{name}.{key}" for key in stylegan.UNTOLD[name])
+    own, in_file = settings
     names = [f"objective.teacher.{key}" for key in gat.UNTOLD_OF_TEACHER] if teacher else []
-    yield from (name for name in names if name not in own.keys)
+    for name, section in sections.items():
+        network = networks["G" if name == "generator" else "D"]
+        if not network.init_kwargs:
+            untold = module.untold(name, section, network.state)
+            names += [f"{name}.{key}" for key in untold if "=" not in key]
+            names += [text for text in untold if "=" in text and not in_file.keys]  # a file has all arguments
+    yield from (name for name in names if name not in own.keys.keys() | in_file.keys.keys())
 
 
 def _section(describe: Any, network: ForeignNetwork) -> dict[str, Any]:

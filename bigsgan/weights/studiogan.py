@@ -1,7 +1,8 @@
 """State dicts of POSTECH-CVLab/PyTorch-StudioGAN: its BigGAN (backbone big_resnet) and its StyleGAN2.
 
-Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, and in spectral norm, which is torch's
-and stores both singular vectors. Its StyleGAN2 has stylegan2-ada-pytorch's names, except for D's last layer. Where its
+Its BigGAN differs from BigGAN-PyTorch's in names, in batch norm's eps of 1e-4, in G's widths at 64x64, in D's
+shortcuts, whose input an in-place ReLU overwrites, and in spectral norm, which is torch's and stores both singular
+vectors. Its StyleGAN2 has stylegan2-ada-pytorch's names, except for D's last layer. Where its
 shapes do not tell, we assume float32, which there has no clamp (src/models/model.py), and groups of 4 for the minibatch
 deviation, though its configuration of CIFAR-10 has 32. ``sources.SOURCES`` lists the errors raised.
 """
@@ -47,7 +48,15 @@ def generator_section(state: State) -> dict[str, Any]:
 
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator``."""
-    return _module(state).discriminator_section(_checked(state)) | (_NO_CLAMP if _is_stylegan(state) else {})
+    own = _NO_CLAMP if _is_stylegan(state) else {"rectified_shortcut": True}
+    return _module(state).discriminator_section(_checked(state)) | own
+
+
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell, and BigGAN's activation."""
+    if _is_stylegan(state):
+        return tuple(key for key in stylegan.untold(network, section, state) if key != "relu")
+    return (f"{network[0]}_act_fn=ReLU",)
 
 
 def data_section(state: State) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.weights.empty import empty_network
 from bigsgan.weights.settings import LARGEST, short
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 State = Mapping[str, Tensor]
 
@@ -34,19 +36,20 @@ _NESTED = ("mapping_kwargs", "synthesis_kwargs", "block_kwargs", "epilogue_kwarg
 _TOLD_OR_READ = {
     *("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "channel_base", "channel_max"),
     *("num_layers", "embed_features", "layer_features", "cmap_dim", "mbstd_num_channels", "architecture"),
-    *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size"),
+    *("num_fp16_res", "conv_clamp", "lr_multiplier", "w_avg_beta", "mbstd_group_size", "freeze_layers"),
+    *("activation", "resample_filter", "use_noise"),
     *("fp16_channels_last", "fused_modconv_default"),  # these change numbers only by rounding
 }
 """Arguments that shapes tell, or that are read below."""
 
 _PRECISION = ("conv_clamp", "half_resolutions", "mapping_lr_multiplier")
-UNTOLD = {"generator": (*_PRECISION, "w_avg_beta"), "discriminator": (*_PRECISION, "mbstd_group")}
+_UNTOLD = {"generator": (*_PRECISION, "relu", "w_avg_beta"), "discriminator": (*_PRECISION, "relu", "mbstd_group")}
 """Keys of each network's section that only the original's arguments tell."""
 
-_ONLY: dict[str, Any] = {
-    "activation": "lrelu", "resample_filter": [1, 3, 3, 1], "use_noise": True, "kernel_size": 3, "freeze_layers": 0
-}  # fmt: skip
+_ONLY: dict[str, Any] = {"kernel_size": 3}
 """Arguments with the only value that our layers support."""
+
+_BINOMIAL = [1.0, 3.0, 3.0, 1.0]
 
 _OTHERS = {
     r"synthesis\.(L\d+_|input\.)": "StyleGAN3's own generator (configurations T and R)",
@@ -72,24 +75,28 @@ def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None
     resolution = _resolution(state, "synthesis.b")
     widths = {size: _shape(state, f"synthesis.b{size}.conv1.weight")[0] for size in stylegan2_sizes(resolution)}
     w_size, layers = _shape(state, "mapping.w_avg")[0], _mapping_layers(state)
-    if layers == 0:
-        _refuse("mapping_kwargs.num_layers", "is 0, which only a discriminator supports")
+    if layers == 0 and "mapping.embed.weight" in state:
+        _refuse("mapping_kwargs.num_layers", "is 0, which with classes only a discriminator supports")
     _check_mapping(state, w_size)
     embedded = w_size if "mapping.embed.weight" in state else 0
     without_image = "resnet" if f"synthesis.b{resolution}.skip.weight" in state else "orig"
     section = {
         "family": "stylegan2",
         "architecture": "skip" if "synthesis.b4.torgb.weight" in state else without_image,
-        "latent_size": _shape(state, "mapping.fc0.weight")[1] - embedded,
+        "latent_size": _shape(state, "mapping.fc0.weight")[1] - embedded if layers else w_size,
         "w_size": w_size,
         "mapping_layers": layers,
         **_channels(widths, "synthesis.b4.conv1.weight"),
+        **_filter(state.get("synthesis.b8.conv0.resample_filter")),
     }
+    if not any(name.endswith(".noise_strength") for name in state):
+        section["noise"] = False
     if not init_kwargs:
         return _valid(StyleGAN2Generator, section)
     kwargs = _checked(init_kwargs)
     synthesis = "synthesis_kwargs." if "synthesis_kwargs" in init_kwargs else ""  # stylegan3 gives them directly
     section |= _untold(kwargs, synthesis, resolution)
+    section |= _relu(kwargs, {"mapping": "mapping_kwargs.", "blocks": synthesis})
     section["w_avg_beta"] = _number(kwargs, "mapping_kwargs.w_avg_beta", 0.998, 0, 1)
     return _valid(StyleGAN2Generator, section)
 
@@ -109,20 +116,49 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
         "architecture": "skip" if "b4.fromrgb.weight" in state else without_image,
         "mbstd_channels": head[1] - head[0],
         **_channels(widths, "b4.conv.weight"),
+        **_filter(state.get("b8.conv1.resample_filter")),
     }
     if "mapping.embed.weight" in state:
-        if _shape(state, "b4.out.weight")[0] != head[0]:
-            _refuse("cmap_dim", f"differs from the number of channels at 4x4, {head[0]}, and only that is supported")
-        _check_mapping(state, head[0])
+        features = _shape(state, "b4.out.weight")[0]
+        if not len(state["mapping.embed.weight"]):
+            _refuse("cmap_dim", "is 0, a discriminator that ignores the classes, which is not supported")
+        _check_mapping(state, features)
         section["mapping_layers"] = _mapping_layers(state)
+        if features != head[0]:
+            section["projection_size"] = features
     if not init_kwargs:
         return _valid(StyleGAN2Discriminator, section)
     kwargs = _checked(init_kwargs)
     section |= _untold(kwargs, "", resolution)
+    _number(kwargs, "block_kwargs.freeze_layers", 0, 0, whole=True)
+    section |= _relu(kwargs, {"mapping": "mapping_kwargs.", "blocks": "block_kwargs.", "head": "epilogue_kwargs."})
     group = kwargs.get("epilogue_kwargs.mbstd_group_size", 4)
     if group is not None:
         group = _number(kwargs, "epilogue_kwargs.mbstd_group_size", 4, 1, whole=True)
     return _valid(StyleGAN2Discriminator, {**section, "mbstd_group": group})
+
+
+def frozen(network: ForeignNetwork) -> tuple[int, int]:
+    """Blocks that Freeze-D keeps in a pickle's discriminator, and further layers that it keeps of the next block.
+
+    The original counts convolutions in the order in which they are made: of the image, two, and of the shortcut.
+    """
+    blocks = network.init_kwargs.get("block_kwargs")
+    rest = blocks.get("freeze_layers", 0) if isinstance(blocks, dict) else 0
+    if type(rest) is not int or rest <= 0:
+        return 0, 0
+    sizes = stylegan2_sizes(_resolution(network.state, "b"))[:0:-1]
+    for i, size in enumerate(sizes):
+        layers = sum(f"b{size}.{name}.weight" in network.state for name in ("fromrgb", "conv0", "conv1", "skip"))
+        if rest < layers:
+            return i, rest
+        rest -= layers
+    return len(sizes), 0
+
+
+def untold(network: str, section: Mapping[str, Any], state: State) -> tuple[str, ...]:
+    """Keys of a ``network``'s section that a state dict does not tell."""
+    return _UNTOLD[network]
 
 
 def data_section(state: State) -> dict[str, int]:
@@ -177,6 +213,8 @@ def _renamed(state: State, rename: Callable[[str], str | None], network: LayerSt
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         ours = rename(name)
+        if name.endswith("resample_filter"):
+            tensor = _square(tensor)
         if ours in needed:
             tensor = tensor.reshape(1) if name.endswith("noise_strength") and tensor.dim() == 0 else tensor
             if tensor.shape != needed[ours]:
@@ -225,6 +263,38 @@ def _channels(widths: dict[int, int], name: str) -> dict[str, int]:
     if any(width != min(base // size, largest) for size, width in widths.items()):
         _refuse(name, f"has, as the other blocks, a width that no channel_base gives: {widths}")
     return {"channel_base": base, "channel_max": largest}
+
+
+def _filter(filter: Tensor | None) -> dict[str, list[float]]:
+    """The taps of a filter, as a section's key unless they are the published ones."""
+    if filter is None:
+        return {}
+    square = _square(filter)
+    taps = square.sum(0)
+    if not torch.allclose(torch.outer(taps, taps), square, atol=1e-6):
+        _refuse("resample_filter", "is not the outer product of taps whose sum is 1")
+    published = torch.tensor(_BINOMIAL) / sum(_BINOMIAL)
+    return {} if torch.equal(taps, published) else {"filter": taps.tolist()}
+
+
+def _square(taps: Tensor) -> Tensor:
+    """A filter as our layers have it: (K,), which is separable, or (K, K) -> (K, K), K even."""
+    taps = taps.float()
+    square = torch.outer(taps, taps) if taps.dim() == 1 else taps
+    if square.dim() != 2 or square.shape[0] != square.shape[1] or len(square) > 16:
+        _refuse("resample_filter", f"has the shape {tuple(taps.shape)}, which is not supported")
+    return F.pad(square, (1, 0, 1, 0)) if len(square) % 2 else square
+
+
+def _relu(kwargs: Mapping[str, Any], parts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Parts whose activation is a ReLU, as a section's key, from the prefix of each part's arguments."""
+    found = []
+    for part, prefix in parts.items():
+        value = kwargs.get(f"{prefix}activation", "lrelu")
+        if value not in ("lrelu", "relu"):
+            _refuse(f"{prefix}activation", f"is {short(value)}, which is not supported", "give a network with 'lrelu'")
+        found += [part] if value == "relu" else []
+    return {"relu": found} if found else {}
 
 
 def _valid(model: type[StyleGAN2Generator | StyleGAN2Discriminator], section: dict[str, Any]) -> dict[str, Any]:

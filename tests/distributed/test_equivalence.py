@@ -93,6 +93,7 @@ OVERRIDES = {
     "path_length_of_half": [*TINY_GAMES["stylegan2_path_length"], "objective.path_length.batch_shrink=2"],
     "orthogonal": ["objective.orthogonal={generator: 1e-2, discriminator: 1e-2}", "accumulation=2"],
     "unconditional": ["data.num_classes=0"],
+    "every_pass": ["statistics=every_pass", "accumulation=2", "objective.d_steps=2"],
     "scheduled": [
         "objective.r1={weight: 0.4, final_weight: 0.1, decay_nimg: 32}",
         "objective.r2={weight: 0.1, final_weight: 0.3}",
@@ -115,7 +116,7 @@ OVERRIDES = {
 AT_STAGE_3 = [
     "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "reused_fakes_made_again",
     "reused_fakes_with_path_length", "path_length_of_half", "orthogonal", "diffaugment", "own_accumulation",
-    "weight_decay_on_matrices",
+    "weight_decay_on_matrices", "every_pass",
 ]  # fmt: skip
 IN_CI_AT_3 = ("r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "diffaugment", "weight_decay_on_matrices")
 """Others are at ZeRO 1 there."""

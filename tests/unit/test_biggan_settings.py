@@ -104,6 +104,14 @@ def test_other_micro_batches_for_g(tmp_path):
     assert (recipe.accumulation_of("generator"), recipe.accumulation_of("discriminator"), recipe.batch) == (2, 4, 64)
 
 
+@pytest.mark.parametrize("option", ["mybn", "cross_replica"])
+def test_a_norm_style_without_effect_is_passed_over(tmp_path, capsys, option):
+    """The public layer then calls its own module of batch norm."""
+    write(tmp_path, norm_style="in", G_nl="inplace_relu", **{option: True})
+    assert imported(tmp_path).batch == 64
+    assert "assumed:" not in capsys.readouterr().out
+
+
 def test_bn_eps_is_read_unless_given(tmp_path):
     write(tmp_path, BN_eps=1e-4)
     assert imported(tmp_path).generator.norm_eps == 1e-4
@@ -139,6 +147,18 @@ HOSTILE = {
     "a tensor": (
         lambda path: {"config": {**CONFIG, "augment": torch.zeros(2)}},
         "cannot be read as settings of biggan-pytorch (RuntimeError: Boolean value of Tensor with more than one value",
+    ),
+    "another norm": (
+        lambda path: {"config": {**CONFIG, "norm_style": "in"}},
+        "has norm_style 'in', which is not supported; give a network with norm_style bn, or --settings none to import",
+    ),
+    "another activation": (
+        lambda path: {"config": {**CONFIG, "D_nl": "leaky_relu", "norm_style": "bn"}},
+        "has D_nl 'leaky_relu', which is not supported; give a network with D_nl relu, or --settings none",
+    ),
+    "a norm that is no text": (
+        lambda path: {"config": {**CONFIG, "norm_style": ["in"]}},
+        "has norm_style a list, which is not supported",
     ),
     "names": (lambda path: {"config": {**CONFIG, 3: 4}}, "must contain settings of BigGAN-PyTorch"),
     "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "must have seen fewer than"),

@@ -13,6 +13,7 @@ from bigsgan.importing import _Entry
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from tests.alone import save
 from tests.tiny import TINY_GAMES, tiny_recipe
 
@@ -67,6 +68,17 @@ def test_what_is_opened_on_a_cpu_computes_in_float32(tmp_path, family, network):
         weights = load_file(file)
         assert all(value.dtype == torch.float32 for value in weights.values())
         assert torch.equal(bigsgan.load(file)(*inputs), expected)
+
+
+def test_fp16_is_float32_where_a_cpu_trains(tmp_path):
+    """As it was published for GPUs; bf16 is what a recipe asks for."""
+    for half_type, on_gpu, expected in (("fp16", False, 0), ("fp16", True, 3), ("bf16", False, 3)):
+        halves = ["generator.half_resolutions=1", f"generator.half_type={half_type}"]
+        with META:
+            stack = build_network(tiny_recipe(tmp_path, *TINY_GAMES["stylegan2"], *halves), "generator")
+        avoid_fp16_on_a_cpu(stack, on_gpu)
+        found = [module for module in stack.modules() if getattr(module, "half_type", None) is not None]
+        assert len(found) == expected
 
 
 @pytest.mark.parametrize("family", ["stylegan2", "r3gan"])

@@ -15,12 +15,16 @@ import bigsgan
 from bigsgan.checkpoint import saver
 from bigsgan.cli import main
 from bigsgan.config import plan_run, run_directory
+from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
+from bigsgan.models.gat import discriminator_layers
+from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights import gat
 from bigsgan.weights.sources import read_source
 from tests.snapshots import write_snapshot
-from tests.unit.test_public_pix2pix import Patches, UNet
+from tests.unit.test_public_pix2pix import Patches, ResNet, UNet
 from tests.unit.test_weights_pix2pix import Maker
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -133,6 +137,23 @@ def test_a_gat_of_two_levels(tmp_path, whole):
     assert (found.generator.levels, found.discriminator.levels) == (2, 2)
 
 
+def test_a_gats_discriminator_may_have_any_depth(tmp_path):
+    """One of three blocks is that of four whose last block adds nothing."""
+    record = load_file(DATA / "gat_patch2.safetensors")
+    of_four = part(record, "D.")
+    of_three = {name: value for name, value in of_four.items() if not name.startswith("blocks.3.")}
+    assert gat_run(tmp_path, part(record, "G."), of_three).discriminator.depth == 3
+    file = str(tmp_path / "d.exported.safetensors")
+    assert main(["export", "--run", str(tmp_path / "run"), "--network", "discriminator", "--out", file]) == 0
+    inputs = record["made"], record["y"], torch.arange(len(record["y"]))
+    nothing = {name: torch.zeros_like(of_four[name]) for name in ("blocks.3.ls_attn", "blocks.3.ls_mlp")}
+    section, data = gat.discriminator_section(of_four), gat.data_section(part(record, "G."))
+    network = LayerStack(discriminator_layers(GATDiscriminator(**section), data["resolution"] // 8, 3, 3))
+    network.load_state_dict(gat.discriminator_state(of_four | nothing))
+    with torch.no_grad():
+        torch.testing.assert_close(bigsgan.load(file)(*inputs), network.eval()(*inputs), atol=1e-6, rtol=1e-5)
+
+
 def test_stylegan2(tmp_path):
     record = load_file(DATA / "stylegan2" / "generator_unconditional.safetensors")
     g = imported(tmp_path, "stylegan2-ada", part(record, "state."))
@@ -174,13 +195,57 @@ def test_it_is_said_whether_there_is_an_ema(tmp_path, capsys):
         assert line.endswith(said)
 
 
+def assumed(text):
+    return " ".join(text.partition("assumed:")[2].partition("state:")[0].split())
+
+
+def test_a_u_nets_dropout_is_assumed_unless_its_options_are_there(tmp_path, capsys):
+    """It moves no number, so that the file of the weights does not tell it."""
+    torch.save(UNet(5, 2, "batch").state_dict(), tmp_path / "g.pth")
+    torch.save(ResNet(6, 2, "batch").state_dict(), tmp_path / "resnet.pth")
+    for file, options, said in (
+        ("g.pth", False, "as nothing in the files tells it: generator.dropout=true"),
+        ("g.pth", True, ""),
+        ("resnet.pth", False, ""),
+    ):
+        if options:
+            (tmp_path / "train_opt.txt").write_text("model: pix2pix\nnetG: unet_32\nno_dropout: True\n")
+        run = tmp_path / f"{file}{options}"
+        assert main(["import", "--from", "pix2pix", "--weights", str(tmp_path / file), "--out", str(run)]) == 0
+        (tmp_path / "train_opt.txt").unlink(missing_ok=True)
+        assert assumed(capsys.readouterr().out) == said
+        assert read_saved_recipe(run).generator.dropout is (file == "g.pth" and not options)
+
+
+def test_what_a_state_dict_of_biggan_does_not_tell_is_assumed(tmp_path, capsys):
+    record = load_file(DATA / "biggan_pytorch_biggan.safetensors")
+    state = part(record, "generator/")
+    torch.save({name.replace(".stored_", ".bn.stored_"): value for name, value in state.items()}, tmp_path / "my.pth")
+    torch.save(state, tmp_path / "g.pth")
+    for file, more, said in (
+        ("g.pth", [], "as nothing in the files tells it: generator.norm_eps=1e-05 norm_style=bn"),
+        ("g.pth", ["--bn-eps", "0.0001"], "as nothing in the files tells it: norm_style=bn"),
+        ("my.pth", [], "as nothing in the files tells it: generator.norm_eps=1e-05"),  # with mybn it has no effect
+    ):
+        arguments = ["--weights", str(tmp_path / file), "--out", str(tmp_path / f"run{len(said)}"), *more]
+        assert main(["import", "--from", "biggan-pytorch", *arguments]) == 0
+        assert assumed(capsys.readouterr().out) == said
+
+
+def test_the_types_of_r3gans_stages_are_assumed_for_a_state_dict(tmp_path, capsys):
+    record = load_file(DATA / "r3gan_conditional.safetensors")
+    imported(tmp_path, "r3gan", part(record, "generator."), part(record, "discriminator."))
+    keys = "generator.bf16_stages=0 discriminator.bf16_stages=0"
+    assert assumed(capsys.readouterr().out) == f"as nothing in the files tells it: {keys}"
+
+
 @pytest.mark.parametrize("source, clamp", [("studiogan", "null"), ("stylegan2-ada", "256.0")])
 def test_it_is_said_what_nothing_tells(tmp_path, capsys, source, clamp):
     record = load_file(DATA / "stylegan2" / "generator_unconditional.safetensors")
     imported(tmp_path, source, part(record, "state."))
-    assumed = " ".join(capsys.readouterr().out.partition("assumed:")[2].partition("state:")[0].split())
     keys = f"generator.conv_clamp={clamp} generator.half_resolutions=0 generator.mapping_lr_multiplier=0.01"
-    assert assumed == f"as nothing in the files tells it: {keys} generator.w_avg_beta=0.995"
+    keys += " generator.relu=[]" if source == "stylegan2-ada" else ""  # StudioGAN has no other activation
+    assert assumed(capsys.readouterr().out) == f"as nothing in the files tells it: {keys} generator.w_avg_beta=0.995"
 
 
 def test_an_imported_run_is_sampled(tmp_path):

@@ -86,17 +86,17 @@ def unshared(public, z, labels, eps=1e-5, channels=4, classes=3):
     return torch.tanh(public.conv("output_layer.2", F.relu(h), 3, 3))
 
 
-def studio_generator(public, z, labels, channels=4, classes=3, shared=5):
-    """StudioGAN's big_resnet Generator at 32x32 with attention behind the second block."""
-    width, chunks = 4 * channels, z.chunk(4, dim=1)
+def studio_generator(public, z, labels, multiples=(4, 4, 4, 4), channels=4, classes=3, shared=5):
+    """StudioGAN's big_resnet Generator, at 32x32 unless told otherwise, with attention behind the second block."""
+    widths, chunks = [channels * multiple for multiple in multiples], z.chunk(len(multiples), dim=1)
     embedding = F.embedding(labels, public.entry("shared.weight", classes, shared))
-    h = public.linear("linear0", chunks[0], width * 16).view(len(z), width, 4, 4)
-    for i, number in enumerate((0, 1, 3)):
-        affine = torch.cat([embedding, chunks[i + 1]], 1)
+    h = public.linear("linear0", chunks[0], widths[0] * 16).view(len(z), widths[0], 4, 4)
+    for i, width in enumerate(widths[1:]):
+        affine, number = torch.cat([embedding, chunks[i + 1]], 1), i + (i > 1)
 
         def bn(name, h, affine=affine):
-            gain = 1 + public.linear(f"{name}.gain", affine, width, False)
-            bias = public.linear(f"{name}.bias", affine, width, False)
+            gain = 1 + public.linear(f"{name}.gain", affine, h.shape[1], False)
+            bias = public.linear(f"{name}.bias", affine, h.shape[1], False)
             return public.normalized(name, h, 1e-4) * gain[:, :, None, None] + bias[:, :, None, None]
 
         block = f"blocks.{number}.0"
@@ -107,8 +107,12 @@ def studio_generator(public, z, labels, channels=4, classes=3, shared=5):
         if i == 1:
             names = [f"blocks.2.0.{n}" for n in ("conv1x1_theta", "conv1x1_phi", "conv1x1_g", "conv1x1_attn", "sigma")]
             h = public.attention(names, h)
-    h = public.normalized("bn4", h, 1e-4) * public.entry("bn4.weight", width)[:, None, None]
-    return torch.tanh(public.conv("conv2d5", F.relu(h + public.entry("bn4.bias", width)[:, None, None]), 3, 3))
+    h = public.normalized("bn4", h, 1e-4) * public.entry("bn4.weight", widths[-1])[:, None, None]
+    return torch.tanh(public.conv("conv2d5", F.relu(h + public.entry("bn4.bias", widths[-1])[:, None, None]), 3, 3))
+
+
+def studio_generator_64(public, z, labels):
+    return studio_generator(public, z, labels, (16, 8, 4, 2, 1), channels=8)
 
 
 def studio_discriminator(public, images, labels, channels=8, classes=3):
@@ -116,7 +120,8 @@ def studio_discriminator(public, images, labels, channels=8, classes=3):
     width, h = 2 * channels, images
     for i, number in enumerate((0, 2, 3, 4)):
         block = f"blocks.{number}.0"
-        x = public.conv(f"{block}.conv2d1", F.relu(h) if i else h, width, 3)
+        h = F.relu(h) if i else h  # in place there: the shortcut reads it too
+        x = public.conv(f"{block}.conv2d1", h, width, 3)
         x = public.conv(f"{block}.conv2d2", F.relu(x), width, 3)
         if i < 2:
             shortcut = public.conv(f"{block}.conv2d0", h, width, 1)
@@ -204,3 +209,35 @@ def test_studiogan(tmp_path):
     assert section["norm_eps"] == section["output_norm_eps"] == 1e-4
     assert (section["attention"], section["latent_size"], section["embedding_size"]) == ([16], 8, 5)
     check(tmp_path, studiogan, "discriminator", studio_discriminator, IMAGES, LABELS)
+
+
+def test_studiogan_at_64_has_its_own_widths(tmp_path):
+    latents = torch.randn(4, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    section = check(tmp_path, studiogan, "generator", studio_generator_64, latents, LABELS)
+    assert (section["multiples"], section["channels"], section["attention"]) == ([16, 8, 4, 2, 1], 8, [16])
+
+
+def test_multiples_are_one_for_each_feature_map(tmp_path):
+    with pytest.raises(
+        UserError, match=r"generator.multiples: must have 3 numbers, got \[4, 2\] \(from 4x4 to 16x16\)"
+    ):
+        tiny_recipe(tmp_path, "generator.multiples=[4, 2]")
+    alone = ["generator.channels=8", "generator.attention=[]"]
+    stack = build_network(tiny_recipe(tmp_path, "generator.multiples=[4, 2, 1]", *alone), "generator")
+    assert [stack.layers[str(i)].conv2.weight.shape[0] for i in (1, 2)] == [16, 8]
+
+
+def test_attention_after_blocks_of_one_resolution_is_refused_by_its_cause():
+    """The public D of 32x32 counts all its blocks as 16x16: --D_attn 16 puts attention after each of the four."""
+    public = Public(studio=True)
+    studio_discriminator(public, IMAGES, LABELS)
+    state = {name: tensor.detach() for name, tensor in public.state.items()}
+    attention = {name: tensor for name, tensor in state.items() if name.startswith("blocks.1.")}
+    more = {name.replace("blocks.1.", "blocks.5."): tensor for name, tensor in attention.items()}
+    with pytest.raises(UserError) as caught:
+        studiogan.discriminator_section({**state, **more})
+    assert str(caught.value) == (
+        "weights: has attention after a block that keeps its resolution, 8x8 (block 3; here attention comes once at a "
+        "resolution, after the block that reaches it); give a network without it; D_attn 16 of 32x32 images puts it "
+        "after every block"
+    )

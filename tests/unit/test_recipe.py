@@ -75,6 +75,7 @@ def test_defaults_are_filled_in(tmp_path):
         "hang_timeout_seconds": 300,
         "deterministic": False,
         "max_rollbacks": 10,
+        "statistics": "every_update",
         "data": {
             "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3,
             "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
@@ -87,9 +88,11 @@ def test_defaults_are_filled_in(tmp_path):
         "generator": {
             "family": "biggan", "channels": 96, "latent_size": 60, "embedding_size": 128, "hierarchical": True,
             "shared_embedding": True, "norm_eps": 1e-5, "output_norm_eps": 1e-5,
-            "attention": [], **scale,
+            "attention": [], "multiples": None, **scale,
         },
-        "discriminator": {"family": "biggan", "channels": 96, "attention": [], **scale},
+        "discriminator": {
+            "family": "biggan", "channels": 96, "attention": [], "rectified_shortcut": False, **scale,
+        },
         "objective": {
             "loss": "hinge", "d_steps": 1, "schedule": "exact", "reuse_fakes": False, "fake_labels": "uniform",
             "l1": 0.0, "feature_matching": 0.0, "consistency": None, "r1": None, "r2": None,

@@ -10,6 +10,7 @@ import torch
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.inference.trained import open_trained
+from bigsgan.weights.stylegan_pickle import read_snapshot
 from tests.snapshots import BGC, OPTIONS, TINY, write_options, write_snapshot
 
 CPU = torch.device("cpu")
@@ -251,6 +252,34 @@ def test_a_missing_file_is_refused_where_it_was_named(tmp_path, capsys):
 def test_weights_that_are_a_directory(tmp_path, capsys, weights):
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err.startswith("bigsgan: --weights: ")
+
+
+@pytest.mark.parametrize("batch_gpu, group, expected", [(4, 8, 4), (8, 8, 2), (2, ..., 2), (8, ..., 2), (4, None, 4)])
+def test_a_group_has_at_most_the_images_of_a_gpu(tmp_path, batch_gpu, group, expected):
+    """The public layer takes min(group, N) images; 4 is its default, and None takes all. The pickle's group is of 2."""
+    write_snapshot(tmp_path / NAME)
+    epilogue = {} if group is ... else {"epilogue_kwargs": {"mbstd_group_size": group}}
+    write_options(tmp_path, batch_gpu=batch_gpu, D_kwargs={"class_name": "training.networks.Discriminator", **epilogue})
+    assert imported(tmp_path).discriminator.mbstd_group == expected
+
+
+@pytest.mark.parametrize(
+    "freeze_layers, blocks, left",
+    [(0, None, ""), (3, None, "freeze_layers for 3 more, a part of a block"), (4, 1, ""), (10, 1, "")],
+)
+def test_what_freeze_d_keeps_is_kept(tmp_path, capsys, freeze_layers, blocks, left):
+    """A block of D, here one layer, has four convolutions, which the original counts one by one."""
+    write_snapshot(tmp_path / NAME, freeze_layers=freeze_layers)
+    recipe = imported(tmp_path)
+    found = recipe.init_from
+    assert (found and (found.run, found.freeze_discriminator)) == (blocks and (str(tmp_path / "run"), blocks))
+    text = " ".join(capsys.readouterr().out.split())
+    assert (f"init_from.freeze_discriminator={blocks}" in text) == (blocks is not None)
+    assert left in text
+    assert ("freeze_layers" in text) == bool(left)
+    ours = open_trained(tmp_path / "run", "discriminator", False, None, torch.device("cpu")).network.state_dict()
+    theirs = read_snapshot(TINY).networks["D"].state
+    assert torch.equal(ours["layers.0.conv0.weight"], theirs["b8.conv0.weight"])
 
 
 def test_names_in_a_file_do_not_move_the_cursor(tmp_path, capsys):

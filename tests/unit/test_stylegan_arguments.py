@@ -22,6 +22,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights.settings import Settings
 from bigsgan.weights.sources import Found
 from bigsgan.weights.stylegan import (
     data_section,
@@ -113,6 +114,47 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
         plan_run(recipe, 2)
 
 
+@pytest.mark.parametrize(
+    "group, settings, expected, said",
+    [
+        (32, {}, (64, 32), ""),
+        (48, {}, (48, 48), "batch=48, a multiple of discriminator.mbstd_group=48, instead of 64"),
+        (6, {}, (66, 6), "batch=66, a multiple of discriminator.mbstd_group=6, instead of 64"),
+        (5, {}, (65, 5), "batch=65, a multiple of discriminator.mbstd_group=5, instead of 64"),
+        (
+            96, {}, (64, 64),
+            "discriminator.mbstd_group=64, the images of a micro-batch, instead of 96",
+        ),
+        (24, {"batch": 24}, (24, 24), ""),
+        (32, {"batch": 24}, (24, 24), "discriminator.mbstd_group=24, the images of a micro-batch, instead of 32"),
+    ],
+)  # fmt: skip
+def test_a_group_that_does_not_fit_the_batch(tmp_path, group, settings, expected, said):
+    """As min(N, group) of the public layer, or by another batch, which only the shipped recipe chose."""
+    (g_state, _), (d_state, _) = recorded("generator"), recorded("discriminator")
+    d_section = discriminator_section(d_state, {"epilogue_kwargs": {"mbstd_group_size": group}})
+    sections = {"generator": generator_section(g_state), "discriminator": d_section}
+    found = Found(data_section(g_state), sections, {}, (Settings("x.json", settings),) if settings else ())
+    recipe, text = importing.make_recipe(found, tmp_path / "run")
+    plan_run(recipe, 1)
+    assert (recipe.batch, recipe.discriminator.mbstd_group) == expected
+    changed = [line.strip() for line in text.splitlines() if "changed" in line]
+    assert changed == ([f"changed, as the two do not fit: {said}"] if said else [])
+    assert ("batch=" not in text.replace(f"{said}", "")) == said.startswith("batch")
+
+
+def test_a_batch_fits_the_path_lengths_too(tmp_path):
+    """Half of its images go into a path length, so that the number has to be even."""
+    g_state, (d_state, _) = recorded("generator_unconditional")[0], recorded("discriminator")
+    sections = {"generator": generator_section(g_state)}
+    sections["discriminator"] = discriminator_section(d_state, {"epilogue_kwargs": {"mbstd_group_size": 5}})
+    found = Found({"resolution": 256, "num_classes": 0, "image_channels": 3}, sections, {})
+    sections["generator"]["channel_base"] = sections["discriminator"]["channel_base"] = 1024
+    recipe, _ = importing.make_recipe(found, tmp_path / "run")
+    plan_run(recipe, 1)
+    assert (recipe.batch, recipe.objective.path_length.batch_shrink) == (60, 2)
+
+
 # --- refusals ---
 
 
@@ -125,15 +167,13 @@ def nested(depth: int) -> list[Any]:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "mapping activation": ("generator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
+    "mapping activation": ("generator", {"mapping_kwargs": {"activation": "tanh"}}, "mapping_kwargs.activation' is"),
     "activation": (
         "generator",
         {"synthesis_kwargs": {"activation": "linear"}},
         "synthesis_kwargs.activation' is 'linear'",
     ),
-    "activation in stylegan3": ("generator", {"activation": "relu"}, "'activation' is 'relu'"),
-    "no noise": ("generator", {"synthesis_kwargs": {"use_noise": False}}, "use_noise' is False"),
-    "filter": ("generator", {"synthesis_kwargs": {"resample_filter": [1, 2, 1]}}, r"resample_filter' is \[1, 2, 1\]"),
+    "activation in stylegan3": ("generator", {"activation": "elu"}, "'activation' is 'elu'"),
     "no clamp by 0": ("generator", {"synthesis_kwargs": {"conv_clamp": 0}}, "conv_clamp' is 0"),
     "clamp in stylegan3": ("generator", {"conv_clamp": "big"}, "'conv_clamp' is 'big'"),
     "no average": ("generator", {"mapping_kwargs": {"w_avg_beta": None}}, "w_avg_beta' is None"),
@@ -149,15 +189,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no number": ("generator", {"mapping_kwargs": {"lr_multiplier": float("nan")}}, "lr_multiplier' is nan"),
     "a name that is a number": ("generator", {3: 1}, "has a name that is not text"),
     "unknown": ("generator", {"mapping_kwargs": {"dropout": 0.5}}, "mapping_kwargs.dropout' is an unknown argument"),
-    "D's activation": ("discriminator", {"block_kwargs": {"activation": "relu"}}, "block_kwargs.activation' is 'relu'"),
+    "D's activation": ("discriminator", {"block_kwargs": {"activation": "selu"}}, "block_kwargs.activation' is 'selu'"),
     "the head's activation": (
         "discriminator",
         {"epilogue_kwargs": {"activation": "linear"}},
         "epilogue_kwargs.activation' is 'linear'",
     ),
-    "D's mapping's": ("discriminator", {"mapping_kwargs": {"activation": "relu"}}, "mapping_kwargs.activation' is"),
-    "D's filter": ("discriminator", {"block_kwargs": {"resample_filter": None}}, "resample_filter' is None"),
-    "frozen layers": ("discriminator", {"block_kwargs": {"freeze_layers": 4}}, "block_kwargs.freeze_layers' is 4"),
+    "D's mapping's": ("discriminator", {"mapping_kwargs": {"activation": "sigmoid"}}, "mapping_kwargs.activation' is"),
+    "frozen layers": ("discriminator", {"block_kwargs": {"freeze_layers": -1}}, "block_kwargs.freeze_layers' is -1"),
     "a group of 0": ("discriminator", {"epilogue_kwargs": {"mbstd_group_size": 0}}, "mbstd_group_size' is 0"),
     "D's clamp": ("discriminator", {"conv_clamp": -1}, "'conv_clamp' is -1"),
     "D's precision": ("discriminator", {"num_fp16_res": None}, "'num_fp16_res' is None"),
@@ -181,7 +220,7 @@ SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
     "cmap_dim": (
         "discriminator",
         {"b4.out.weight": (5, 8)},
-        "weights: 'cmap_dim' differs from the number of channels at 4x4, 12, and only that is supported;",
+        r"weights: 'mapping_kwargs.layer_features' is 12; only the 5 of the result is supported;",
     ),
     "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
     "D's RGBA": ("discriminator", {"b{}.fromrgb.weight": (8, 4, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),

@@ -149,6 +149,50 @@ def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_freeze_d_kept_stays(tmp_path):
+    write_snapshot(tmp_path / "x.pkl", freeze_layers=4)
+    run, weights = tmp_path / "run", str(tmp_path / "x.pkl")
+    assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
+    overrides = ["data.kind=synthetic", "batch=8", "total_nimg=16", "checkpoint_nimg=8"]
+    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+    for _ in range(2):  # the second start finds the run complete, with the section that it began with
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (
+        dict(open_trained(run, "discriminator", False, nimg, CPU).network.named_parameters()) for nimg in (0, 16)
+    )
+    moved = {name.split(".")[1] for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {"1"}
+    assert {name.split(".")[1] for name in before} == {"0", "1"}
+
+
+@pytest.mark.slow
+def test_fp16_of_a_snapshot_is_float32_on_a_cpu(tmp_path):
+    """Said once for each network, and the numbers are those of a recipe without half precision, in pipelines too."""
+    write_snapshot(tmp_path / "x.pkl")
+    found = {}
+    for half, more in ((True, []), (False, []), (True, ["engines.generator.pipeline_stages=2"])):
+        run = tmp_path / f"{half}{len(more)}"
+        arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(run)]
+        assert main(["import", "--from", "stylegan2-ada", *arguments]) == 0
+        assert read_saved_recipe(run).generator.computes_in == "fp16"
+        overrides = ["data.kind=synthetic", "batch=8", "total_nimg=8", "checkpoint_nimg=8", *more]
+        overrides += [] if half else ["generator.half_resolutions=0", "discriminator.half_resolutions=0"]
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if more else []
+        command = [sys.executable, *launcher, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said
+        for network in ("generator", "discriminator"):
+            line = f"{network}: layers in fp16 compute in float32, because this is a CPU"
+            assert said.count(line) == half, said
+        found[half, len(more)] = dict(open_trained(run, "generator", True, None, CPU).network.named_parameters())
+    for name, expected in found[False, 0].items():
+        assert torch.equal(found[True, 0][name], expected), name
+        torch.testing.assert_close(found[True, 1][name], expected, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.slow
 def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
     """Half-way of R3GAN's 20 M images, each scheduled number is half-way between its values."""
     weights, run = tmp_path / "x.pkl", tmp_path / "run"

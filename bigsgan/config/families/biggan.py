@@ -11,7 +11,7 @@ from pydantic import Field
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
 from bigsgan.config.families.blocks import BlockSection, check_groups
-from bigsgan.config.sections import PositiveFloat, Section, Width
+from bigsgan.config.sections import PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
@@ -73,11 +73,21 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     """Cut the latent into equal chunks, one for the input and one for each block."""
     shared_embedding: bool = True
     """Compute gains and biases of batch norm linearly from one embedding; otherwise each has its own embedding."""
+    multiples: Annotated[list[PositiveInt], Field(max_length=16)] | None = None
+    """Channels of the feature maps from 4x4 on, in units of ``channels``; null for the published ones. StudioGAN's at
+    64x64 are [16, 8, 4, 2, 1]."""
+
+    def steps(self, resolution: int) -> list[int]:
+        """Return the channels of the feature maps from 4x4 on."""
+        return self.widths(self.multiples or BIGGAN_GENERATOR[resolution])
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_GENERATOR, data)
         blocks = len(BIGGAN_GENERATOR[data.side]) - 1
+        if self.multiples is not None and len(self.multiples) != blocks + 1:
+            problem, detail = f"must have {blocks + 1} numbers", f"from 4x4 to {data.side}x{data.side}"
+            raise UserError("generator.multiples", self.multiples, problem, "change it, or set null", detail)
         if self.hierarchical and not self.shared_embedding:
             problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
             raise UserError("generator.hierarchical", True, problem, "set generator.hierarchical=false", detail)
@@ -88,13 +98,15 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
             detail = f"it is split into chunks for the input and {blocks} blocks"
             raise UserError("generator.latent_size", self.latent_size, problem, remedy, detail)
         check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
-        check_groups("generator", self, self.widths(BIGGAN_GENERATOR[data.side]))
+        check_groups("generator", self, self.steps(data.side))
 
 
 class BigGANDiscriminator(ScaledSection, NetworkSection):
     """BigGAN's projection discriminator (Brock et al. 2019; Miyato and Koyama 2018, arXiv 1802.05637)."""
 
     family: Literal["biggan"] = "biggan"
+    rectified_shortcut: bool = False
+    """Let a block's shortcut begin behind its first ReLU, as in StudioGAN, whose ReLU overwrites the block's input."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

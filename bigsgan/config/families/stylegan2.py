@@ -8,11 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, check_power_of_two
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_power_of_two
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Share, Width
 from bigsgan.errors import UserError
 
 BOTTOM_RESOLUTION = 4
+Depth0 = Annotated[int, Field(ge=0, le=64)]
+Tap = Annotated[float, Field(allow_inf_nan=False, ge=-(2**16), le=2**16)]
 
 
 def stylegan2_sizes(resolution: int) -> list[int]:
@@ -29,8 +31,6 @@ class _StyleGAN2(NetworkSection):
     """Channels times resolution; published: 32768, and half of it at 256."""
     channel_max: Width = 512
     """Largest number of channels of a feature map."""
-    mapping_layers: Depth = 8
-    """Layers of the mapping network: of the latent in G; of the label in D, if there are classes."""
     mapping_lr_multiplier: PositiveFloat = 0.01
     """Learning rate of the mapping network's layers relative to the others; it is part of these layers' scale."""
     conv_clamp: PositiveFloat | None = 256.0
@@ -42,6 +42,8 @@ class _StyleGAN2(NetworkSection):
     """
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions. Published: fp16, without a loss scale for these blocks."""
+    filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)
+    """Taps of the filter that resamples feature maps and images, in both directions; their sum is made 1."""
 
     @property
     def computes_in(self) -> str | None:
@@ -68,6 +70,9 @@ class _StyleGAN2(NetworkSection):
             field = f"{network}.half_resolutions"
             problem = f"must be at most {largest}, the resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
             raise UserError(field, self.half_resolutions, problem, f"set {field}={largest}")
+        if sum(self.filter) <= 0:
+            field = f"{network}.filter"
+            raise UserError(field, self.filter, "must have a sum above 0", f"remove it, or set {field}=[1,3,3,1]")
 
 
 class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
@@ -77,6 +82,12 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     has_styles: ClassVar[bool] = True
     truncates_w: ClassVar[bool] = True
     latent_size: Width = 512
+    mapping_layers: Depth0 = 8
+    """Layers of the mapping network. With 0, a style vector is the normalized latent, without classes."""
+    relu: list[Literal["mapping", "blocks"]] = Field(default=[])
+    """Parts whose activation is a ReLU; that of the others is leaky, as published."""
+    noise: bool = True
+    """Add noise to the feature maps, with a learned strength."""
     architecture: Literal["skip", "orig", "resnet"] = "skip"
     """The image is a sum over the resolutions (``skip``, as published), or comes from the last one: ``resnet`` has
     residual blocks, ``orig`` has none."""
@@ -87,14 +98,28 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     style_mixing: Share = 0.9
     """Share of the training images whose finer layers take the style of a second latent."""
 
+    def check(self, data: Data) -> None:
+        """Raise UserError if the section does not fit the data, or if latents are to be styles and cannot be."""
+        super().check(data)
+        if not self.mapping_layers and data.num_classes:
+            remedy = "set generator.mapping_layers=1 or more, or data.num_classes=0"
+            raise UserError("generator.mapping_layers", 0, "must be at least 1 with classes", remedy)
+        if not self.mapping_layers and self.latent_size != self.w_size:
+            problem = f"must be generator.latent_size ({self.latent_size}) with generator.mapping_layers=0"
+            raise UserError("generator.w_size", self.w_size, problem, f"set generator.w_size={self.latent_size}")
+
 
 class StyleGAN2Discriminator(_StyleGAN2):
     """StyleGAN2's discriminator, with a projection of the mapped label if there are classes."""
 
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
-    mapping_layers: Annotated[int, Field(ge=0, le=64)] = 8
+    mapping_layers: Depth0 = 8
     """Layers of the label's mapping network. With 0, D projects on the label's normalized embedding."""
+    projection_size: Width | None = None
+    """Features that D projects on the mapped label; null for the channels at 4x4."""
+    relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
+    """Parts whose activation is a ReLU; that of the others is leaky, as published."""
     mbstd_group: PositiveInt | None = 4
     """Consecutive images over which a minibatch standard deviation is taken; divides each rank's micro-batch.
 

@@ -24,7 +24,7 @@ class TransformerNetwork(NetworkSection):
     convolves = False
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
-    """Blocks; a multiple of ``levels``."""
+    """Blocks; in G a multiple of ``levels``."""
     width: Width = 768
     """Features of a token."""
     heads: Width = 12
@@ -77,10 +77,6 @@ class TransformerNetwork(NetworkSection):
             remedy = f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}"
             detail = "rows and columns of a patch rotate pairs of features"
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
-        if self.depth % self.levels:
-            problem = f"must be a multiple of {network}.levels ({self.levels})"
-            remedy = f"set {network}.depth={-(-self.depth // self.levels) * self.levels}, or change levels"
-            raise UserError(f"{network}.depth", self.depth, problem, remedy)
 
 
 class TransformerGenerator(TransformerNetwork, GeneratorSection):
@@ -91,3 +87,11 @@ class TransformerGenerator(TransformerNetwork, GeneratorSection):
     latent_size: Width = 64
     embedding_size: Width = 64
     """Size of the class embedding beside the latent; ignored without classes."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError as for both networks, or if levels do not divide the blocks."""
+        super().check(data)
+        if self.depth % self.levels:
+            problem = f"must be a multiple of generator.levels ({self.levels})"
+            remedy = f"set generator.depth={-(-self.depth // self.levels) * self.levels}, or change levels"
+            raise UserError("generator.depth", self.depth, problem, remedy)

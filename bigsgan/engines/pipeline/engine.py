@@ -116,9 +116,9 @@ class PipelineEngine(DeepSpeedBacked):
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward through this stage, carrying tangents if the phase has some."""
-        phase, moving = work.phase, work.phase.begins_update and index == 0
+        phase, moving = work.phase, work.phase.moves(index)
         self._choose_kernels(work)
-        if moving:
+        if phase.begins_update and index == 0:
             self._begin_update()
         num_segments = 1 if work.loss is None else work.loss.num_segments
         keeps_graph = phase.backward or phase.keeps_graphs

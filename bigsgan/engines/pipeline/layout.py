@@ -19,6 +19,7 @@ from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.errors import UserError
 from bigsgan.models.build import initial_seed, network_on_meta
 from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import avoid_fp16_on_a_cpu
 
 
 @dataclass
@@ -105,6 +106,7 @@ def measure_layers(plan: RunPlan, network: str, device: torch.device) -> list[La
 def build_on_meta(plan: RunPlan, network: str) -> LayerStack:
     """Build all layers of a network on the meta device, in the types that its engine gives them."""
     whole = network_on_meta(plan.recipe, network)
+    avoid_fp16_on_a_cpu(whole, plan.on_gpus)
     for parameter in whole.parameters():
         parameter.data = parameter.data.to(DTYPES[plan.engines[network].file.precision])
     return whole
