@@ -56,8 +56,8 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "must be valid JSON, got", "fix the file")),
     "optimizer": (
-        {"optimizer": {}},
-        ("{path}: optimizer", "must be unset, as the recipe owns it", "use optimizer.gen"),
+        {"optimizer": {"type": "OneBitAdam"}},
+        ("{path}: optimizer.type", "is removed from DeepSpeed 0.19.8", "use optimizer.gen"),
     ),
     "batch": (
         {"train_batch_size": 32},

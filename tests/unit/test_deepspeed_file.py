@@ -54,6 +54,24 @@ def test_nvme_is_seen(tmp_path):
     assert not read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}).uses_nvme
 
 
+def test_parameters_in_host_memory_have_no_keys_of_nvme(tmp_path):
+    for key, value in {"nvme_path": "/x", "buffer_count": 6, "buffer_size": 1e9, "max_in_cpu": 0}.items():
+        with pytest.raises(UserError, match=rf"offload_param\.{key}: must be unset with device cpu, got "):
+            read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", key: value}}})
+    defaults = {"nvme_path": None, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9}
+    read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", **defaults}}})
+
+
+@pytest.mark.parametrize("report", [{"dump_state": True}, {"comms_logger": {"verbose": True}}])
+def test_reports_of_deepspeeds_log_need_a_level_that_shows_them(tmp_path, report):
+    for level in ({}, {"log_level": "warning"}):
+        with pytest.raises(UserError, match=r'must be false without log_level, got true .* add "log_level": "info"'):
+            read(tmp_path, {**report, **level})
+    for level in ("info", "debug"):
+        assert read(tmp_path, {**report, "log_level": level}).content == {**report, "log_level": level}
+    read(tmp_path, {"comms_logger": {"enabled": False, "verbose": True}})
+
+
 def test_a_file_may_repeat_what_follows_from_the_recipe_or_leave_it_to_auto(tmp_path):
     assert read(tmp_path, {**DERIVED, "gradient_clipping": 0}).stage == 0
     assert read(tmp_path, dict.fromkeys(DERIVED, "auto")).stage == 0
@@ -78,11 +96,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "deep": ("[" * 100_000, "(it is nested too deeply)"),
     "duplicate": ('{"bf16": {}, "bf16": {}}', "(duplicate key 'bf16'); fix the file"),
     "list": ([1], "engines.generator.ds_config: must be a JSON object, got"),
-    "optimizer": (
-        {"optimizer": {"type": "Adam"}},
-        "optimizer: must be unset, as the recipe owns it; remove it and use",
-    ),
-    "scheduler": ({"scheduler": {}}, "remove it and use optimizer.generator.decay"),
+    "optimizer is text": ({"optimizer": "Adam"}, "optimizer: must be an object, got 'Adam'; fix it, or"),
     "tensorboard": ({"tensorboard": {"enabled": True}}, "the recipe owns it; remove it and use monitor"),
     "autocast": (
         {"torch_autocast": {"enabled": True}},
@@ -101,7 +115,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "misspelt": ({"zero_optimisation": {}}, "zero_optimisation: unknown key; did you mean zero_optimization?"),
     "misspelt batch": ({"train_batchsize": 64}, "did you mean train_batch_size?"),
     "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key; remove it; the keys of this object are"),
-    "unused": ({"elasticity": {"enabled": True}}, "elasticity: unknown key; remove it; the keys of this object are"),
     "zero is a number": ({"zero_optimization": 2}, 'zero_optimization: must be an object, got 2; write {"stage": 1}'),
     "stage": (
         {"zero_optimization": {"stage": 4}},
