@@ -147,6 +147,21 @@ def test_deepspeed_files(name, tmp_path, capsys):
     check(capsys, arguments, field.format(path=path), *parts)
 
 
+def test_reports_of_deepspeed_that_do_not_fit_the_recipe(tmp_path, capsys):
+    path = tmp_path / "profiler.json"
+    path.write_text('{"flops_profiler": {"enabled": true}}')
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator={ds_config: profiler.json, compile: layers}"]
+    problem = "must be false with engines.generator.compile=layers, got true (it counts calls"
+    check(capsys, arguments, f"{path}: flops_profiler.enabled", problem, "set engines.generator.compile=none to")
+    for name, rest in (("one", ""), ("two", ', "prof_all": false')):
+        Path(f"{name}.json").write_text(f'{{"comms_logger": {{"enabled": true{rest}}}}}')
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=one.json"]
+    problem = f"must be that of {tmp_path}/one.json (both networks have one log)"
+    field = f"{tmp_path}/two.json: comms_logger"
+    check(capsys, [*arguments, "engines.discriminator.ds_config=two.json"], field, problem, "give both files the same")
+    assert cli.main([*arguments, "engines.discriminator.ds_config=one.json", "--dry-run"]) == 0
+
+
 def test_one_deepspeed_file_for_both_engines(capsys):
     assert cli.main(["train", "--dry-run", "--deepspeed", "--deepspeed_config", "zero2", "seed=7"]) == 0
     printed = capsys.readouterr().out.splitlines()

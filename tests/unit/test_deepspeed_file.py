@@ -72,6 +72,23 @@ def test_reports_of_deepspeeds_log_need_a_level_that_shows_them(tmp_path, report
     read(tmp_path, {"comms_logger": {"enabled": False, "verbose": True}})
 
 
+def test_a_log_of_collectives_that_is_off_does_not_reach_deepspeed(tmp_path):
+    """DeepSpeed takes the section's presence for true."""
+    assert read(tmp_path, {"comms_logger": {"enabled": False, "prof_all": True}}).content == {}
+    assert read(tmp_path, {"comms_logger": {"enabled": "auto"}}).content == {}
+    for content in ({"comms_logger": {"enabled": True}}, {"comms_logger": {"prof_all": True}}):
+        assert read(tmp_path, content).content == content
+
+
+def test_a_profile_goes_into_the_run_directory_and_not_to_a_named_file(tmp_path):
+    file = read(tmp_path, {"flops_profiler": {"enabled": True, "output_file": "/dev/full", "detailed": False}})
+    assert file.profiles
+    assert file.content == {"flops_profiler": {"enabled": True, "detailed": False}}
+    assert file.note == f"{file.path}: flops_profiler writes flops_*.txt in `out` instead of output_file"
+    off = read(tmp_path, {"flops_profiler": {"enabled": False, "output_file": "x"}})
+    assert (off.profiles, off.note) == (False, "")
+
+
 def test_a_file_may_repeat_what_follows_from_the_recipe_or_leave_it_to_auto(tmp_path):
     assert read(tmp_path, {**DERIVED, "gradient_clipping": 0}).stage == 0
     assert read(tmp_path, dict.fromkeys(DERIVED, "auto")).stage == 0
