@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigsgan.config.deepspeed_elsewhere import TAKEN, no_autotuning, refuse_elsewhere, take
-from bigsgan.config.deepspeed_keys import FILE, check_values
+from bigsgan.config.deepspeed_keys import FILE, OF_NVME, OF_STAGES, check_values
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import parse_json, read_text
 from bigsgan.shipped import ROOT
@@ -84,6 +84,9 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     optimizer, parameters = _check_offload(f"{path}: zero_optimization", zero, stage)
     if open_keys := _open(found):
         notes.append(f'"auto" is the default of {", ".join(open_keys)} (ZeRO {stage}, {precision})')
+    if unused := _unused(content, stage, optimizer):
+        of_nvme = "" if optimizer == "nvme" else " without NVMe"
+        notes.append(f"ZeRO {stage}{of_nvme} does not use {', '.join(unused)}")
     note = f"{path}: {'; '.join(notes)}" if notes else ""
     return DeepSpeedFile(path, content, stage, precision, optimizer, parameters, note)
 
@@ -97,6 +100,17 @@ def _taken(found: dict[str, Any], content: dict[str, Any]) -> Iterator[str]:
         del content["comms_logger"]  # DeepSpeed takes its presence for true (0.19.8)
     if profiler.pop("output_file", None) and profiler.get("enabled"):
         yield "flops_profiler writes flops_*.txt in `out` instead of output_file"
+
+
+def _unused(content: dict[str, Any], stage: int, optimizer: str) -> list[str]:
+    """Return the keys that are for other ZeRO stages, and for NVMe if that is not used."""
+    zero = content.get("zero_optimization", {})
+    found = [key for key, value in zero.items() if stage not in OF_STAGES.get(key, (stage,)) and value is not False]
+    if optimizer != "nvme":
+        section = zero.get("offload_optimizer") or {}
+        found += [f"offload_optimizer.{key}" for key in OF_NVME if section.get(key)]
+        found += ["aio"] if content.get("aio") else []
+    return found
 
 
 def _open(content: dict[str, Any], prefix: str = "") -> list[str]:

@@ -190,6 +190,18 @@ ZERO = Section(
         "leaf_module": LEAF_MODULE,
     }
 )
+OF_STAGES = {
+    **dict.fromkeys(("reduce_scatter", "reduce_bucket_size"), (1, 2, 3)),
+    **dict.fromkeys(("use_multi_rank_bucket_allreduce", "allgather_bucket_size", "round_robin_gradients"), (1, 2)),
+    **dict.fromkeys(("parameter_alignment", "ignore_unused_parameters"), (1, 2)),
+    **dict.fromkeys(("sub_group_size", "memory_efficient_linear"), (3,)),
+    **dict.fromkeys(("log_trace_cache_warnings", "enable_sanity_checks"), (3,)),
+    **{key: (3,) for key, rule in ZERO.keys.items() if key.startswith("stage3_")},
+}
+"""ZeRO stages that use a key, where not all of them do."""
+OF_NVME = ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init")
+"""Keys of an offloaded optimizer that only a drive uses."""
+
 BF16 = Section(
     {
         "enabled": _CHECKED,

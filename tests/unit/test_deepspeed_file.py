@@ -31,6 +31,7 @@ def test_the_files_of_the_repository_are_what_their_names_say(path):
     file = read_deepspeed_file("generator", f"ds_configs/{path.name}", None, DERIVED)
     assert file.path == path
     assert file.content == json.loads(path.read_text())
+    assert file.note == ""
     assert file.path.stem.startswith(f"zero{file.stage}")
     for precision in ("bf16", "fp16"):
         if path.stem.endswith(precision):
@@ -70,6 +71,25 @@ def test_reports_of_deepspeeds_log_need_a_level_that_shows_them(tmp_path, report
     for level in ("info", "debug"):
         assert read(tmp_path, {**report, "log_level": level}).content == {**report, "log_level": level}
     read(tmp_path, {"comms_logger": {"enabled": False, "verbose": True}})
+
+
+def test_keys_of_another_stage_and_of_nvme_are_named(tmp_path):
+    sizes = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "stage3_max_live_parameters": 1e9}
+    drive = {"aio": {"block_size": 1048576}}
+    host = {"offload_optimizer": {"device": "cpu", "pin_memory": True, "nvme_path": "/x", "buffer_count": 4}}
+    for stage, unused in {
+        0: "allgather_bucket_size, reduce_bucket_size, stage3_max_live_parameters, aio",
+        1: "stage3_max_live_parameters, aio",
+        3: "allgather_bucket_size, aio",
+    }.items():
+        file = read(tmp_path, {"zero_optimization": {"stage": stage, **sizes}, **drive})
+        assert file.note == f"{file.path}: ZeRO {stage} without NVMe does not use {unused}"
+    file = read(tmp_path, {"zero_optimization": {"stage": 2, **host}})
+    unused = "offload_optimizer.nvme_path, offload_optimizer.buffer_count"
+    assert file.note == f"{file.path}: ZeRO 2 without NVMe does not use {unused}"
+    nvme = {"stage": 3, "sub_group_size": 1e9, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}
+    assert read(tmp_path, {"zero_optimization": nvme, **drive}).note == ""
+    assert read(tmp_path, {"zero_optimization": {"stage": 1, "enable_sanity_checks": False}}).note == ""
 
 
 def test_a_log_of_collectives_that_is_off_does_not_reach_deepspeed(tmp_path):

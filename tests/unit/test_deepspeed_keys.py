@@ -281,13 +281,14 @@ def test_what_files_in_use_hold_is_taken(tmp_path):
 )
 def test_what_deepspeed_reports_of_itself_may_be_on(tmp_path, stages):
     reports = {
-        "flops_profiler": {"enabled": True, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True},
+        "flops_profiler": {"enabled": True, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True,
+            "output_file": "/dev/full"},
         "comms_logger": {"enabled": True, "verbose": True, "prof_all": True, "debug": True},
         "dump_state": True, "wall_clock_breakdown": True, "memory_breakdown": stages[0] == 0, "steps_per_print": 1,
-        "communication_data_type": "fp32", "disable_allgather": True, "log_level": "debug",
+        "communication_data_type": "fp32", "log_level": "debug",
     }  # fmt: skip
     tiny_recipe(tmp_path)  # writes it
-    settings = ["total_nimg=8", f"out={tmp_path / 'run'}"]
+    settings = ["total_nimg=16", f"out={tmp_path / 'run'}"]
     for network, stage in zip(NETWORKS, stages, strict=True):
         path = tmp_path / f"{network}.json"
         path.write_text(json.dumps({"zero_optimization": {"stage": stage}, **reports}))
@@ -295,4 +296,8 @@ def test_what_deepspeed_reports_of_itself_may_be_on(tmp_path, stages):
     command = [sys.executable, "launch/train.py", "--config", str(tmp_path / "tiny.yaml"), *settings]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert find_intact(tmp_path / "run").nimg == 8
+    assert find_intact(tmp_path / "run").nimg == 16
+    said = done.stdout + done.stderr
+    assert "comms_logger: collectives of both engines on this rank\ncollective " in said
+    for network in NETWORKS:
+        assert "Profile Summary at step 2" in (tmp_path / "run" / f"flops_{network}.txt").read_text()
