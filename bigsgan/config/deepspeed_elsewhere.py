@@ -34,7 +34,7 @@ _MONITOR = (_RECIPE, "remove it and use monitor")
 ELSEWHERE = {
     **dict.fromkeys(("monitor_config", "tensorboard", "csv_monitor", "wandb", "comet"), _MONITOR),
     "activation_checkpointing": (_RECIPE, "remove it and use engines.{network}.activation_checkpointing"),
-    "checkpoint": (_RECIPE, "remove it and use checkpoints and checkpoint_nimg; any checkpoint fits any ranks"),
+    "checkpoint": (_RECIPE, "remove it and use checkpoints; `bigsgan import --from universal` reads DeepSpeed's"),
     "compile": (_RECIPE, "remove it and use engines.{network}.compile"),
     "data_efficiency": (_RECIPE, _ORDER),
     "dataloader_drop_last": (_RECIPE, "remove it; all batches have `batch` images"),
@@ -127,4 +127,4 @@ def _asks(value: object) -> bool:
     """Whether the value of a feature switches it on."""
     if isinstance(value, dict) and value:
         return _asks(value.get("enabled", True)) and any(map(_asks, value.values()))
-    return not (value is None or value is False or value in ("auto", -1))
+    return not (value is None or value is False or value in ("auto", -1, 0))

@@ -161,7 +161,7 @@ WAYS = {
     "activation_checkpointing": ({"partition_activations": True}, "engines.generator.activation_checkpointing"),
     "data_efficiency": ({"enabled": True, "data_sampling": {}}, "`seed`"),
     "tensor_parallel": ({"autotp_size": 4}, "engines.generator.pipeline_stages"),
-    "checkpoint": ({"tag_validation": "Warn"}, "checkpoints and checkpoint_nimg"),
+    "checkpoint": ({"tag_validation": "Warn"}, "use checkpoints; `bigsgan import --from universal`"),
     "wandb": ({"enabled": True}, "monitor"),
 }
 

@@ -178,6 +178,13 @@ def test_shapes_that_differ_from_the_recipes(tmp_path, discriminator, capsys):
     assert problem in capsys.readouterr().err
 
 
+def test_a_run_without_a_generator_has_to_be_trained_before_it_makes_images(tmp_path, discriminator, capsys):
+    write(discriminator, tmp_path / "theirs")
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 0
+    assert cli.main(["sample", "--run", "run", "--out", "x.png"]) == 2
+    assert "has no average, which this run's recipe needs; train the run first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
