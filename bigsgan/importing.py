@@ -137,6 +137,7 @@ def import_universal(folders: Mapping[str, Path], config: Path | None, overrides
     )
     for name in NETWORKS:
         print(f"{out}: the {name} {_described(networks.get(name))}")
+    print("the EMA begins as a copy of the generator; images are counted from 0")
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE}")
 
 
