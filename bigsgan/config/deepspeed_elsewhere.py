@@ -13,9 +13,9 @@ from typing import Any
 
 from bigsgan.errors import UserError
 
+_NUMBERS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 TAKEN = (
-    *("optimizer", "scheduler", "steps_per_print"),
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer", "scheduler", "steps_per_print", *_NUMBERS),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save",
     "zero_optimization.stage3_gather_fp16_weights_on_model_save",
 )
@@ -102,9 +102,9 @@ def refuse_elsewhere(path: Path, network: str, content: Mapping[str, Any]) -> di
 
 
 def take(content: dict[str, Any], given: dict[str, Any]) -> Iterator[str]:
-    """Remove ``TAKEN`` from ``given``, a file's values without "auto", but for numbers; yield what asked for something.
+    """Remove ``TAKEN`` from ``given``, a file's values without "auto"; yield what asked for something.
 
-    Numbers have to be the recipe's, which the caller checks.
+    Numbers stay: they have to be the recipe's, which the caller checks.
     """
     for name in TAKEN:
         *sections, key = name.split(".")
@@ -112,10 +112,10 @@ def take(content: dict[str, Any], given: dict[str, Any]) -> Iterator[str]:
         for section in sections:
             found, values = found.get(section, {}), values.get(section, {})
         value = found.get(key) if isinstance(found, dict) else None
-        if key == "steps_per_print" or type(value) not in (int, float):
+        if name not in _NUMBERS:
             values.pop(key, None)
-            if value is not None and value is not False:
-                yield key
+        if value == "auto" or not (name in _NUMBERS or value is None or value is False):
+            yield key
 
 
 def no_autotuning() -> UserError:

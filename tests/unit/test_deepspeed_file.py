@@ -149,6 +149,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "gradient_accumulation_steps: must be 2, as in the recipe, got 1 (named by",
     ),
     "clipping": ({"gradient_clipping": 1.0}, "gradient_clipping: must be 0.0, as in the recipe, got 1.0 (named by"),
+    "text for a batch": (
+        {"train_batch_size": "64"},
+        "train_batch_size: must be 64, as in the recipe, got '64' (named by",
+    ),
+    "null for a batch": ({"train_batch_size": None}, "train_batch_size: must be 64, as in the recipe"),
     "misspelt": ({"zero_optimisation": {}}, "zero_optimisation: unknown key; did you mean zero_optimization?"),
     "misspelt batch": ({"train_batchsize": 64}, "did you mean train_batch_size?"),
     "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key; remove it; the keys of this object are"),
