@@ -89,9 +89,9 @@ def test_deepspeed_loads_it(ranks, tmp_path, network, saved_at, stage):
         assert (value.flatten() == own[f"{network}/buffer/{name}"]).all(), name
 
 
-def trained(directory, stage):
+def trained(recipe, directory, stage):
     """Train a discriminator in a plain engine of DeepSpeed, and convert its checkpoint; what the engine holds."""
-    network = build_network(tiny_recipe(Path(directory) / str(comm.rank())), "discriminator")
+    network = build_network(recipe, "discriminator")
     initialize(network, 3)
     model = torch.nn.ModuleDict({"critic": network})
     model.forward = lambda images, labels: network(images, labels)
@@ -130,9 +130,10 @@ def trained(directory, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_we_load_what_deepspeed_trained(ranks, tmp_path, stage):
-    ((values, buffers), _) = ranks(2).run(trained, str(tmp_path), stage)
+    recipe = tiny_recipe(tmp_path)
+    ((values, buffers), _) = ranks(2).run(trained, recipe, str(tmp_path), stage)
     with torch.device("meta"):
-        network = build_network(tiny_recipe(tmp_path), "discriminator")
+        network = build_network(recipe, "discriminator")
     found = Folder("--discriminator", tmp_path / "universal").read("discriminator", network)
     assert found.moments is not None
     assert found.moments.steps == 3
