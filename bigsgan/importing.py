@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -16,10 +17,11 @@ from torch import Tensor
 from bigsgan import checkpoint, shipped
 from bigsgan.checkpoint import BUFFER, MASTER, STEP
 from bigsgan.checkpoint.files import first_not_finite
-from bigsgan.config import NETWORKS, Recipe, parse_recipe, plan_run
+from bigsgan.config import NETWORKS, Recipe, load_recipe, parse_recipe, plan_run
+from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints
-from bigsgan.config.yaml_file import apply_override, read_yaml
+from bigsgan.config.yaml_file import apply_override, apply_overrides, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
@@ -27,6 +29,7 @@ from bigsgan.runtime.atomic import leaving_nothing
 from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
+from bigsgan.weights.universal import Folder, Universal
 
 # Shipped recipes of a family. Imported networks train on with the settings of one, unless the user changes them.
 _RECIPES = {
@@ -48,6 +51,9 @@ _MOST_NIMG = 10**12
 """Checkpoints are named after images in twelve digits."""
 
 _MOST_NAMES = 60
+
+OPTIONS = {"generator": "--weights", "discriminator": "--discriminator"}
+"""The options with the networks' files."""
 
 _SIZES = (
     *("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm"),
@@ -74,9 +80,7 @@ def main(
     Raises:
         UserError: The files cannot be read or contain something else, or ``out`` is in use.
     """
-    if os.path.lexists(out / RECIPE_FILE):
-        raise UserError("--out", str(out), "contains a run already", "give another directory")
-    refuse_directory(out, "--out")
+    _check_out(out)
     found = read_source(source, weights, discriminator, norm_eps, settings_file)
     _refuse_not_finite(found, weights, discriminator)
     in_name = _images_in_name(weights)
@@ -87,12 +91,7 @@ def main(
     recipe, chosen = make_recipe(found, out, nimg)
     engines = checked(found.settings, lambda: plan_run(recipe, 1).engines)
     entries = {name: _Entry(recipe, name, state, found.moments.get(name)) for name, state in found.states.items()}
-    description = checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})
-    with leaving_nothing(out / "checkpoints", out):  # training would start anew in a run without a checkpoint
-        saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
-        if not saver.save(nimg, entries, description):
-            raise UserError("--out", str(out), "cannot be written", "fix what the warnings above name")
-        write_recipe(recipe, out, engines)
+    _write(recipe, engines, out, entries, source, nimg)
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
     print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
@@ -109,6 +108,82 @@ def main(
     print(f"sample:        bigsgan sample --run {out} --out samples.png")
     asked = "data.root=... objective.teacher.path=..." if found.teacher else "data.root=..."
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} {asked}")
+
+
+def import_universal(folders: Mapping[str, Path], config: Path | None, overrides: list[str], out: Path) -> None:
+    """Write a run directory from universal checkpoints of DeepSpeed, of one network or both.
+
+    Training begins at image 0, a network without a checkpoint with random weights, and both with Adam's state, if it
+    is there.
+
+    Args:
+        folders: By network, its universal checkpoint.
+        config: The recipe of the networks; None for the one that `bigsgan export` puts into a checkpoint.
+        overrides: Changes to the recipe.
+        out: The run directory to make.
+
+    Raises:
+        UserError: A checkpoint cannot be read or is of another network, or ``out`` is in use.
+    """
+    _check_out(out)
+    found = {name: Folder(OPTIONS[name], path) for name, path in folders.items()}
+    recipe = _recipe_for(found, config, overrides).model_copy(update={"out": str(out)})
+    networks = {name: folder.read(name, network_on_meta(recipe, name)) for name, folder in found.items()}
+    entries = {n: _Entry(recipe, n, each.state, each.moments) for n, each in networks.items()}
+    if "generator" in networks:
+        entries["average"] = _Entry(recipe, "average", networks["generator"].state)
+    whole = {n: recipe.engine(n).model_copy(update={"pipeline_stages": 1, "ranks": None}) for n in NETWORKS}
+    alone = recipe.model_copy(update={"engines": recipe.engines.model_copy(update=whole)})
+    _write(
+        recipe, plan_run(alone, 1, config.resolve().parent if config else None).engines, out, entries, "universal", 0
+    )
+    for name in NETWORKS:
+        print(f"{out}: the {name} {_described(networks.get(name))}")
+    print("the EMA begins as a copy of the generator; images are counted from 0")
+    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE}")
+
+
+def _recipe_for(found: Mapping[str, Folder], config: Path | None, overrides: list[str]) -> Recipe:
+    if config is not None:
+        return load_recipe(config, overrides)
+    tree = next(
+        (folder.told["recipe"] for folder in found.values() if isinstance(folder.told.get("recipe"), dict)), None
+    )
+    if tree is None:
+        detail = "the checkpoint does not have it, as `bigsgan export` did not write it"
+        raise UserError("--config", None, "must be given", "give the recipe whose networks these are", detail)
+    tree = {key: value for key, value in copy.deepcopy(tree).items() if key not in ("engines", "init_from")}
+    apply_overrides(tree, overrides)
+    return parse_recipe(tree)
+
+
+def _described(network: Universal | None) -> str:
+    """Describe what was read of a network."""
+    if network is None:
+        return "starts from random weights"
+    numel = sum(tensor.numel() for tensor in network.state.values())
+    adam = f"starts from zero ({network.without_moments})"
+    if network.moments:
+        adam = f"resumes after {network.moments.steps} updates"
+    buffers = f"; {len(network.unknown)} buffers such as {network.unknown[0]} start anew" if network.unknown else ""
+    return f"has {numel:,} imported numbers; its Adam {adam}{buffers}"
+
+
+def _check_out(out: Path) -> None:
+    if os.path.lexists(out / RECIPE_FILE):
+        raise UserError("--out", str(out), "contains a run already", "give another directory")
+    refuse_directory(out, "--out")
+
+
+def _write(
+    recipe: Recipe, engines: Mapping[str, EnginePlan], out: Path, entries: Mapping[str, _Entry], source: str, nimg: int
+) -> None:
+    description = checkpoint.Description(recipe.model_dump(), {checkpoint.IMPORTED: source}, {})
+    with leaving_nothing(out / "checkpoints", out):  # training would start anew in a run without a checkpoint
+        saver = checkpoint.Saver(out / "checkpoints", checkpoint.SingleProcess(), Checkpoints(background=False))
+        if not saver.save(nimg, entries, description):
+            raise UserError("--out", str(out), "cannot be written", "fix what the warnings above name")
+        write_recipe(recipe, out, engines)
 
 
 def _refuse_not_finite(found: Found, weights: Path, discriminator: Path | None) -> None:

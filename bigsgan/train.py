@@ -15,6 +15,7 @@ from bigsgan import shipped
 from bigsgan.config import NETWORKS, RunPlan, both_engines
 from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
 from bigsgan.data.shards import keep_indices
+from bigsgan.engines.deepspeed import reports
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, memory, roll_call, roster
@@ -121,6 +122,8 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     finally:
         run.close()
     stopped_by = None if complete else _stopped_by(requests)
+    if text := reports.summary():
+        run.reporter.message(text)
     run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
     return stopped_by
 

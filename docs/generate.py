@@ -307,7 +307,13 @@ def deepspeed_table(name: str) -> str:
         section = FILE.keys[name]
         assert isinstance(section, DeepSpeedSection)
         rules = dict(rules_in(section, ""))
-    return markdown(("key", "must be"), [(f"`{key}`", cell(rule.text) or "see above") for key, rule in rules.items()])
+    rows = [(f"`{key}`", cell(allowed(rule)) or "see above") for key, rule in rules.items()]
+    return markdown(("key", "must be"), rows)
+
+
+def allowed(rule: Rule) -> str:
+    """The values of a key, with the reason if it has one."""
+    return f"{rule.text} ({rule.detail})" if rule.detail else rule.text
 
 
 def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule]]:

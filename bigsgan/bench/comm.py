@@ -20,6 +20,7 @@ from bigsgan.bench.train import label
 from bigsgan.bench.variants import Planned
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.deepspeed import reports
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.planner.counting import count_parameters
 from bigsgan.planner.traffic import turns
@@ -113,8 +114,10 @@ def count(planned: Planned) -> dict[str, Any]:
         label_phases(loop.run, traffic.phases.phase)
         for _ in range(WARMUP):
             loop()
+        reports.clear_log()
         with traffic:
             loop()
+        logged = reports.logged()
         loop.close()
     collectives: list[dict[str, Any]] = [
         {"phase": phase, "collective": collective, **counts} for (phase, collective), counts in traffic.counts.items()
@@ -132,7 +135,8 @@ def count(planned: Planned) -> dict[str, Any]:
             "least_bytes": least,
             "ratio": sent / least if least else None,
         }
-    return {"variant": planned.variant.name, "networks": networks, "collectives": collectives}
+    found = {"variant": planned.variant.name, "networks": networks, "collectives": collectives}
+    return found | ({"comms_logger": [each._asdict() for each in logged]} if logged else {})
 
 
 def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], form: str | None) -> None:
@@ -145,8 +149,14 @@ def _show(planned: Sequence[Planned], found: Sequence[dict[str, Any]], form: str
         "stage3_max_reuse_distance, and those below stage3_param_persistence_threshold for the next update",
     ]
     headings = ("variant", "phase", "collective", "calls", "bytes", "sent", "least", "sent / least")
-    table = Table(f"collectives of one update: {name}", headings, rows, notes, num_texts=3)
-    print_results(form, {"recipe": name, "variants": found}, table)
+    tables = [Table(f"collectives of one update: {name}", headings, rows, notes, num_texts=3)]
+    for each in found:
+        if "comms_logger" in each:
+            title = f"comms_logger, an update of {each['variant']}, both engines on rank 0"
+            tables.append(
+                Table(title, reports.HEADINGS, reports.rows([reports.Logged(**c) for c in each["comms_logger"]]))
+            )
+    print_results(form, {"recipe": name, "variants": found}, *tables)
 
 
 def _rows(each: dict[str, Any]) -> list[list[str]]:

@@ -58,7 +58,8 @@ class Reader:
         numbers = self.checkpoint.manifest["numbers"].get(name)
         if numbers is None:
             problem = f"has no {name}, which this run's recipe needs"
-            raise UserError(str(self.checkpoint.path), None, problem, "resume with the recipe that saved it")
+            remedy = "train the run first" if self.checkpoint.is_imported else "resume with the recipe that saved it"
+            raise UserError(str(self.checkpoint.path), None, problem, remedy)
         return SavedValues(self, name, numbers, frozenset(self.checkpoint.manifest["kinds"].get(name, ())))
 
     def fill(self, value: str, offset: int, out: Tensor) -> None:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import argparse
 import math
 
-from bigsgan.commands.parsing import Commands, import_late, path_type
+from bigsgan.commands.parsing import Commands, add_recipe, import_late, path_type
 from bigsgan.errors import UserError
+
+UNIVERSAL = "universal"
 
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
-    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
-    text = f"project that trained the weights: {', '.join(sources)}"
+    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix", UNIVERSAL]
+    text = f"project that trained the weights: {', '.join(sources)}; universal: a network of any recipe, by DeepSpeed"
     command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)
-    text = "pickle, or state dict of the generator"
-    command.add_argument("--weights", type=path_type("--weights"), required=True, help=text)
-    text = "state dict of the discriminator, if it is a separate file"
+    text = "pickle, or state dict of the generator; its universal checkpoint"
+    command.add_argument("--weights", type=path_type("--weights"), help=text)
+    text = "state dict of the discriminator, if it is a separate file; its universal checkpoint"
     command.add_argument("--discriminator", type=path_type("--discriminator"), help=text)
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
     text = "file of the training settings, if not beside the weights; `none` ignores settings"
     command.add_argument("--settings", type=path_type("--settings", str), help=text)
     command.add_argument("--out", type=path_type("--out"), required=True, help="run directory to make")
+    add_recipe(command, None)
     command.set_defaults(run=run)
 
 
@@ -30,7 +33,28 @@ def run(options: argparse.Namespace) -> int:
     """Make a run directory from published weights."""
     if options.bn_eps is not None and not 0 < options.bn_eps < math.inf:
         raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
+    if options.source == UNIVERSAL:
+        _import_universal(options)
+        return 0
+    if options.weights is None:
+        raise UserError("--weights", None, "must be given", "give the generator's file")
+    if options.config is not None or options.overrides:
+        problem, detail = f"is not supported with --from {options.source}", "its files tell the networks"
+        raise UserError("--config", None, problem, "change config.yaml after the import", detail)
     import_late("bigsgan.importing").main(
         options.source, options.weights, options.discriminator, options.out, options.bn_eps, options.settings
     )
     return 0
+
+
+def _import_universal(options: argparse.Namespace) -> None:
+    """Make a run directory from DeepSpeed's universal checkpoints of one network, or both."""
+    for flag, value in (("--bn-eps", options.bn_eps), ("--settings", options.settings)):
+        if value is not None:
+            raise UserError(flag, None, f"is not supported with --from {UNIVERSAL}", "remove the option")
+    given = {"generator": options.weights, "discriminator": options.discriminator}
+    folders = {network: path for network, path in given.items() if path is not None}
+    if not folders:
+        remedy = "give a network's universal checkpoint, by either or both"
+        raise UserError("--discriminator", None, "must be given, or --weights", remedy)
+    import_late("bigsgan.importing").import_universal(folders, options.config, options.overrides, options.out)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from bigsgan import shipped
 from bigsgan.config import both_engines
+from bigsgan.config.deepspeed_elsewhere import no_autotuning
 from bigsgan.config.messages import choose
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime import launched, limits
@@ -109,6 +110,7 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.D
     text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
     command.add_argument("--deepspeed_config", metavar="FILE", type=path_type("--deepspeed_config", str), help=text)
     command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # scripts for DeepSpeed give it
+    command.add_argument("--autotuning", nargs="?", const="", type=_refuse_autotuning, help=argparse.SUPPRESS)
     command.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="changes to the recipe")
 
 
@@ -117,6 +119,10 @@ def given_overrides(options: argparse.Namespace) -> list[str]:
     file = getattr(options, "deepspeed_config", None)
     short = [] if file is None else both_engines(f"ds_config={file}")
     return short + options.overrides
+
+
+def _refuse_autotuning(_: str) -> NoReturn:
+    raise no_autotuning()
 
 
 def _recipe_path(word: str) -> Path:

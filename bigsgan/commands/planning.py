@@ -14,7 +14,8 @@ from bigsgan.runtime.gpus import own_device
 
 
 def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
-    """Plan a recipe of a file; if it leaves the numbers of ranks to us, find them and print them on standard error.
+    """Plan a recipe of a file; print on standard error what was found for it: numbers of ranks that it leaves to us,
+    and what its DeepSpeed files leave to it.
 
     Each rank finds them by counting, so that all find the same numbers. Only this loads torch. Ranks are taken for
     GPUs; a run that is built learns what they are.
@@ -24,13 +25,20 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
     """
     directory = path.resolve().parent
     if not chooses_ranks(recipe) or world_size == 1:
-        return plan_run(recipe, world_size, directory, on_gpus=True)
+        return _told(plan_run(recipe, world_size, directory, on_gpus=True))
     if os.environ.get("RANK"):
         launched.check_launcher()
     if recipe.compiles:
         os.environ.update(own_device(os.environ))  # before torch looks for devices
     module = import_quietly("bigsgan.planner.balance")
     plan, text = module.plan_balanced(recipe, world_size, directory)
+    return _told(plan, text)
+
+
+def _told(plan: RunPlan, *texts: str) -> RunPlan:
+    """Print texts, and what DeepSpeed files leave to the recipe, on rank 0's standard error; return the plan."""
+    notes = dict.fromkeys(engine.file.note for engine in plan.engines.values())  # both networks may have one file
     if launched.rank() == 0:
-        print(text, file=sys.stderr)
-    return plan  # type: ignore[no-any-return]
+        for text in filter(None, (*texts, *notes)):
+            print(text, file=sys.stderr)
+    return plan

@@ -5,35 +5,19 @@ Each setting has one owner: the file owns ZeRO, offload, buckets, precision and 
 
 from __future__ import annotations
 
+import base64
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bigsgan.config.deepspeed_keys import FILE, check_values
+from bigsgan.config.deepspeed_elsewhere import TAKEN, no_autotuning, refuse_elsewhere, take
+from bigsgan.config.deepspeed_keys import FILE, OF_NVME, OF_STAGES, check_values
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import parse_json, read_text
 from bigsgan.shipped import ROOT
-
-# Settings that the recipe owns, as {key in the DeepSpeed file: key in the recipe}.
-_RECIPE_OWNS = {
-    "optimizer": "optimizer.{network}",
-    "scheduler": "optimizer.{network}.decay",
-    **dict.fromkeys(("monitor_config", "tensorboard", "csv_monitor", "wandb", "comet"), "monitor"),
-    "activation_checkpointing": "engines.{network}.activation_checkpointing",
-    "managed_gradient_accumulation": "accumulation",
-    "data_efficiency": "data",
-    "torch_autocast": "bf16 or fp16 in the same file (DeepSpeed's autocast does not cover the networks' calls)",
-}
-
-# Features that the engines do not support, as (section, key, remedy).
-_REFUSED = (
-    ("zero_optimization", "cpu_offload", 'write "offload_optimizer": {"device": "cpu"}'),
-    ("zero_optimization", "cpu_offload_param", 'write "offload_param": {"device": "cpu"}'),
-    ("zero_optimization", "zenflow", "remove it: the EMA needs up-to-date weights after each step"),
-    ("bf16", "bf16_master_weights_and_grads", "remove it: the EMA and the checkpoints need float32 masters"),
-    ("fp16", "fp16_master_weights_and_grads", "remove it: the EMA and the checkpoints need float32 masters"),
-)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -45,16 +29,22 @@ class DeepSpeedFile:
     """A checked DeepSpeed file."""
 
     path: Path  # path of the file
-    content: dict[str, Any]  # the file's own keys, unchanged
+    content: dict[str, Any]  # the file's own keys that have an effect
     stage: int  # ZeRO stage, 0 to 3
     precision: Precision  # type of parameters and activations
     offload_optimizer: str  # device of the optimizer's state: none, cpu, or nvme at ZeRO 3
     offload_parameters: str  # device of the parameters at ZeRO 3: none or cpu
+    note: str = ""  # a line for the user: what the file leaves open, or leaves to the recipe
 
     @property
     def uses_nvme(self) -> bool:
         """Whether the optimizer's state is offloaded to NVMe."""
         return self.offload_optimizer == "nvme"
+
+    @property
+    def profiles(self) -> bool:
+        """Whether DeepSpeed profiles the network's operations once."""
+        return bool(self.content.get("flops_profiler", {}).get("enabled", False))
 
 
 def find_deepspeed_file(name: str, recipe_dir: Path | None) -> Path | None:
@@ -79,40 +69,104 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     field = f"engines.{network}.ds_config"
     path = find_deepspeed_file(name, recipe_dir)
     if path is None:
+        _refuse_experiment(name)
         remedy = "give the path of a DeepSpeed JSON file, or the name of a built-in one such as zero1"
         raise UserError(field, name, "does not exist", remedy)
-    content = _read_json(field, path)
-    _check_owner(field, network, path, content, derived)
-    check_values(f"{path}: ", content, FILE)
-    for section, key, remedy in _REFUSED:
-        value = content.get(section, {}).get(key)
-        if value is not None and value is not False:
-            raise UserError(f"{path}: {section}.{key}", None, "is not supported", remedy)
+    found = refuse_elsewhere(path, network, _read_json(field, path))
+    content = check_values(f"{path}: ", found, FILE)
+    notes = [*_taken(found, content)]
+    _check_derived(field, path, content, derived)
+    _check_reports(path, content)
     zero = content.get("zero_optimization", {})
-    stage = _stage(path, zero)
-    precision = _precision(path, content)
+    stage, precision = _stage(path, zero), _precision(path, content)
     _check_precision(path, content, stage, precision)
     _check_scaling(path, content, stage)
-    where = f"{path}: zero_optimization.offload_optimizer"
-    optimizer = _offload(where, zero.get("offload_optimizer"))
+    optimizer, parameters = _check_offload(f"{path}: zero_optimization", zero, stage)
+    if open_keys := _open(found):
+        notes.append(f'"auto" is the default of {", ".join(open_keys)} (ZeRO {stage}, {precision})')
+    if unused := _unused(content, stage, optimizer):
+        of_nvme = "" if optimizer == "nvme" else " without NVMe"
+        notes.append(f"ZeRO {stage}{of_nvme} does not use {', '.join(unused)}")
+    note = f"{path}: {'; '.join(notes)}" if notes else ""
+    return DeepSpeedFile(path, content, stage, precision, optimizer, parameters, note)
+
+
+def _taken(found: dict[str, Any], content: dict[str, Any]) -> Iterator[str]:
+    """Remove from a file's values what it does not decide; yield what the user should know of it."""
+    if taken := list(take(found, content)):
+        yield f"the recipe, or `bigsgan export`, decides instead of {', '.join(taken)}"
+    logger, profiler = content.get("comms_logger"), content.get("flops_profiler", {})
+    if logger is not None and not logger.get("enabled", bool(logger)):
+        del content["comms_logger"]  # DeepSpeed takes its presence for true (0.19.8)
+    if profiler.pop("output_file", None) and profiler.get("enabled"):
+        yield "flops_profiler writes flops_*.txt in `out` instead of output_file"
+
+
+def _unused(content: dict[str, Any], stage: int, optimizer: str) -> list[str]:
+    """Return the keys that are for other ZeRO stages, and for NVMe if that is not used."""
+    zero = content.get("zero_optimization", {})
+    found = [key for key, value in zero.items() if stage not in OF_STAGES.get(key, (stage,)) and value is not False]
+    if optimizer != "nvme":
+        section = zero.get("offload_optimizer") or {}
+        found += [f"offload_optimizer.{key}" for key in OF_NVME if section.get(key)]
+        found += ["aio"] if content.get("aio") else []
+    return found
+
+
+def _open(content: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys of a checked file that are "auto", but for those of the recipe."""
+    found = []
+    for key, value in content.items():
+        if value == "auto" and prefix + key not in TAKEN:
+            found.append(prefix + key)
+        elif isinstance(value, dict) and key not in TAKEN:
+            found += _open(value, f"{prefix}{key}.")
+    return found
+
+
+def _check_offload(where: str, zero: dict[str, Any], stage: int) -> tuple[str, str]:
+    """Return the devices of the optimizer's state and of the parameters; ``where`` names the ZeRO section."""
+    optimizer = _offload(f"{where}.offload_optimizer", zero.get("offload_optimizer"))
+    field = f"{where}.offload_optimizer.device"
     if optimizer != "none" and stage == 0:
         remedy = "set zero_optimization.stage to 2"
-        raise UserError(f"{where}.device", optimizer, "must be none at ZeRO 0", remedy)
+        raise UserError(field, optimizer, "must be none at ZeRO 0", remedy)
     if optimizer == "nvme" and stage != 3:
         remedy = 'set zero_optimization.stage to 3, or write "cpu"'
-        raise UserError(f"{where}.device", optimizer, f"must be cpu at ZeRO {stage}", remedy)
+        raise UserError(field, optimizer, f"must be cpu at ZeRO {stage}", remedy)
     if optimizer != "none" and (ratio := zero["offload_optimizer"].get("ratio", 1)) != 1:
-        detail = "DeepSpeed 0.19 updates the rest with its own AdamW"
-        raise UserError(f"{where}.ratio", ratio, "must be 1", "remove it, which offloads everything", detail)
-    where = f"{path}: zero_optimization.offload_param"
-    parameters = _offload(where, zero.get("offload_param"))
+        field, detail = f"{where}.offload_optimizer.ratio", "DeepSpeed 0.19 updates the rest with its own AdamW"
+        raise UserError(field, ratio, "must be 1", "remove it, which offloads everything", detail)
+    parameters = _offload(f"{where}.offload_param", zero.get("offload_param"))
+    field = f"{where}.offload_param.device"
     if parameters != "none" and stage != 3:
         remedy = "set zero_optimization.stage to 3"
-        raise UserError(f"{where}.device", parameters, f"must be none at ZeRO {stage}", remedy)
+        raise UserError(field, parameters, f"must be none at ZeRO {stage}", remedy)
     if parameters == "nvme":
         remedy, detail = 'write "cpu"; offload_optimizer may be nvme', "DeepSpeed 0.19 fails to prefetch from NVMe"
-        raise UserError(f"{where}.device", parameters, "must be none or cpu", remedy, detail)
-    return DeepSpeedFile(path, content, stage, precision, optimizer, parameters)
+        raise UserError(field, parameters, "must be none or cpu", remedy, detail)
+    if parameters == "cpu":
+        _refuse_nvme_keys(f"{where}.offload_param", zero["offload_param"])
+    return optimizer, parameters
+
+
+def _refuse_nvme_keys(where: str, section: dict[str, Any]) -> None:
+    """Refuse what only parameters on NVMe would read."""
+    for key, default in (("nvme_path", None), ("buffer_count", 5), ("buffer_size", 1e8), ("max_in_cpu", 1e9)):
+        if (value := section.get(key, default)) != default:
+            raise UserError(f"{where}.{key}", value, "must be unset with device cpu", "remove it", "it is of NVMe")
+
+
+def _check_reports(path: Path, content: dict[str, Any]) -> None:
+    """Refuse reports that DeepSpeed logs at a level that is not shown."""
+    reports = {
+        "dump_state": content.get("dump_state", False),
+        "comms_logger.verbose": content.get("comms_logger", {}).get("verbose", False),
+    }
+    for key, is_on in reports.items():
+        if is_on and content.get("log_level") not in ("debug", "info"):
+            problem, detail = "must be false without log_level", "DeepSpeed's own log shows errors alone"
+            raise UserError(f"{path}: {key}", True, problem, 'add "log_level": "info", or remove it', detail)
 
 
 def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
@@ -143,10 +197,18 @@ def _check_scaling(path: Path, content: dict[str, Any], stage: int) -> None:
     if stage < 2 or content["zero_optimization"].get("reduce_scatter", True) is False:
         return
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
-        if (value := content.get(key, "auto")) not in ("auto", default):
+        if (value := content.get(key, default)) != default:
             problem = f"must be {'false' if default is False else default} at ZeRO {stage}"
             remedy, detail = "remove it, or set zero_optimization.stage to 1", "DeepSpeed 0.19 reduce-scatters there"
             raise UserError(f"{path}: {key}", value, problem, remedy, detail)
+
+
+def _refuse_experiment(name: str) -> None:
+    """Refuse an experiment of `deepspeed --autotuning`, which gives JSON in base64 in place of a file."""
+    with suppress(ValueError):
+        content = parse_json(base64.urlsafe_b64decode(name))
+        if isinstance(content, dict) and "autotuning" in content:
+            raise no_autotuning()
 
 
 def _read_json(field: str, path: Path) -> dict[str, Any]:
@@ -161,14 +223,10 @@ def _read_json(field: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_owner(field: str, network: str, path: Path, content: dict[str, Any], derived: dict[str, Any]) -> None:
-    for key, owner in _RECIPE_OWNS.items():
-        if key in content:
-            remedy = f"remove it and use {owner.format(network=network)}"
-            raise UserError(f"{path}: {key}", None, "must be unset, as the recipe owns it", remedy)
+def _check_derived(field: str, path: Path, content: dict[str, Any], derived: dict[str, Any]) -> None:
     for key, value in derived.items():
-        given = content.get(key, "auto")
-        if given not in ("auto", value):
+        given = content.get(key, value)
+        if given != value:
             remedy = "remove it from the file; the recipe's batch, accumulation and clip_norm decide"
             raise UserError(f"{path}: {key}", given, f"must be {value}, as in the recipe", remedy, f"named by {field}")
 

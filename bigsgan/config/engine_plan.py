@@ -58,7 +58,7 @@ class EnginePlan:
     def overlaps(self) -> bool:
         """Whether gradients travel during the backward pass at ZeRO 0 to 2, if bigsgan reduces them."""
         reduces = self.reduces_by_group and self.placement.num_stages == 1
-        return (self.averages_by_group or reduces) and self._zero.get("overlap_comm", True) in (True, "auto")
+        return (self.averages_by_group or reduces) and self._zero.get("overlap_comm", True) is True
 
     @property
     def leaves_steps_open(self) -> bool:

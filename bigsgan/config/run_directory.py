@@ -52,7 +52,7 @@ KEYS_OF_A_HOST = {
 _OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
     RECORDS_FILE, "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
-    "ema_snapshots",
+    "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
 }  # fmt: skip
 
 # Beginnings of keys that determine which weights and optimizer states there are, and their shapes. No resumed run can

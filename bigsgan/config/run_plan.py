@@ -126,6 +126,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
         _check_decay(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
+    _check_logger(engines)
     plan = RunPlan(recipe, world_size, engines, on_gpus)
     _check_statistics(plan)
     return plan
@@ -223,9 +224,13 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if file.offload_optimizer != "none":
         remedy = "use a file without offload, such as ds_configs/zero1.json"
         raise UserError(field, stages, "must be 1 with offload", remedy, f"in {file.path}")
-    if file.content.get("wall_clock_breakdown"):
-        remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
-        raise UserError(f"{file.path}: wall_clock_breakdown", True, "must be false with pipeline_stages", remedy)
+    for key, is_on in {
+        "wall_clock_breakdown": file.content.get("wall_clock_breakdown"),
+        "flops_profiler.enabled": file.profiles,
+    }.items():
+        if is_on:
+            remedy = "remove it; a run of two pipelines writes pipeline_trace.json"
+            raise UserError(f"{file.path}: {key}", True, "must be false with pipeline_stages", remedy)
     one_stage = f"engines.{network}.pipeline_stages=1"
     for name, method in recipe.objective.methods(network).items():
         if method == "double_backward":
@@ -263,6 +268,12 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if engine.pipeline_stages > 1:
         remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"
         raise UserError(field, engine.compile, "must be none with pipeline_stages", remedy)
+    if file.profiles:
+        problem, detail = (
+            f"must be false with {field}={engine.compile}",
+            "it counts calls of torch's functions",
+        )
+        raise UserError(f"{file.path}: flops_profiler.enabled", True, problem, f"set {field}=none to profile", detail)
     if engine.compile == "whole" and engine.activation_checkpointing:
         problem, detail = "must be layers with activation_checkpointing", "it recomputes one layer at a time"
         raise UserError(field, engine.compile, problem, f"set {field}=layers", detail)
@@ -287,6 +298,14 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
     if file.content.get("data_types"):
         problem, detail = "must be false with data_types", f"in {file.path}; such gradients may outlive an update"
         raise UserError(field, True, problem, f"set {field}=false, or remove data_types from the file", detail)
+
+
+def _check_logger(engines: Mapping[str, EnginePlan]) -> None:
+    """Refuse two logs of collectives: DeepSpeed has one in a process, with the settings of the engine built last."""
+    files = [engine.file for engine in engines.values() if "comms_logger" in engine.file.content]
+    if len(files) > 1 and len({str(file.content["comms_logger"]) for file in files}) > 1:
+        problem, detail = f"must be that of {files[0].path}", "both networks have one log"
+        raise UserError(f"{files[1].path}: comms_logger", None, problem, "give both files the same", detail)
 
 
 def _check_statistics(plan: RunPlan) -> None:

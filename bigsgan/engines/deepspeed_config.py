@@ -50,18 +50,17 @@ def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
 def deepspeed_config(plan: RunPlan, network: str) -> dict[str, Any]:
     """Return the DeepSpeed file's content, completed from the recipe, and without DeepSpeed's silent defaults."""
     file = plan.engines[network].file
-    content = {key: value for key, value in file.content.items() if value != "auto"}
     return {
         "steps_per_print": None,
         # This timer waits for the device in each forward pass and step (0.19.8).
         "timers": {"throughput": {"enabled": plan.engines[network].is_stock}},
         "zero_force_ds_cpu_optimizer": False,  # torch's own Adam works on offloaded shards and needs no compiler
-        **content,
+        **file.content,
         "zero_allow_untested_optimizer": True,  # all of engines/optimizer.py are tested
         "zero_optimization": {
             "stage": 0,
             **({"overlap_comm": True} if plan.engines[network].overlaps else {}),
-            **content.get("zero_optimization", {}),
+            **file.content.get("zero_optimization", {}),
         },
         **plan.engines[network].derived,
     }

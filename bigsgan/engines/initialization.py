@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -11,6 +12,7 @@ from torch import nn
 from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
+from bigsgan.engines.deepspeed.reports import keep_log, profile_into
 from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.models.network import LayerStack
@@ -34,7 +36,9 @@ def initialize_engine(
     at_a_time = int(config["zero_optimization"]["reduce_bucket_size"]) if own.reduces_by_group else None
     optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
     align_parts(not own.is_stock)
+    keep_log()
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    profile_into(engine, network, Path(plan.recipe.out))
     if own.is_stock:
         return engine, None
     return engine, install_reducers(engine, own, stage_0_at_a_time(plan, network, numel))

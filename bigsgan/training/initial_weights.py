@@ -50,7 +50,8 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
     for network in NETWORKS:
         entry = AVERAGE if network == "generator" and not live else network
         if entry not in found.entries:
-            _refuse_freezing(recipe, found)
+            if network == "discriminator":
+                _refuse_freezing(recipe, found)
             _log.warning("%s has no %s: it starts from random weights", found.path, network)
             continue
         theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
@@ -73,7 +74,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
 def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, ema: ShardedEMA) -> None:
     """Load the EMA of imported weights, unless their classes differ. A collective."""
     found = initial.checkpoint
-    if not initial.own:
+    if not initial.own or AVERAGE not in found.entries:
         return
     if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
         _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)

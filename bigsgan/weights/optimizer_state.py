@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,16 +33,24 @@ def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork, frozen:
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         raise ValueError("it does not have exactly one group of parameters")
     numbers = groups[0].get("params")
-    trained = {number for number, name in enumerate(names) if name not in frozen}
-    if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != trained:
+    trained = {name: number for number, name in enumerate(names) if name not in frozen}
+    if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != set(trained.values()):
         raise ValueError(f"it is not for the network's {len(names)} parameters")
+    return collected({name: network.state[name] for name in trained}, lambda name, key: state[trained[name]].get(key))
+
+
+def collected(parameters: Mapping[str, Tensor], find: Callable[[str, str], Any]) -> Moments:
+    """Collect Adam's state: ``find`` returns a parameter's ``step``, ``exp_avg`` or ``exp_avg_sq``.
+
+    Raises:
+        ValueError: One of them is missing, or is no such state; the text says why.
+    """
     values: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     steps = set()
-    for number in sorted(trained):
-        name = names[number]
-        steps.add(_steps(state[number].get("step")))
+    for name, parameter in parameters.items():
+        steps.add(_steps(find(name, "step")))
         for kind in KINDS:
-            values[kind][name] = _moment(state[number].get(kind), network.state[name], f"{kind} of {name}")
+            values[kind][name] = _moment(find(name, kind), parameter, f"{kind} of {name}")
     if len(steps) != 1:
         raise ValueError("its parameters differ in their number of updates")
     if any((moment < 0).any() for moment in values["exp_avg_sq"].values()):

@@ -17,8 +17,10 @@ _PASSED_OVER = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     "numpy.dtype",
     *(f"torch.nn.modules.activation.{name}" for name in ("ReLU", "LeakyReLU")),
+    *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
 )
-"""NumPy's numbers, such as a trainer's best score, and the activations in BigGAN-PyTorch's settings."""
+"""NumPy's numbers, such as a trainer's best score, BigGAN-PyTorch's activations, and DeepSpeed's settings."""
 
 
 _IN_ITS_PLACE = {

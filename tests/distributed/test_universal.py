@@ -1,19 +1,23 @@
-"""A network of a checkpoint as DeepSpeed's universal checkpoint, read by DeepSpeed's own engines."""
+"""A network as DeepSpeed's universal checkpoint: ours, read by DeepSpeed's own engines, and theirs, read by us."""
 
+import argparse
 from pathlib import Path
 
 import deepspeed
 import numpy as np
 import pytest
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from bigsgan import checkpoint
 from bigsgan.checkpoint.universal import write_universal
 from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
 from bigsgan.runtime import comm
+from bigsgan.weights.universal import Folder
 from tests.distributed import scenarios
-from tests.tiny import both
+from tests.tiny import both, tiny_recipe
 
 ADAM = [
     "optimizer.generator={kind: adam, lr: 0.001, betas: [0.5, 0.99]}",
@@ -83,3 +87,62 @@ def test_deepspeed_loads_it(ranks, tmp_path, network, saved_at, stage):
             assert (value == expected).all(), (name, kind)
     for name, value in found["buffers"].items():
         assert (value.flatten() == own[f"{network}/buffer/{name}"]).all(), name
+
+
+def trained(recipe, directory, stage):
+    """Train a discriminator in a plain engine of DeepSpeed, and convert its checkpoint; what the engine holds."""
+    network = build_network(recipe, "discriminator")
+    initialize(network, 3)
+    model = torch.nn.ModuleDict({"critic": network})
+    model.forward = lambda images, labels: network(images, labels)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+    }
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    generator = torch.Generator().manual_seed(comm.rank())
+    for _ in range(3):
+        images, labels = torch.randn(2, 1, 16, 16, generator=generator), torch.randint(10, (2,), generator=generator)
+        logits = engine(images, labels)
+        engine.backward(logits.square().mean() + logits.mean())
+        engine.step()
+    engine.save_checkpoint(f"{directory}/theirs", tag="global_step3")
+    comm.barrier()
+    if comm.rank() == 0:
+        folders = {"input_folder": f"{directory}/theirs/global_step3", "output_folder": f"{directory}/universal/step3"}
+        workers = {"num_extract_workers": 1, "num_merge_workers": 1}
+        choices = {"keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+        ds_to_universal.main(argparse.Namespace(**folders, **workers, **choices))
+    comm.barrier()
+    found = {}
+    for name, parameter in network.named_parameters():
+        kinds = {kind: safe_get_full_optimizer_state(parameter, kind) for kind in ("exp_avg", "exp_avg_sq")}
+        found[name] = {"master": safe_get_full_fp32_param(parameter), **kinds}
+        found[name] = {kind: value.clone().numpy() for kind, value in found[name].items()}
+    buffers = {name: value.numpy() for name, value in checkpoint.saved_buffers(network).items()}
+    engine.destroy()
+    return found, buffers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
+def test_we_load_what_deepspeed_trained(ranks, tmp_path, stage):
+    recipe = tiny_recipe(tmp_path)
+    ((values, buffers), _) = ranks(2).run(trained, recipe, str(tmp_path), stage)
+    with torch.device("meta"):
+        network = build_network(recipe, "discriminator")
+    found = Folder("--discriminator", tmp_path / "universal").read("discriminator", network)
+    assert found.moments is not None
+    assert found.moments.steps == 3
+    assert found.unknown == []
+    assert found.state.keys() == values.keys() | buffers.keys()
+    for name, value in buffers.items():
+        assert (found.state[name].numpy() == value).all(), name
+    for name, kinds in values.items():
+        assert abs(kinds["exp_avg_sq"]).max() > 0
+        ours = {"master": found.state[name], **{kind: each[name] for kind, each in found.moments.values.items()}}
+        for kind, value in kinds.items():
+            assert (ours[kind].numpy() == value.reshape(ours[kind].shape)).all(), (name, kind)

@@ -56,8 +56,8 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "must be valid JSON, got", "fix the file")),
     "optimizer": (
-        {"optimizer": {}},
-        ("{path}: optimizer", "must be unset, as the recipe owns it", "use optimizer.gen"),
+        {"optimizer": {"type": "OneBitAdam"}},
+        ("{path}: optimizer.type", "is removed from DeepSpeed 0.19.8", "use optimizer.gen"),
     ),
     "batch": (
         {"train_batch_size": 32},
@@ -151,6 +151,21 @@ def test_deepspeed_files(name, tmp_path, capsys):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=ds.json"]
     check(capsys, arguments, field.format(path=path), *parts)
+
+
+def test_reports_of_deepspeed_that_do_not_fit_the_recipe(tmp_path, capsys):
+    path = tmp_path / "profiler.json"
+    path.write_text('{"flops_profiler": {"enabled": true}}')
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator={ds_config: profiler.json, compile: layers}"]
+    problem = "must be false with engines.generator.compile=layers, got true (it counts calls"
+    check(capsys, arguments, f"{path}: flops_profiler.enabled", problem, "set engines.generator.compile=none to")
+    for name, rest in (("one", ""), ("two", ', "prof_all": false')):
+        Path(f"{name}.json").write_text(f'{{"comms_logger": {{"enabled": true{rest}}}}}')
+    arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=one.json"]
+    problem = f"must be that of {tmp_path}/one.json (both networks have one log)"
+    field = f"{tmp_path}/two.json: comms_logger"
+    check(capsys, [*arguments, "engines.discriminator.ds_config=two.json"], field, problem, "give both files the same")
+    assert cli.main([*arguments, "engines.discriminator.ds_config=one.json", "--dry-run"]) == 0
 
 
 def test_one_deepspeed_file_for_both_engines(capsys):

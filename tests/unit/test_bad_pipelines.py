@@ -52,6 +52,14 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
             "pipeline_trace.json",
         ),
     ),
+    "DeepSpeed's profiler": (
+        ["engines.generator.ds_config=profiler.json"],
+        (
+            "{directory}/profiler.json: flops_profiler.enabled",
+            "must be false with pipeline_stages, got true",
+            "pipeline_trace.json",
+        ),
+    ),
     "float32 accumulation at ZeRO 0": (
         ["engines.generator.ds_config=accumulation.json"],
         (
@@ -74,6 +82,7 @@ def test_what_a_pipeline_cannot_do(name, capsys, monkeypatch):
     Path("offload.json").write_text('{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}')
     Path("fp16.json").write_text('{"fp16": {"enabled": true}}')
     Path("timers.json").write_text('{"wall_clock_breakdown": true}')
+    Path("profiler.json").write_text('{"flops_profiler": {"enabled": true}}')
     Path("accumulation.json").write_text('{"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}}')
     overrides, (field, *parts) = PIPELINES[name]
     expected = (field.replace("{directory}", str(Path.cwd())), *parts)

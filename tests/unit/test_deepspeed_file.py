@@ -31,6 +31,7 @@ def test_the_files_of_the_repository_are_what_their_names_say(path):
     file = read_deepspeed_file("generator", f"ds_configs/{path.name}", None, DERIVED)
     assert file.path == path
     assert file.content == json.loads(path.read_text())
+    assert file.note == ""
     assert file.path.stem.startswith(f"zero{file.stage}")
     for precision in ("bf16", "fp16"):
         if path.stem.endswith(precision):
@@ -52,6 +53,60 @@ def test_nvme_is_seen(tmp_path):
     device = {"device": "nvme", "nvme_path": "/nvme"}
     assert read(tmp_path, {"zero_optimization": {"stage": 3, "offload_optimizer": device}}).uses_nvme
     assert not read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}).uses_nvme
+
+
+def test_parameters_in_host_memory_have_no_keys_of_nvme(tmp_path):
+    for key, value in {"nvme_path": "/x", "buffer_count": 6, "buffer_size": 1e9, "max_in_cpu": 0}.items():
+        with pytest.raises(UserError, match=rf"offload_param\.{key}: must be unset with device cpu, got "):
+            read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", key: value}}})
+    defaults = {"nvme_path": None, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9}
+    read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", **defaults}}})
+
+
+@pytest.mark.parametrize("report", [{"dump_state": True}, {"comms_logger": {"verbose": True}}])
+def test_reports_of_deepspeeds_log_need_a_level_that_shows_them(tmp_path, report):
+    for level in ({}, {"log_level": "warning"}):
+        with pytest.raises(UserError, match=r'must be false without log_level, got true .* add "log_level": "info"'):
+            read(tmp_path, {**report, **level})
+    for level in ("info", "debug"):
+        assert read(tmp_path, {**report, "log_level": level}).content == {**report, "log_level": level}
+    read(tmp_path, {"comms_logger": {"enabled": False, "verbose": True}})
+
+
+def test_keys_of_another_stage_and_of_nvme_are_named(tmp_path):
+    sizes = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "stage3_max_live_parameters": 1e9}
+    drive = {"aio": {"block_size": 1048576}}
+    host = {"offload_optimizer": {"device": "cpu", "pin_memory": True, "nvme_path": "/x", "buffer_count": 4}}
+    for stage, unused in {
+        0: "allgather_bucket_size, reduce_bucket_size, stage3_max_live_parameters, aio",
+        1: "stage3_max_live_parameters, aio",
+        3: "allgather_bucket_size, aio",
+    }.items():
+        file = read(tmp_path, {"zero_optimization": {"stage": stage, **sizes}, **drive})
+        assert file.note == f"{file.path}: ZeRO {stage} without NVMe does not use {unused}"
+    file = read(tmp_path, {"zero_optimization": {"stage": 2, **host}})
+    unused = "offload_optimizer.nvme_path, offload_optimizer.buffer_count"
+    assert file.note == f"{file.path}: ZeRO 2 without NVMe does not use {unused}"
+    nvme = {"stage": 3, "sub_group_size": 1e9, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}
+    assert read(tmp_path, {"zero_optimization": nvme, **drive}).note == ""
+    assert read(tmp_path, {"zero_optimization": {"stage": 1, "enable_sanity_checks": False}}).note == ""
+
+
+def test_a_log_of_collectives_that_is_off_does_not_reach_deepspeed(tmp_path):
+    """DeepSpeed takes the section's presence for true."""
+    assert read(tmp_path, {"comms_logger": {"enabled": False, "prof_all": True}}).content == {}
+    assert read(tmp_path, {"comms_logger": {"enabled": "auto"}}).content == {}
+    for content in ({"comms_logger": {"enabled": True}}, {"comms_logger": {"prof_all": True}}):
+        assert read(tmp_path, content).content == content
+
+
+def test_a_profile_goes_into_the_run_directory_and_not_to_a_named_file(tmp_path):
+    file = read(tmp_path, {"flops_profiler": {"enabled": True, "output_file": "/dev/full", "detailed": False}})
+    assert file.profiles
+    assert file.content == {"flops_profiler": {"enabled": True, "detailed": False}}
+    assert file.note == f"{file.path}: flops_profiler writes flops_*.txt in `out` instead of output_file"
+    off = read(tmp_path, {"flops_profiler": {"enabled": False, "output_file": "x"}})
+    assert (off.profiles, off.note) == (False, "")
 
 
 def test_a_file_may_repeat_what_follows_from_the_recipe_or_leave_it_to_auto(tmp_path):
@@ -78,11 +133,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "deep": ("[" * 100_000, "(it is nested too deeply)"),
     "duplicate": ('{"bf16": {}, "bf16": {}}', "(duplicate key 'bf16'); fix the file"),
     "list": ([1], "engines.generator.ds_config: must be a JSON object, got"),
-    "optimizer": (
-        {"optimizer": {"type": "Adam"}},
-        "optimizer: must be unset, as the recipe owns it; remove it and use",
-    ),
-    "scheduler": ({"scheduler": {}}, "remove it and use optimizer.generator.decay"),
+    "optimizer is text": ({"optimizer": "Adam"}, "optimizer: must be an object, got 'Adam'; fix it, or"),
     "tensorboard": ({"tensorboard": {"enabled": True}}, "the recipe owns it; remove it and use monitor"),
     "autocast": (
         {"torch_autocast": {"enabled": True}},
@@ -98,10 +149,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "gradient_accumulation_steps: must be 2, as in the recipe, got 1 (named by",
     ),
     "clipping": ({"gradient_clipping": 1.0}, "gradient_clipping: must be 0.0, as in the recipe, got 1.0 (named by"),
+    "text for a batch": (
+        {"train_batch_size": "64"},
+        "train_batch_size: must be 64, as in the recipe, got '64' (named by",
+    ),
+    "null for a batch": ({"train_batch_size": None}, "train_batch_size: must be 64, as in the recipe"),
     "misspelt": ({"zero_optimisation": {}}, "zero_optimisation: unknown key; did you mean zero_optimization?"),
     "misspelt batch": ({"train_batchsize": 64}, "did you mean train_batch_size?"),
     "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key; remove it; the keys of this object are"),
-    "unused": ({"elasticity": {"enabled": True}}, "elasticity: unknown key; remove it; the keys of this object are"),
     "zero is a number": ({"zero_optimization": 2}, 'zero_optimization: must be an object, got 2; write {"stage": 1}'),
     "stage": (
         {"zero_optimization": {"stage": 4}},

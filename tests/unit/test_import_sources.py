@@ -10,6 +10,7 @@ import yaml
 
 from bigsgan import importing, shipped
 from bigsgan.commands.choosing import _parser
+from bigsgan.commands.import_ import UNIVERSAL
 from bigsgan.config.families import FAMILIES
 from bigsgan.weights.sources import SOURCES
 from tests import REPOSITORY
@@ -18,11 +19,11 @@ from tests import REPOSITORY
 def test_the_option_the_readers_and_the_guide_have_the_same_names():
     (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     (source,) = (action for action in commands.choices["import"]._actions if action.dest == "source")
-    assert source.choices == list(SOURCES)
+    assert source.choices == [*SOURCES, UNIVERSAL]
     guide = (REPOSITORY / "docs" / "how-to" / "import-export.md").read_text()
     table = guide.partition("| `--from` | reads |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
-    assert sorted(name for row in rows for name in re.findall(r"`([\w-]+)`", row)) == sorted(SOURCES)
+    assert sorted(name for row in rows for name in re.findall(r"`([\w-]+)`", row)) == sorted(source.choices)
 
 
 def test_every_family_that_a_reader_tells_has_recipes_of_its_own():

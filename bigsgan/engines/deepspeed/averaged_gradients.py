@@ -18,6 +18,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
 from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
+from bigsgan.engines.deepspeed.reports import collectives
 from bigsgan.engines.optimizer import grouped
 
 
@@ -77,7 +78,7 @@ class AveragedGradients:
         gradient = group.take("grad").to(engine.communication_data_type)
         if engine.gradient_average:
             gradient.div_(group.num_ranks)
-        work = dist.all_reduce(gradient, group=group.process_group, async_op=True)
+        work = collectives().all_reduce(gradient, group=group.process_group, async_op=True)
         assert work is not None
         self._under_way[i] = work, gradient
 

@@ -28,6 +28,7 @@ from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.divided_update import divide_update
 from bigsgan.engines.deepspeed.grouped_gradients import GroupedGradients, norm_over_ranks
 from bigsgan.engines.deepspeed.offloaded_norm import ask_once
+from bigsgan.engines.deepspeed.reports import collectives
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, AtATime
 
 _MOST_PADDING = 1.05
@@ -202,7 +203,7 @@ def _reduce_scatter(by_owner: Sequence[Sequence[Tensor]], size: int, dtype: torc
     parts = first.new_empty((len(by_owner), size), dtype=dtype)
     for part, own in zip(parts, by_owner, strict=True):
         _fill(part, own)
-    dist.reduce_scatter_tensor(parts[me], parts.view(-1), group=group)
+    collectives().reduce_scatter_tensor(parts[me], parts.view(-1), group=group)
     return parts[me]
 
 
@@ -214,7 +215,7 @@ def _reduce_each(by_owner: Sequence[Sequence[Tensor]], dtype: torch.dtype, group
             sums[owner] = own[0].new_empty(sum(piece.numel() for piece in own), dtype=dtype)
             _fill(sums[owner], own)
             destination = dist.get_global_rank(group, owner)
-            works.append(dist.reduce(sums[owner], destination, group=group, async_op=True))
+            works.append(collectives().reduce(sums[owner], destination, group=group, async_op=True))
     for work in works:
         assert work is not None
         work.wait()

@@ -25,6 +25,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPar
 from torch import Tensor
 
 from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
+from bigsgan.engines.deepspeed.reports import collectives
 
 
 class _Sent(NamedTuple):
@@ -129,7 +130,7 @@ class GroupedGradients:
             gradient.div_(group.num_ranks)
         gradient = gradient.to(optimizer.communication_data_type)
         part = gradient.new_empty(gradient.numel() // group.num_ranks)
-        work = dist.reduce_scatter_tensor(part, gradient, group=group.process_group, async_op=True)
+        work = collectives().reduce_scatter_tensor(part, gradient, group=group.process_group, async_op=True)
         assert work is not None
         self._under_way = _Sent(work, i, part, gradient)
         if not optimizer.overlap_comm:
@@ -160,7 +161,7 @@ def norm_over_ranks(optimizer: ZeROOptimizer, norms: Tensor) -> Tensor:
     ``norms``, (n,), are those of the parts on this rank.
     """
     total = norms.double().square().sum()
-    dist.all_reduce(total, group=optimizer.dp_process_group)
+    collectives().all_reduce(total, group=optimizer.dp_process_group)
     optimizer._model_parallel_all_reduce(total, dist.ReduceOp.SUM)
     return total.sqrt().float().nan_to_num(nan=torch.inf, posinf=torch.inf)
 

@@ -19,6 +19,7 @@ from deepspeed.runtime.zero.partition_parameters import Init
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import groups
 
+from bigsgan.engines.deepspeed.reports import forget_log
 from bigsgan.runtime import division
 
 _MOST_NUMBERED = 1 << 32
@@ -76,15 +77,16 @@ def release_process_groups(keep: set[Any]) -> None:
 def leaving_nothing() -> Iterator[None]:
     """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind.
 
-    That is their process groups, and at ZeRO 3 its own ``torch.nn.functional.linear``, which every later network would
-    use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys of a method's cache (zero/
-    partitioned_param_coordinator.py), which all engines share.
+    That is their process groups, the log of their collectives, and at ZeRO 3 its own ``torch.nn.functional.linear``,
+    which every later network would use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys
+    of a method's cache (zero/partitioned_param_coordinator.py), which all engines share.
     """
     keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
     try:
         yield
     finally:
         unite_ranks()
+        forget_log()
         torch.nn.functional.linear = linear
         del FWD_MODULE_STACK[depth:]
         method: Any = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release

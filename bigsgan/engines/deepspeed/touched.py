@@ -19,6 +19,7 @@ _DIVIDED = "engines/deepspeed/divided_update.py"
 _OFFLOADED = "engines/deepspeed/offloaded_norm.py"
 _SKIP = "engines/deepspeed/device_skip.py"
 _PREFETCHING = "engines/deepspeed/prefetching.py"
+_REPORTS = "engines/deepspeed/reports.py"
 _LEFTOVERS = "engines/deepspeed/leftovers.py"
 _TANGENTS = "engines/deepspeed/tangents.py"
 
@@ -46,6 +47,7 @@ TOUCHED = (
         "all_gather_coalesced all_gather_object allgather_fn reduce_scatter reduce_scatter_tensor reduce_scatter_fn "
         "all_to_all_single barrier",
     ),
+    Touched("comm/comm.py", _REPORTS, reads="comms_logger"),
     Touched("ops/__init__.py", "runtime/comm.py", replaces="__compatible_ops__"),
     Touched("ops/op_builder/async_io.py", "engines/deepspeed/native_ops.py", reads="NAME", calls="AsyncIOBuilder"),
     Touched("ops/op_builder/async_io.py", "engines/deepspeed/nvme.py", calls="AsyncIOBuilder is_compatible"),
@@ -53,6 +55,7 @@ TOUCHED = (
     Touched("ops/op_builder/cpu/comm.py", "runtime/comm.py", reads="deepspeed_shm_comm"),
     Touched("ops/op_builder/cpu/cpu_adam.py", "engines/deepspeed/native_ops.py", reads="NAME", calls="CPUAdamBuilder"),
     Touched("ops/op_builder/pin_memory.py", "engines/deepspeed/native_ops.py", reads="NAME PinMemoryBuilder"),
+    Touched("profiling/flops_profiler/profiler.py", _REPORTS, replaces="print_model_profile"),
     Touched("runtime/base_optimizer.py", _GROUPED, reads="ZeROOptimizer", calls="is_gradient_accumulation_boundary"),
     Touched("runtime/bf16_optimizer.py", _COLLECTIVES, reads="BF16_Optimizer", replaces="nccl_start_alignment_factor"),
     Touched("runtime/bf16_optimizer.py", _SKIP, reads="BF16_Optimizer"),
@@ -86,6 +89,7 @@ TOUCHED = (
         replaces="clip_fp32_gradients global_steps micro_steps skipped_steps",
     ),
     Touched("runtime/engine.py", _PREFETCHING, reads="optimizer"),
+    Touched("runtime/engine.py", _REPORTS, reads="flops_profiler", calls="flops_profiler_enabled"),
     Touched(
         "runtime/engine.py",
         "engines/deepspeed_backed.py",
@@ -215,8 +219,10 @@ TOUCHED = (
         calls="get_param_id",
         replaces="check_overflow complete_grad_norm_calculation_for_cpu_offload update_offload_overflow_tracker",
     ),
+    Touched("utils/comms_logging.py", _REPORTS, reads="verbose", replaces="append enabled"),
     Touched("utils/groups.py", _LEFTOVERS, replaces="mpu _WORLD_GROUP"),
     Touched("utils/logging.py", "engines/build.py", reads="logger"),
+    Touched("utils/logging.py", _REPORTS, calls="log_dist"),
     Touched("utils/mixed_precision_linkage.py", _INTERNALS, reads="_hp_mapping"),
     Touched("utils/tensor_fragment.py", _INTERNALS, reads="hp_fragment_address lp_fragment_address numel start"),
 )

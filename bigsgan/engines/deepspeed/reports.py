@@ -1,0 +1,113 @@
+"""DeepSpeed's own reports, if a DeepSpeed file asks for them: its log of collectives, and its profiles of operations.
+
+DeepSpeed keeps the time of each collective in lists that grow, ends the process with status 0 at one that it has no
+formula for, such as all_gather_object, and prints nothing by itself (0.19.8, utils/comms_logging.py). Both networks'
+profilers would write to one file, whatever it was before, and end the run where they cannot.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import deepspeed.comm
+import torch.distributed as dist
+from deepspeed.comm.comm import comms_logger
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.utils import log_dist
+
+from bigsgan.errors import reason
+from bigsgan.monitor import NOTICE
+from bigsgan.runtime.atomic import write_text
+from bigsgan.table import aligned
+
+HEADINGS = ["collective", "bytes", "calls", "ms", "ms a call"]
+
+_log = logging.getLogger(__name__)
+
+
+class Logged(NamedTuple):
+    """Collectives of one name and size on this rank."""
+
+    name: str
+    bytes: int  # of the tensors of one of them
+    calls: int
+    milliseconds: float  # of all of them
+
+
+_times: defaultdict[tuple[str, int], list[float]] = defaultdict(lambda: [0, 0.0])
+"""Calls and milliseconds by name and bytes."""
+
+
+def keep_log() -> None:
+    """Count the collectives that DeepSpeed logs. Called before an engine is built, whose file switches the log on."""
+    comms_logger.append = _append
+
+
+def _append(raw_name: str, name: str, milliseconds: float, num_bytes: int) -> None:
+    found = _times[name, num_bytes]
+    found[0] += 1
+    found[1] += milliseconds
+    if comms_logger.verbose:
+        log_dist(f"comm op: {name} | time (ms): {milliseconds:.2f} | bytes: {num_bytes}", [0])
+
+
+def clear_log() -> None:
+    """Count from zero."""
+    _times.clear()
+
+
+def forget_log() -> None:
+    """Switch the log off, and forget what it has."""
+    comms_logger.enabled = False
+    clear_log()
+
+
+def collectives() -> Any:
+    """Return the module whose collectives are used for gradients: DeepSpeed's if it logs them, else torch's."""
+    return deepspeed.comm if comms_logger.enabled else dist
+
+
+def logged() -> list[Logged]:
+    """Return what DeepSpeed has logged on this rank."""
+    return [Logged(name, size, int(calls), time) for (name, size), (calls, time) in sorted(_times.items())]
+
+
+def rows(found: Sequence[Logged]) -> list[list[str]]:
+    """Return the cells below ``HEADINGS``."""
+    return [[n, f"{size:,}", f"{calls:,}", f"{time:.1f}", f"{time / calls:.3f}"] for n, size, calls, time in found]
+
+
+def summary() -> str:
+    """Return a table of what is logged on this rank; an empty text if the log is off."""
+    if not comms_logger.enabled:
+        return ""
+    return "\n".join(["comms_logger: collectives of both engines on this rank", *aligned([HEADINGS, *rows(logged())])])
+
+
+def profile_into(engine: DeepSpeedEngine, network: str, out: Path) -> None:
+    """Let the engine's profiler, if its file asks for one, write ``flops_<network>.txt`` in the run directory.
+
+    Whatever fails in this is a warning, as the run does not need it.
+    """
+    if not engine.flops_profiler_enabled():
+        return
+    profiler, path = engine.flops_profiler, out / f"flops_{network}.txt"
+    printed = profiler.print_model_profile
+
+    def write(**settings: Any) -> None:
+        try:
+            with redirect_stdout(io.StringIO()) as text:
+                printed(**{**settings, "output_file": None})
+            write_text(path, text.getvalue())
+        except Exception as error:  # of DeepSpeed's arithmetic, or of the disk
+            _log.warning("flops_profiler: %s is not written: %s", path, reason(error, path))
+        else:
+            _log.log(NOTICE, "flops_profiler: %s", path)
+
+    profiler.print_model_profile = write
