@@ -125,7 +125,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
         is_stock = recipe.engines.stock_deepspeed in (network, "both")
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
         _check_groups(engines[network])
-        _check_cpu_adam(engines[network])
+        _check_offload(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
     return RunPlan(recipe, world_size, engines, on_gpus)
 
@@ -252,9 +252,13 @@ def _check_groups(engine: EnginePlan) -> None:
             raise UserError(f"{field}.{key}", value, problem, f"set it to {other}, {remedy}", detail)
 
 
-def _check_cpu_adam(engine: EnginePlan) -> None:
-    """Refuse DeepSpeed's Adam on the host for another optimizer, which DeepSpeed would refuse later."""
+def _check_offload(engine: EnginePlan) -> None:
+    """Refuse DeepSpeed's Adam on the host for another optimizer, as DeepSpeed would later, and Muon on a drive."""
     kind, file = engine.optimizer.kind, engine.file
+    if kind == "muon" and file.uses_nvme:
+        field, problem = "zero_optimization.offload_optimizer.device", "must be cpu with optimizer"
+        remedy, detail = f"set it to cpu, or optimizer.{engine.network}.kind=adamw", "no test covers Muon on a drive"
+        raise UserError(f"{file.path}: {field}", "nvme", f"{problem}.{engine.network}.kind=muon", remedy, detail)
     asks = file.offload_optimizer != "none" and file.content.get("zero_force_ds_cpu_optimizer")
     if asks and not engine.optimizer.is_adam:
         problem = f"must be false with optimizer.{engine.network}.kind={kind}"

@@ -12,7 +12,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
 from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
-from bigsgan.engines.optimizer import build_optimizer, numel_of
+from bigsgan.engines.optimizer import build_optimizer, whole_shape
 from bigsgan.models.network import LayerStack
 
 
@@ -28,7 +28,7 @@ def initialize_engine(
         The engine, and its averaged gradients, which must be waited for before they are used; None if no wait is due.
     """
     own = plan.engines[network]
-    numel = sum(map(numel_of, layers.parameters()))
+    numel = sum(whole_shape(parameter).numel() for parameter in layers.parameters())
     size_buckets(config, plan, network, numel)
     at_once = stage_0_at_a_time(plan, network, numel)
     # ZeRO 1 and 2 reduce and update groups of at most so many elements.
@@ -39,9 +39,9 @@ def initialize_engine(
     align_parts(not own.is_stock)
     # Below float32 at ZeRO 0 DeepSpeed would make a step here, of gradients that are 0 (fp16/unfused_optimizer.py): it
     # would be counted, and weights would decay.
-    optimizer.step = _keep_still
+    vars(optimizer)["step"] = _keep_still
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    del optimizer.step
+    del vars(optimizer)["step"]
     if own.is_stock:
         return engine, None
     return engine, install_reducers(engine, own, at_once)

@@ -95,12 +95,16 @@ class Muon(torch.optim.Optimizer):
         rest.state = self.state
         self.rest = rest
         matrices: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
-        shapes = {str(i): getattr(matrix, "ds_shape", matrix.shape) for i, matrix in enumerate(matrices)}
+        shapes = {str(i): matrix.shape for i, matrix in enumerate(matrices)}
         pieces = [[Piece(name, 0, shape.numel(), 0)] for name, shape in shapes.items()]
         self._place(matrices, shapes, [pieces])
 
     def spread(
-        self, tensors: Sequence[Tensor], pieces: Sequence[Sequence[Piece]], shapes: Mapping[str, torch.Size], **place: Any
+        self,
+        tensors: Sequence[Tensor],
+        pieces: Sequence[Sequence[Piece]],
+        shapes: Mapping[str, torch.Size],
+        **place: Any,
     ) -> None:
         """Take note of the tensors that replace the parameters. Every rank of the network's replicas calls this.
 
@@ -194,6 +198,7 @@ class Muon(torch.optim.Optimizer):
                 elif other in arrived and length:
                     whole[offset : offset + length] = arrived[other].pop(name)
             wholes[name] = orthogonalized(whole.view(places.shapes[name]), self._section).reshape(-1)
+        arrived.clear()
         found = {name: self._part_of(wholes, name, rank) for name in parts if owners[name] == rank}
         if crosses:
             back = {o: {n: self._part_of(wholes, n, o) for n in names} for o, names in here.items()}

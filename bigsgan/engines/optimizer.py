@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.base import Rates
+from bigsgan.engines.base import Piece, Rates
 from bigsgan.engines.deepspeed.native_ops import CPU_ADAM, build_once, needs_cpu_adam
 from bigsgan.engines.muon import LR_MULTIPLIER, Muon
 from bigsgan.models.network import LayerStack
@@ -52,7 +52,10 @@ def build_torch_optimizer(section: Optimizer, stack: LayerStack) -> torch.optim.
 
 
 def _build_on_groups(
-    section: Optimizer, stack: LayerStack, build: Callable[[Groups], torch.optim.Optimizer], at_a_time: int | None = None
+    section: Optimizer,
+    stack: LayerStack,
+    build: Callable[[Groups], torch.optim.Optimizer],
+    at_a_time: int | None = None,
 ) -> torch.optim.Optimizer:
     """Give ``build`` groups of the parameters; with Muon, of those that are not its matrices."""
 
@@ -75,8 +78,7 @@ def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Grou
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in parameters:
-        num_dimensions = len(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3's own shapes are of shards
-        is_decayed = section.weight_decay_on == "all" or num_dimensions > 1
+        is_decayed = section.weight_decay_on == "all" or len(whole_shape(parameter)) > 1
         (decayed if is_decayed else others).append(parameter)
     groups: Groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
@@ -117,16 +119,16 @@ def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
     return (section.kind == "rmsprop") + (section.momentum > 0)
 
 
-def num_state_elements(section: Optimizer, file: DeepSpeedFile, stack: LayerStack) -> int:
-    """Return how many numbers the optimizer keeps for a network, or for the layers of a stage."""
-    in_matrices = sum(map(numel_of, stack.matrices())) if section.kind == "muon" else 0
-    others = sum(map(numel_of, stack.parameters())) - in_matrices
-    return in_matrices + others * num_state_tensors(section, file)
+def num_state_elements(section: Optimizer, file: DeepSpeedFile, numel: int, in_matrices: int) -> int:
+    """Return how many numbers the optimizer keeps for ``numel`` weights, of which some are in a stack's matrices."""
+    each = num_state_tensors(section, file)
+    return numel * each - (in_matrices * (each - 1) if section.kind == "muon" else 0)
 
 
-def numel_of(parameter: nn.Parameter) -> int:
-    """Return the number of a whole parameter's elements, also where ZeRO 3 has sharded it."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
+    """Return a parameter's shape, also where ZeRO 3, whose own shapes are of shards, has sharded it."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
@@ -192,16 +194,31 @@ def set_rates(optimizer: Any, rates: Rates) -> None:
             group["betas"] = (group["betas"][0], rates.beta2)
 
 
-def fit_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], tensor: Tensor) -> dict[str, Any]:
-    """Return what one of an optimizer's tensors needs of a saved state, which may be of another kind of Adam.
-
-    The first moment is added or dropped, as beta1 and offload ask.
-    """
+def spread_matrices(
+    optimizer: torch.optim.Optimizer,
+    network: LayerStack,
+    tensors: Sequence[Tensor],
+    pieces: Sequence[Sequence[Piece]],
+    **place: Any,
+) -> None:
+    """Tell Muon where the network's matrices lie, see Muon.spread. Every rank of the network's replicas calls this."""
     if isinstance(optimizer, Muon):
-        return fit_state(optimizer.rest, optimizer.state_of(tensor, state), tensor)
+        shapes = {name: whole_shape(matrix) for name, matrix in network.named_matrices()}
+        optimizer.spread(tensors, pieces, shapes, **place)
+
+
+def state_of(optimizer: torch.optim.Optimizer, tensor: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what one of an optimizer's tensors needs of the state that a checkpoint has of it."""
+    if isinstance(optimizer, Muon):
+        return fit_state(optimizer.rest, optimizer.state_of(tensor, state))
+    return fit_state(optimizer, state)
+
+
+def fit_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Fit the state of another kind of Adam: the first moment is added or dropped, as beta1 and offload ask."""
     if isinstance(optimizer, AdamWithoutMomentum):
         return {kind: value for kind, value in state.items() if kind != "exp_avg"}
-    keeps = "exp_avg_sq" in state and "betas" in optimizer.param_groups[0]
+    keeps = "exp_avg_sq" in state and "betas" in optimizer.defaults
     if keeps and "exp_avg" not in state:
         return {**state, "exp_avg": torch.zeros_like(state["exp_avg_sq"])}
     return state

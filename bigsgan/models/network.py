@@ -135,13 +135,10 @@ class LayerStack(nn.Module):
 
     def matrices(self) -> list[nn.Parameter]:
         """List the weights of linear maps within the blocks of a transformer, which Muon may update."""
-        return [matrix for _, matrix in self._named_matrices()]
+        return [matrix for _, matrix in self.named_matrices()]
 
-    def shapes_of_matrices(self) -> dict[str, torch.Size]:
-        """Return the shapes of ``matrices`` by their names in the network."""
-        return {name: getattr(matrix, "ds_shape", matrix.shape) for name, matrix in self._named_matrices()}
-
-    def _named_matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield ``matrices`` with their names in the network."""
         for number, layer in self.layers.items():
             for name, module in layer.named_modules() if isinstance(layer, Block) else ():
                 if isinstance(module, Linear):

@@ -11,7 +11,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.models.build import build_network
 from tests.distributed import scenarios
 from tests.distributed.test_adam import whole
-from tests.distributed.test_state import check_same_run
+from tests.distributed.test_state import check_same_run, check_skipped
 from tests.tiny import TINY_GAMES, stages, tiny_recipe, zero
 
 LR, MULTIPLIER, DECAY, UPDATES = 0.02, 0.5, 0.3, 3
@@ -34,9 +34,7 @@ def matrices_of(network):
     """Names of the weights with two dimensions in layers that have an attention."""
     blocks = [number for number, layer in network.layers.items() if hasattr(layer, "attention")]
     return [
-        name
-        for name, parameter in network.named_parameters()
-        if parameter.dim() == 2 and name.split(".")[1] in blocks
+        name for name, parameter in network.named_parameters() if parameter.dim() == 2 and name.split(".")[1] in blocks
     ]
 
 
@@ -66,9 +64,7 @@ def check_muon(pool, game, ds, options=PLAIN, adjust="match_rms_adamw", more=(),
             others = [parameter for parameter in groups[0]["params"] if parameter.dim() > 1]
             groups = [{"params": others}, {"params": vectors, "weight_decay": 0.0}]
         optimizers = [
-            torch.optim.Muon(
-                [own[name] for name in names], LR * MULTIPLIER, DECAY, adjust_lr_fn=adjust, **options
-            ),
+            torch.optim.Muon([own[name] for name in names], LR * MULTIPLIER, DECAY, adjust_lr_fn=adjust, **options),
             torch.optim.AdamW(groups, LR, BETAS, weight_decay=DECAY, fused=True),
         ]
         for number in range(1, UPDATES + 1):
@@ -127,3 +123,20 @@ MORE = {
 def test_it_is_torchs_in_other_layouts(ranks, name):
     ds, options = MORE[name]
     check_muon(ranks(2), "gat", dict.fromkeys(NETWORKS, ds), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp16 at 2", "bf16 at 3", "fp32 at 0", "host at 1"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_non_finite_gradients_skip_the_update(ranks, name, network):
+    """Neither a momentum nor a weight moves, and the ranks do not wait for each other."""
+    ds = dict.fromkeys(NETWORKS, MORE[name][0] if name in MORE else zero(0))
+    check_skipped(ranks(2).run(scenarios.poisoned, overrides("gat"), ds, network), network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_resume_is_the_same_run(ranks, stage, tmp_path):
+    ds, told = dict.fromkeys(NETWORKS, zero(stage)), [*overrides("cat"), "accumulation=2"]
+    whole_run = ranks(2).run(scenarios.uninterrupted, told, ds, 6)
+    check_same_run(whole_run, ranks(2).run(scenarios.resume, told, ds, str(tmp_path), 3, 3))

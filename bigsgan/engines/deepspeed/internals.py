@@ -163,8 +163,7 @@ def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, An
     if not files:
         state = {k: v.view(key.shape) if isinstance(v, Tensor) else v for k, v in state.items()}
     if "step" in state and isinstance(engine.basic_optimizer, torch.optim.Optimizer):
-        optimizer = getattr(engine.basic_optimizer, "rest", engine.basic_optimizer)  # Muon's, of what is no matrix
-        state["step"] = _step_of(optimizer, key, float(state["step"]))
+        state["step"] = _step_of(engine.basic_optimizer, key, float(state["step"]))
     if not files:
         engine.basic_optimizer.state[key] = state
         return
@@ -180,6 +179,7 @@ def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, An
 
 def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
     """Return the number of steps in the optimizer's form: a tensor for torch's, an int for DeepSpeedCPUAdam."""
+    optimizer = getattr(optimizer, "rest", optimizer)  # Muon's, for what is no matrix
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.RMSprop)):
         return int(step)
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
