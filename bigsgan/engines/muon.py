@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,15 @@ _MOST = 0.75
 
 Parts: TypeAlias = dict[str, Tensor]
 """By a matrix's name, this rank's elements of it, flat."""
+
+
+class _Route(NamedTuple):
+    """Who orthogonalizes the matrices of an update, and what this rank sends and receives for it."""
+
+    owners: dict[str, int]  # by name, the rank that orthogonalizes a matrix
+    away: dict[int, dict[str, int]]  # by owner, names and lengths of this rank's parts
+    here: dict[int, dict[str, int]]  # by rank, names and lengths of its parts of this rank's matrices
+    crosses: bool  # whether any rank sends anything
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,23 @@ class _Places:
     rank: int = 0
     copied: bool = False
     group: dist.ProcessGroup | None = None
+
+    def route(self, names: Iterable[str]) -> _Route:
+        """Choose who orthogonalizes these matrices."""
+        owners, rank = self.owners(names), self.rank
+        own = {name: owner for name, owner in owners.items() if self.parts[name][rank][1]}
+        away: dict[int, dict[str, int]] = {}
+        for name, owner in own.items():
+            if owner != rank:
+                away.setdefault(owner, {})[name] = self.parts[name][rank][1]
+        here: dict[int, dict[str, int]] = {}
+        for name in (name for name, owner in owners.items() if owner == rank):
+            for other, (_, length) in enumerate(self.parts[name]):
+                if other != rank and length:
+                    here.setdefault(other, {})[name] = length
+        held = {name: sum(length > 0 for _, length in self.parts[name]) for name in owners}
+        crosses = any(held[name] > (self.parts[name][owner][1] > 0) for name, owner in owners.items())
+        return _Route(owners, away, here, crosses)
 
     def owners(self, names: Iterable[str]) -> dict[str, int]:
         """Choose the rank that orthogonalizes each matrix: one that has most of it, or else any, so that all work."""
@@ -137,7 +163,7 @@ class Muon(torch.optim.Optimizer):
                         found[piece.name] = None
         own = {id(tensor): pieces for tensor, pieces in zip(tensors, all_pieces[rank], strict=True)}
         found_in = {id(tensor): list(found) for tensor, found in zip(tensors, names, strict=True)}
-        self._places = _Places(shapes, parts, own, found_in, rank, **place)
+        self._places, self._routes = _Places(shapes, parts, own, found_in, rank, **place), dict[Any, _Route]()
 
     def state_of(self, tensor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what belongs to one of the optimizer's tensors of a state that a checkpoint has of all parameters."""
@@ -164,9 +190,10 @@ class Muon(torch.optim.Optimizer):
             state[_MOMENTUM].lerp_(tensor.grad, 1 - self._section.momentum)
             for piece in self._places.within[id(tensor)]:
                 parts[piece.name] = tensor, slice(piece.start, piece.start + piece.numel)
-        names = [name for tensor in tensors for name in self._places.names[id(tensor)]]
-        owners = self._places.owners(names)
-        waiting = self._orthogonalized(parts, owners)
+        names = tuple(name for tensor in tensors for name in self._places.names[id(tensor)])
+        if names not in self._routes:
+            self._routes[names] = self._places.route(names)
+        waiting = self._orthogonalized(parts, self._routes[names])
         lr, decay = group["lr"], group["weight_decay"]
         for name in list(waiting):
             tensor, where = parts[name]
@@ -174,35 +201,29 @@ class Muon(torch.optim.Optimizer):
             rate = lr * _ratio(self._section.adjust_lr_fn, self._places.shapes[name])
             tensor.view(-1)[where].mul_(1 - lr * decay).add_(update, alpha=-rate)
 
-    def _orthogonalized(self, parts: Mapping[str, tuple[Tensor, slice]], owners: Mapping[str, int]) -> Parts:
-        """Return this rank's parts of the orthogonalized matrices, bf16; ``owners`` make them."""
+    def _orthogonalized(self, parts: Mapping[str, tuple[Tensor, slice]], route: _Route) -> Parts:
+        """Return this rank's parts of the orthogonalized matrices, bf16."""
         places, rank = self._places, self._places.rank
-        num_ranks = len(next(iter(places.parts.values())))
-        others = [other for other in range(num_ranks) if other != rank]
-        lengths = {name: [length for _, length in places.parts[name]] for name in owners}
-        # Names of the parts that go to, and that come from, each rank.
-        away = {o: [name for name, owner in owners.items() if owner == o and name in parts] for o in others}
-        here = {o: [name for name, owner in owners.items() if owner == rank and lengths[name][o]] for o in others}
         arrived: dict[int, Parts] = {}
-        crosses = any(sum(map(bool, lengths[name])) > bool(lengths[name][owner]) for name, owner in owners.items())
-        if crosses and not places.copied:
-            sent = {other: {name: self._direction(*parts[name]) for name in names} for other, names in away.items()}
-            arrived = self._exchange(sent, {o: {n: lengths[n][o] for n in names} for o, names in here.items()})
+        if route.crosses and not places.copied:
+            sent = {r: {name: self._direction(*parts[name]) for name in names} for r, names in route.away.items()}
+            arrived = self._exchange(sent, route.here)
             del sent
         wholes: Parts = {}
-        for name in (name for name, owner in owners.items() if owner == rank):
-            whole = torch.empty(places.shapes[name].numel(), dtype=torch.bfloat16, device=comm.device())
-            for other, (offset, length) in enumerate(places.parts[name]):
-                if other == rank and length:
-                    whole[offset : offset + length] = self._direction(*parts[name])
-                elif other in arrived and length:
-                    whole[offset : offset + length] = arrived[other].pop(name)
-            wholes[name] = orthogonalized(whole.view(places.shapes[name]), self._section).reshape(-1)
+        for name in (name for name, owner in route.owners.items() if owner == rank):
+            wholes[name] = torch.empty(places.shapes[name].numel(), dtype=torch.bfloat16, device=comm.device())
+            if name in parts:
+                self._part_of(wholes, name, rank).copy_(self._direction(*parts[name]))
+        for other, got in arrived.items():
+            for name, part in got.items():
+                self._part_of(wholes, name, other).copy_(part)
         arrived.clear()
-        found = {name: self._part_of(wholes, name, rank) for name in parts if owners[name] == rank}
-        if crosses:
-            back = {o: {n: self._part_of(wholes, n, o) for n in names} for o, names in here.items()}
-            for got in self._exchange(back, {o: {n: lengths[n][rank] for n in away[o]} for o in others}).values():
+        for name, whole in wholes.items():
+            wholes[name] = orthogonalized(whole.view(places.shapes[name]), self._section).reshape(-1)
+        found = {name: self._part_of(wholes, name, rank) for name in wholes if name in parts}
+        if route.crosses:
+            back = {r: {name: self._part_of(wholes, name, r) for name in names} for r, names in route.here.items()}
+            for got in self._exchange(back, route.away).values():
                 found.update(got)
         return found
 
@@ -219,15 +240,16 @@ class Muon(torch.optim.Optimizer):
 
     def _exchange(self, sent: Mapping[int, Parts], lengths: Mapping[int, Mapping[str, int]]) -> dict[int, Parts]:
         """Send parts to other ranks; return those that come from them, whose names and lengths are known."""
-        num_ranks = len(sent) + 1
-        numbers = [[sum(part.numel() for part in sent.get(r, {}).values()) for r in range(num_ranks)]]
-        numbers.append([sum(lengths.get(r, {}).values()) for r in range(num_ranks)])
-        leaving = torch.empty(sum(numbers[0]), dtype=torch.bfloat16, device=comm.device())
-        flat = [part for rank in sorted(sent) for part in sent[rank].values()]
-        if flat:
-            torch.cat(flat, out=leaving)
-        arriving = torch.empty(sum(numbers[1]), dtype=torch.bfloat16, device=comm.device())
-        dist.all_to_all_single(arriving, leaving, numbers[1], numbers[0], group=self._places.group)
+        ranks = range(dist.get_world_size(self._places.group))
+        leaving_by_rank = [sum(part.numel() for part in sent.get(r, {}).values()) for r in ranks]
+        arriving_by_rank = [sum(lengths.get(r, {}).values()) for r in ranks]
+        leaving, arriving = (
+            torch.empty(sum(numbers), dtype=torch.bfloat16, device=comm.device())
+            for numbers in (leaving_by_rank, arriving_by_rank)
+        )
+        if sent:
+            torch.cat([part for rank in sorted(sent) for part in sent[rank].values()], out=leaving)
+        dist.all_to_all_single(arriving, leaving, arriving_by_rank, leaving_by_rank, group=self._places.group)
         found: dict[int, Parts] = {}
         start = 0
         for rank in sorted(lengths):

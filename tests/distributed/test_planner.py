@@ -48,6 +48,13 @@ GAT = [
     "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
     "batch=32",
 ]
+MUON = [  # wide, so that states are more than activations
+    *(text.replace("adam", "muon") for text in COMMON),
+    "generator={family: gat, depth: 4, width: 384, heads: 4, patch: 8, levels: 2}",
+    "discriminator={family: gat, depth: 4, width: 384, heads: 4, patch: 8, levels: 2, embedding_size: 64}",
+    "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
+    "batch=4",
+]
 DEEP = [  # D's weights are many times those of a layer, and what its activations hold
     *COMMON,
     "generator={family: mlp, latent_size: 64, width: 128, depth: 2}",
@@ -121,6 +128,11 @@ LAYOUTS = {
         [*BIGGAN, *RECOMPUTING, "engines.generator.ranks=1"],
         zero(3),
     ),
+    "GAT with Muon, ZeRO 0": (MUON, zero(0)),
+    "GAT with Muon, ZeRO 0 in bf16": (MUON, zero(0, **BF16)),
+    "GAT with Muon, ZeRO 2": (MUON, zero(2)),
+    "GAT with Muon, ZeRO 2 in bf16, optimizer on the host": (MUON, zero(2, zero=HOST, **BF16)),
+    "GAT with Muon, ZeRO 3": (MUON, zero(3)),
     "GAT, ZeRO 1, exact R1 and R2": (GAT, zero(1)),
     "GAT, ZeRO 3, exact R1 and R2, recomputing": ([*GAT, *RECOMPUTING], zero(3)),
     "GAT, 2 stages, exact R1 and R2": ([*GAT, *STAGES], zero(1)),
