@@ -38,7 +38,7 @@ def matrices_of(network):
     ]
 
 
-def check_muon(pool, game, ds, options=PLAIN, adjust="match_rms_adamw", more=(), extra=(), tolerance=0.0):
+def check_muon(pool, game, ds, options=PLAIN, adjust="match_rms_adamw", more=(), extra=()):
     """Three updates from the same gradients are those of torch's optimizers, and each matrix is orthogonalized once."""
     told = [*overrides(game, options, adjust, **dict(more)), *extra]
     by_rank = pool.run(scenarios.muon_updates, told, ds, UPDATES)
@@ -75,13 +75,26 @@ def check_muon(pool, game, ds, options=PLAIN, adjust="match_rms_adamw", more=(),
             for name, after in recorded[f"{network}.{number}.after"].items():
                 moved = torch.from_numpy(after).view(shapes[name])
                 error = (moved - own[name].detach()).abs().max()
-                assert error <= (tolerance if name in names else 1e-6), (network, number, name, float(error))
+                assert error <= (0 if name in names else 1e-6), (network, number, name, float(error))
     assert done == expected
     return by_rank
 
 
-@pytest.mark.parametrize("game", ["gat", "cat"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+QUICK = [(1, "gat"), (3, "cat")]
+
+
+@pytest.mark.parametrize(
+    "stage, game",
+    [
+        *QUICK,
+        *(
+            pytest.param(stage, game, marks=pytest.mark.slow)
+            for stage in (0, 1, 2, 3)
+            for game in ("gat", "cat")
+            if (stage, game) not in QUICK
+        ),
+    ],
+)
 def test_it_is_torchs(ranks, stage, game):
     by_rank = check_muon(ranks(2), game, dict.fromkeys(NETWORKS, zero(stage)))
     numbers = [len(rank["shapes"]) for rank in by_rank]
@@ -93,7 +106,7 @@ HOST = {"offload_optimizer": {"device": "cpu"}}
 SMALL = {"reduce_bucket_size": 300, "sub_group_size": 300}
 MORE = {
     "options": (zero(2), {"options": OPTIONS, "adjust": "original"}),
-    "spectral_unclamped": (zero(3), {"adjust": "spectral_unclamped"}),
+    "options at 3": (zero(3), {"options": OPTIONS, "adjust": "original"}),
     "matrices decay": (zero(1), {"more": {"weight_decay_on": "matrices"}}),
     "clipped": (zero(3), {"more": {"clip_norm": 0.01}, "extra": ["accumulation=2"]}),
     "small groups at 1": (zero(1, zero={"reduce_bucket_size": 300}), {}),

@@ -48,10 +48,10 @@ GAT = [
     "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
     "batch=32",
 ]
-MUON = [  # wide, so that states are more than activations
+MUON = [  # few samples, so that states are more than activations
     *(text.replace("adam", "muon") for text in COMMON),
-    "generator={family: gat, depth: 4, width: 384, heads: 4, patch: 8, levels: 2}",
-    "discriminator={family: gat, depth: 4, width: 384, heads: 4, patch: 8, levels: 2, embedding_size: 64}",
+    "generator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2}",
+    "discriminator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2, embedding_size: 64}",
     "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
     "batch=4",
 ]
