@@ -112,8 +112,11 @@ class _Network:
         """Bytes on the device to orthogonalize matrices that have so many elements on a rank (engines/muon.py)."""
         if not self.in_matrices:
             return 0
-        # Parts that come and go and whole matrices, in bf16, and the products of the largest.
-        return 2 * min(numel, self.in_matrices) * (3 if self.num > 1 else 1) + 6 * self.largest
+        numel = min(numel, self.in_matrices)
+        # At ZeRO 1 and 2 only matrices that lie on two ranks travel, and a rank has two of them at most.
+        cut = numel if self.engine.file.stage in (0, 3) else min(numel, 2 * self.largest)
+        # Whole matrices and parts that come and go, in bf16, and the products of the largest.
+        return 2 * numel + (4 * cut if self.num > 1 else 0) + 6 * self.largest
 
 
 def build_states(plan: RunPlan, network: str, sizes: Sequence[int], in_matrices: int = 0) -> States:
@@ -241,12 +244,14 @@ def _stage12_offloaded(own: _Network) -> States:
     spare = _spare([shared * FLOAT, *gradients_of, *buffers]) if offload and offload.pin_memory else 0
     sent = min(bucket, whole) * weight
     converted = min(own.largest, shared) * FLOAT if weight < FLOAT else 0
-    copied = max(sent, converted, own.orthogonalized(shared))
+    copied, orthogonalized = max(sent, converted), own.orthogonalized(shared)
     if own.engine.file.stage == 1:
-        gradients = Gradients(weight, whole * weight, bucket * weight, updating=whole * weight + copied)
+        updating = whole * weight + max(copied, orthogonalized)
+        gradients = Gradients(weight, whole * weight, bucket * weight, updating=updating)
     else:
         flushing = copied if bucket < whole else 0
-        gradients = Gradients(buffer=bucket * weight + flushing, ending=bucket * weight + copied)
+        ending = bucket * weight + copied
+        gradients = Gradients(buffer=bucket * weight + flushing, ending=ending, updating=orthogonalized)
     return States(device, host, gradients, weight, shared, spare=spare)
 
 
