@@ -146,6 +146,13 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     if os.path.lexists(out):
         raise UserError("--out", str(out), "exists already", "give a new directory")
     recipe = read_saved_recipe(run)
+    if getattr(recipe.optimizer, options.network).kind == "muon":
+        problem = f"cannot be combined with optimizer.{options.network}.kind=muon"
+        remedy, detail = (
+            "use --format safetensors, for the weights alone",
+            "DeepSpeed reads Adam's state of all weights",
+        )
+        raise UserError("--format", UNIVERSAL, problem, remedy, detail)
     found = checkpoint.find_intact(run, options.nimg, lambda found: checkpoint.files_with(found, options.network))
     network = network_on_meta(recipe, options.network)
     with memory.naming_remedy(f"while the {options.network} is exported", "use a machine with more memory"):

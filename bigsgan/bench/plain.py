@@ -26,7 +26,7 @@ from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch, Rates
-from bigsgan.engines.optimizer import build_torch_optimizer, decay_groups, set_rates
+from bigsgan.engines.optimizer import build_torch_optimizer, set_rates
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
 from bigsgan.models.build import build_network, initial_seed
@@ -248,7 +248,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
         avoid_fp16_on_a_cpu(stack, device.type == "cuda")
         initialize(stack, initial_seed(recipe, network))
         join_replicas(stack, num_ranks)
-        optimizer = build_torch_optimizer(section, decay_groups(section, stack.parameters()))
+        optimizer = build_torch_optimizer(section, stack)
         accumulation = recipe.accumulation_of(network)
         trainees[network] = NetworkAndOptimizer(Root(stack), optimizer, accumulation, section.clip_norm, distributed)
     parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), rank, num_ranks) for n in NETWORKS}

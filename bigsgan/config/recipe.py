@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data
-from bigsgan.config.families import AnyDiscriminator, AnyGenerator
+from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.objective import Objective
@@ -180,6 +180,11 @@ def _check_recipe(recipe: Recipe) -> None:
     for network in NETWORKS:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
+        if optimizer.kind == "muon" and not section.is_transformer:
+            families = " or ".join(family for family, (each, _) in FAMILIES.items() if each.is_transformer)
+            field, detail = f"optimizer.{network}.kind", "Muon is for the matrices of a transformer's blocks"
+            problem = f"must be adam, adamw, sgd or rmsprop with {network}.family={section.family}"
+            raise UserError(field, "muon", problem, f"set {field}=adamw, or {network}.family to {families}", detail)
         if optimizer.reference_width and section.own_width is None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
@@ -315,10 +320,14 @@ def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
     if optimizer.warmup_nimg >= total_nimg:
         problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
         raise UserError(f"{field}.warmup_nimg", optimizer.warmup_nimg, problem, remedy)
-    if optimizer.momentum and optimizer.is_adam:
-        remedy = f"set {field}.betas, or {field}.kind to sgd or rmsprop"
+    if optimizer.momentum and optimizer.has_adam:
+        own = "muon.momentum" if optimizer.kind == "muon" else "betas"
+        remedy = f"set {field}.{own}, or {field}.kind to sgd or rmsprop"
         raise UserError(f"{field}.momentum", optimizer.momentum, f"must be 0 with kind={optimizer.kind}", remedy)
-    if optimizer.final_beta2 is not None and not optimizer.is_adam:
+    if optimizer.muon and optimizer.kind != "muon":
+        problem, remedy = f"must be unset with kind={optimizer.kind}", f"remove it, or set {field}.kind=muon"
+        raise UserError(f"{field}.muon", f"momentum={optimizer.muon.momentum}", problem, remedy)
+    if optimizer.final_beta2 is not None and not optimizer.has_adam:
         problem = f"must be unset with kind={optimizer.kind}"
         raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
     if not optimizer.weight_decay:

@@ -124,7 +124,8 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
         _check_cuda_graphs(recipe, network, file)
         is_stock = recipe.engines.stock_deepspeed in (network, "both")
         engines[network] = EnginePlan(network, section, optimizer, file, placement, size, derived, is_stock)
-        _check_decay(engines[network])
+        _check_groups(engines[network])
+        _check_offload(engines[network])
     _check_slope(recipe, engines["discriminator"].file)
     _check_logger(engines)
     plan = RunPlan(recipe, world_size, engines, on_gpus)
@@ -243,16 +244,33 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
         raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
 
 
-def _check_decay(engine: EnginePlan) -> None:
+def _check_groups(engine: EnginePlan) -> None:
     """Refuse two groups of parameters where DeepSpeed adds up norms over stages, group by group.
 
-    A stage may have matrices alone, and so fewer groups than another: the ranks would wait for each other.
+    A stage may have matrices alone, or none, and so fewer groups than another: the ranks would wait for each other.
     """
     adds_at_once = engine.reduces_by_group or (engine.file.stage == 0 and not engine.is_stock)
-    if engine.placement.num_stages > 1 and engine.optimizer.weight_decay_on == "matrices" and not adds_at_once:
-        field, problem = f"optimizer.{engine.network}.weight_decay_on", "must be all with these pipeline stages"
-        detail = f"{engine.file.path}: DeepSpeed reduces their gradients"
-        raise UserError(field, "matrices", problem, "set it to all, or use ds_configs/zero1.json", detail)
+    if engine.placement.num_stages == 1 or adds_at_once:
+        return
+    field, detail = f"optimizer.{engine.network}", f"{engine.file.path}: DeepSpeed reduces their gradients"
+    for key, value, other in (("weight_decay_on", "matrices", "all"), ("kind", "muon", "adamw")):
+        if getattr(engine.optimizer, key) == value:
+            problem, remedy = f"must be {other} with these pipeline stages", "or use ds_configs/zero1.json"
+            raise UserError(f"{field}.{key}", value, problem, f"set it to {other}, {remedy}", detail)
+
+
+def _check_offload(engine: EnginePlan) -> None:
+    """Refuse DeepSpeed's Adam on the host for another optimizer, as DeepSpeed would later, and Muon on a drive."""
+    kind, file = engine.optimizer.kind, engine.file
+    if kind == "muon" and file.uses_nvme:
+        field, problem = "zero_optimization.offload_optimizer.device", "must be cpu with optimizer"
+        remedy, detail = f"set it to cpu, or optimizer.{engine.network}.kind=adamw", "no test covers Muon on a drive"
+        raise UserError(f"{file.path}: {field}", "nvme", f"{problem}.{engine.network}.kind=muon", remedy, detail)
+    asks = file.offload_optimizer != "none" and file.content.get("zero_force_ds_cpu_optimizer")
+    if asks and not engine.optimizer.is_adam:
+        problem = f"must be false with optimizer.{engine.network}.kind={kind}"
+        remedy, detail = "remove it; torch's optimizers work on the host too", "it asks for DeepSpeed's own Adam"
+        raise UserError(f"{file.path}: zero_force_ds_cpu_optimizer", True, problem, remedy, detail)
 
 
 def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:

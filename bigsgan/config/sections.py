@@ -79,11 +79,33 @@ class Section(BaseModel):
                 raise UserError(f"{name}.{key}", value, f"must be unset with {condition}", remedy)
 
 
+class Muon(Section):
+    """How ``kind: muon`` updates matrices; the keys are those of torch.optim.Muon, but for the first."""
+
+    lr_multiplier: PositiveFloat = 1.0
+    """Learning rate of the matrices, relative to ``lr``."""
+    momentum: Fraction = 0.95
+    """Share of the old momentum that an update keeps."""
+    nesterov: bool = True
+    """Whether an update goes along the momentum after the next step with the same gradient."""
+    adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral_unclamped"] = "match_rms_adamw"
+    """Factor on the learning rate of a matrix with A rows and B columns: 0.2 sqrt(max(A, B)), with which updates are as
+    large as AdamW's, sqrt(max(1, A / B)), which is torch's default, or sqrt(A / B)."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Steps of the Newton-Schulz iteration, which makes the singular values equal."""
+    ns_coefficients: list[float] = Field(default=[3.4445, -4.775, 2.0315], min_length=3, max_length=3)
+    """Coefficients of its polynomial."""
+    eps: PositiveFloat = 1e-7
+    """Least norm by which a matrix is divided before the iteration."""
+
+
 class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
-    kind: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
-    """``adamw`` applies weight decay to the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+    kind: Literal["adam", "adamw", "sgd", "rmsprop", "muon"] = "adam"
+    """``adamw`` applies weight decay to the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101). ``muon``
+    (Jordan 2024) orthogonalizes the updates of the matrices in a transformer's blocks, and is AdamW for all other
+    parameters."""
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
@@ -92,11 +114,13 @@ class Optimizer(Section):
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator of ``adam``, ``adamw`` and ``rmsprop``."""
+    """Added to the denominator of Adam, in ``muon`` too, and of ``rmsprop``."""
     momentum: Fraction = 0.0
     """Momentum of ``sgd`` and ``rmsprop``."""
+    muon: Muon | None = None
+    """Needs ``kind: muon``, for which the defaults hold without it."""
     weight_decay: NaturalFloat = 0.0
-    """Added to the gradient, but for ``adamw``."""
+    """Added to the gradient, but for ``adamw`` and ``muon``."""
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Parameters that decay. ``matrices`` have two or more dimensions, as embeddings and learned constants have too;
     biases, gains and scalars do not decay then."""
@@ -117,6 +141,16 @@ class Optimizer(Section):
     def is_adam(self) -> bool:
         """Whether it is Adam, with either kind of weight decay."""
         return self.kind in ("adam", "adamw")
+
+    @property
+    def has_adam(self) -> bool:
+        """Whether Adam updates all parameters or, with Muon, those that are not its matrices."""
+        return self.is_adam or self.kind == "muon"
+
+    @property
+    def matrices(self) -> Muon:
+        """How Muon updates matrices."""
+        return self.muon or Muon()
 
 
 class Optimizers(Section):

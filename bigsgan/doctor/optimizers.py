@@ -22,6 +22,9 @@ _FILE = DeepSpeedFile(Path(), {}, stage=0, precision="fp32", offload_optimizer="
 CLOSE = 1e-5
 """Largest error in float32, relative to the length of all steps: 24 roundings of 6e-8 to numbers of that size."""
 
+ROUGH = 0.03
+"""The same where matrices are orthogonalized in bf16: 8 roundings of 2e-3 that the iteration enlarges."""
+
 KINDS: dict[str, dict[str, Any]] = {
     "Adam": {"betas": [0.5, 0.9], "weight_decay": 0.1},
     "Adam without momentum": {"betas": [0.0, 0.99]},
@@ -29,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "AdamW without momentum": {"kind": "adamw", "betas": [0.0, 0.9], "weight_decay": 0.3},
     "SGD": {"kind": "sgd", "weight_decay": 0.1},
     "SGD with momentum": {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+    "Muon": {"kind": "muon", "betas": [0.5, 0.9], "weight_decay": 0.1},
     "RMSprop": {"kind": "rmsprop", "betas": [0.0, 0.9], "momentum": 0.5, "weight_decay": 0.1},
 }
 """Options of a recipe's ``optimizer``, by the names in messages."""
@@ -36,11 +40,20 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def optimizers(subject: Subject) -> Finding:
     """Compare four steps of each kind of optimizer, built as for networks, with its equations."""
-    errors = {name: error(Optimizer.model_validate({"lr": _LR, **options})) for name, options in KINDS.items()}
+    kinds = {name: Optimizer.model_validate({"lr": _LR, **options}) for name, options in KINDS.items()}
+    known = hasattr(torch.optim, "Muon")  # from torch 2.9 on
+    errors = {name: error(section) for name, section in kinds.items() if known or section.kind != "muon"}
     remedy = "repeat on another device: if only this one fails, take it out of use; otherwise install another torch"
     whole = f"{_STEPS} steps of {len(errors)} kinds are"
-    bounds = dict.fromkeys(errors, CLOSE)
+    bounds = {name: ROUGH if name == "Muon" else CLOSE for name in errors}
     return judged(f"{_STEPS} steps are", errors, bounds, "of their length off", remedy, whole)
+
+
+class _Stack(nn.ParameterList):
+    """Weights of which those with two dimensions are in a transformer's blocks."""
+
+    def matrices(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self if parameter.dim() == 2]
 
 
 def error(section: Optimizer) -> float:
@@ -48,7 +61,7 @@ def error(section: Optimizer) -> float:
     generator = torch.Generator().manual_seed(0)
     start = [_SIZE * torch.randn(shape, generator=generator) for shape in _SHAPES]
     grads = [[torch.randn(shape, generator=generator) for shape in _SHAPES] for _ in range(_STEPS)]
-    stack: Any = nn.ParameterList(weight.to(comm.device(), copy=True) for weight in start)
+    stack: Any = _Stack(weight.to(comm.device(), copy=True) for weight in start)
     optimizer = build_optimizer(section, stack, _FILE)
     for gradients in grads:
         for parameter, gradient in zip(stack, gradients, strict=True):
@@ -66,12 +79,29 @@ def _adam(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
     """Kingma and Ba 2015, algorithm 1; for AdamW, Loshchilov and Hutter 2019, algorithm 2."""
     m, v, (beta1, beta2) = torch.zeros_like(w), torch.zeros_like(w), section.betas
     for t, g in enumerate(grads, start=1):
-        if section.kind == "adamw":
+        if section.kind != "adam":
             w = w * (1 - section.lr * section.weight_decay)
         else:
             g = g + section.weight_decay * w
         m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
         w = w - section.lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + section.eps)
+    return w
+
+
+def _muon(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
+    """Jordan 2024, https://kellerjordan.github.io/posts/muon/, with the factor of Liu et al. 2025, arXiv 2502.16982."""
+    if w.dim() != 2:
+        return _adam(section, w, grads)
+    own, momentum, factor = section.matrices, torch.zeros_like(w), 0.2 * max(w.shape) ** 0.5
+    a, b, c = own.ns_coefficients
+    for g in grads:
+        momentum = own.momentum * momentum + (1 - own.momentum) * g
+        x = own.momentum * momentum + (1 - own.momentum) * g
+        x = x / x.norm()
+        for _ in range(own.ns_steps):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        w = w * (1 - section.lr * section.weight_decay) - section.lr * factor * x
     return w
 
 
@@ -97,6 +127,7 @@ def _rmsprop(section: Optimizer, w: Tensor, grads: list[Tensor]) -> Tensor:
 EQUATIONS: dict[str, Callable[[Optimizer, Tensor, list[Tensor]], Tensor]] = {
     "adam": _adam,
     "adamw": _adam,
+    "muon": _muon,
     "sgd": _sgd,
     "rmsprop": _rmsprop,
 }

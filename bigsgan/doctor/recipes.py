@@ -14,7 +14,7 @@ from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, pass
 from bigsgan.doctor.storage import directory_of
 from bigsgan.engines.compile_checks import check_compiler
 from bigsgan.engines.deepspeed.native_ops import builders
-from bigsgan.engines.optimizer import num_state_tensors
+from bigsgan.engines.optimizer import num_state_elements
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime.memory import size
 
@@ -31,8 +31,10 @@ def checkpoint_bytes(plan: RunPlan) -> int:
         engine = plan.engines[network]
         numel = sum(parameter.numel() for parameter in stack.parameters())
         buffers = sum(buffer.nbytes for buffer in stack.buffers())
-        tensors = 1 + num_state_tensors(engine.optimizer, engine.file) + averages * (network == "generator")
-        total += numel * _FLOAT * tensors + buffers * (1 + (network == "generator"))
+        in_matrices = sum(matrix.numel() for matrix in stack.matrices())
+        states = num_state_elements(engine.optimizer, engine.file, numel, in_matrices)
+        tensors = 1 + averages * (network == "generator")
+        total += (numel * tensors + states) * _FLOAT + buffers * (1 + (network == "generator"))
     return total
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines.base import Rates, Shard, Work
 from bigsgan.engines.deepspeed import internals
-from bigsgan.engines.optimizer import fit_state, set_rates
+from bigsgan.engines.optimizer import set_rates, spread_matrices, state_of
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
 from bigsgan.errors import UserError
@@ -71,7 +71,10 @@ class DeepSpeedBacked:
         self._parameters: list[nn.Parameter] = list(network.parameters())
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         self._pieces = internals.pieces(engine, names, replica)
-        self._copies = (replica, num_replicas) if internals.has_whole_masters(engine) else (0, 1)
+        is_copied = internals.has_whole_masters(engine)
+        self._copies = (replica, num_replicas) if is_copied else (0, 1)
+        keys = internals.keys(engine)
+        spread_matrices(engine.basic_optimizer, network, keys, self._pieces, copied=is_copied, group=replicas)
         self._buffers = list(saved_buffers(network).values())
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         # Without an optimizer wrapper (ZeRO 0 in float32) DeepSpeed would apply NaN, where the others skip the update,
@@ -153,7 +156,7 @@ class DeepSpeedBacked:
 
     def load_optimizer_state(self, shard: int, state: dict[str, Any]) -> None:
         """Replace the optimizer's state of one shard: tensors laid out as its master, and the number ``step``."""
-        state = fit_state(self._engine.basic_optimizer, state)
+        state = state_of(self._engine.basic_optimizer, internals.keys(self._engine)[shard], state)
         internals.set_optimizer_state(self._engine, shard, state)
 
     def destroy(self) -> None:

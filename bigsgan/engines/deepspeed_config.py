@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.sections import Optimizer
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed import nvme
 from bigsgan.engines.optimizer import num_state_tensors
@@ -42,6 +44,7 @@ def checked_config(plan: RunPlan, network: str) -> dict[str, Any]:
     """
     file = plan.engines[network].file
     _check_machine(network, file)
+    _check_torch(network, plan.engines[network].optimizer)
     config = deepspeed_config(plan, network)
     _let_deepspeed_check(file, config, plan)
     return config
@@ -144,6 +147,15 @@ def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunP
         raise UserError(f"{file.path}: {where}", first["input"], problem, "fix or remove it") from None
     except (AssertionError, TypeError, ValueError, DeepSpeedConfigError) as error:
         raise UserError(str(file.path), None, f"is not valid for DeepSpeed: {error}", "fix the file") from None
+
+
+def _check_torch(network: str, optimizer: Optimizer) -> None:
+    if optimizer.kind == "muon" and not hasattr(torch.optim, "Muon"):
+        problem, remedy = (
+            f"needs torch 2.9 or later, and this is {torch.__version__}",
+            "update torch, or set it to adamw",
+        )
+        raise UserError(f"optimizer.{network}.kind", "muon", problem, remedy)
 
 
 def _check_machine(network: str, file: DeepSpeedFile) -> None:

@@ -14,7 +14,7 @@ from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
 from bigsgan.engines.deepspeed.reports import keep_log, profile_into
 from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
-from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.engines.optimizer import build_optimizer, whole_shape
 from bigsgan.models.network import LayerStack
 
 
@@ -30,15 +30,26 @@ def initialize_engine(
         The engine, and its averaged gradients, which must be waited for before they are used; None if no wait is due.
     """
     own = plan.engines[network]
-    numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in layers.parameters())
+    numel = sum(whole_shape(parameter).numel() for parameter in layers.parameters())
     size_buckets(config, plan, network, numel)
+    at_once = stage_0_at_a_time(plan, network, numel)
     # ZeRO 1 and 2 reduce and update groups of at most so many elements.
     at_a_time = int(config["zero_optimization"]["reduce_bucket_size"]) if own.reduces_by_group else None
+    if own.optimizer.kind == "muon" and own.file.stage == 0 and not own.is_stock:
+        at_a_time = at_once.updated  # results travel group by group
     optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
     align_parts(not own.is_stock)
     keep_log()
+    # Below float32 at ZeRO 0 DeepSpeed would make a step here, of gradients that are 0 (fp16/unfused_optimizer.py): it
+    # would be counted, and weights would decay.
+    vars(optimizer)["step"] = _keep_still
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    del vars(optimizer)["step"]
     profile_into(engine, network, Path(plan.recipe.out))
     if own.is_stock:
         return engine, None
-    return engine, install_reducers(engine, own, stage_0_at_a_time(plan, network, numel))
+    return engine, install_reducers(engine, own, at_once)
+
+
+def _keep_still(closure: Any = None) -> None:
+    pass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -12,8 +13,9 @@ from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
-from bigsgan.engines.base import Rates
+from bigsgan.engines.base import Piece, Rates
 from bigsgan.engines.deepspeed.native_ops import CPU_ADAM, build_once, needs_cpu_adam
+from bigsgan.engines.muon import LR_MULTIPLIER, Muon
 from bigsgan.models.network import LayerStack
 
 Groups: TypeAlias = list[dict[str, Any]]
@@ -31,16 +33,44 @@ def build_optimizer(
         file: The DeepSpeed file.
         at_a_time: Largest number of elements in a group of parameters; None for no limit.
     """
-    groups = decay_groups(section, stack.parameters())
-    if at_a_time is not None:
-        groups = [{**group, "params": part} for group in groups for part in grouped(group["params"], at_a_time)]
-    decoupled = section.kind == "adamw"
-    if section.is_adam and needs_cpu_adam(file):
-        build_once(CPU_ADAM)
-        return DeepSpeedCPUAdam(groups, **_adam_options(section), adamw_mode=decoupled)
-    if _has_no_momentum(section, file):
-        return AdamWithoutMomentum(groups, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
-    return build_torch_optimizer(section, groups)
+
+    def build(groups: Groups) -> torch.optim.Optimizer:
+        decoupled = section.kind != "adam"
+        if section.is_adam and needs_cpu_adam(file):
+            build_once(CPU_ADAM)
+            return DeepSpeedCPUAdam(groups, **_adam_options(section), adamw_mode=decoupled)
+        if _has_no_momentum(section, file):
+            return AdamWithoutMomentum(groups, **_adam_options(section), fused=True, decoupled_weight_decay=decoupled)
+        return _build_torchs(section, groups)
+
+    return _build_on_groups(section, stack, build, at_a_time)
+
+
+def build_torch_optimizer(section: Optimizer, stack: LayerStack) -> torch.optim.Optimizer:
+    """Make torch's own optimizer of a network's parameters."""
+    return _build_on_groups(section, stack, partial(_build_torchs, section))
+
+
+def _build_on_groups(
+    section: Optimizer,
+    stack: LayerStack,
+    build: Callable[[Groups], torch.optim.Optimizer],
+    at_a_time: int | None = None,
+) -> torch.optim.Optimizer:
+    """Give ``build`` groups of the parameters; with Muon, of those that are not its matrices."""
+
+    def cut(groups: Groups) -> Groups:
+        if at_a_time is None:
+            return groups
+        return [{**group, "params": part} for group in groups for part in grouped(group["params"], at_a_time)]
+
+    matrices = stack.matrices() if section.kind == "muon" else []
+    known = {id(matrix) for matrix in matrices}
+    others = [parameter for parameter in stack.parameters() if id(parameter) not in known]
+    rest = build(cut(decay_groups(section, others)))
+    if not matrices:
+        return rest
+    return Muon(cut([{"params": matrices, "weight_decay": section.weight_decay}]), rest, section.lr, section.matrices)
 
 
 def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Groups:
@@ -48,8 +78,7 @@ def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Grou
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in parameters:
-        num_dimensions = len(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3's own shapes are of shards
-        is_decayed = section.weight_decay_on == "all" or num_dimensions > 1
+        is_decayed = section.weight_decay_on == "all" or len(whole_shape(parameter)) > 1
         (decayed if is_decayed else others).append(parameter)
     groups: Groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
@@ -68,14 +97,13 @@ def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.
     return groups
 
 
-def build_torch_optimizer(section: Optimizer, groups: Groups) -> torch.optim.Optimizer:
-    """Make torch's own optimizer."""
+def _build_torchs(section: Optimizer, groups: Groups) -> torch.optim.Optimizer:
     lr, decay, eps, beta2 = section.lr, section.weight_decay, section.eps, section.betas[1]
     if section.kind == "sgd":
         return torch.optim.SGD(groups, lr, momentum=section.momentum, weight_decay=decay, fused=True)
     if section.kind == "rmsprop":
         return torch.optim.RMSprop(groups, lr, beta2, eps, decay, section.momentum, foreach=True)
-    adam_of_kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
+    adam_of_kind = torch.optim.Adam if section.kind == "adam" else torch.optim.AdamW
     return adam_of_kind(groups, **_adam_options(section), fused=True)
 
 
@@ -85,10 +113,22 @@ def _adam_options(section: Optimizer) -> dict[str, Any]:
 
 
 def num_state_tensors(section: Optimizer, file: DeepSpeedFile) -> int:
-    """Return how many numbers the optimizer keeps for each weight."""
-    if section.is_adam:
+    """Return how many numbers the optimizer keeps for each weight; with Muon one for each in its matrices."""
+    if section.has_adam:
         return 1 if _has_no_momentum(section, file) else 2
     return (section.kind == "rmsprop") + (section.momentum > 0)
+
+
+def num_state_elements(section: Optimizer, file: DeepSpeedFile, numel: int, in_matrices: int) -> int:
+    """Return how many numbers the optimizer keeps for ``numel`` weights, of which some are in a stack's matrices."""
+    each = num_state_tensors(section, file)
+    return numel * each - (in_matrices * (each - 1) if section.kind == "muon" else 0)
+
+
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
+    """Return a parameter's shape, also where ZeRO 3, whose own shapes are of shards, has sharded it."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
@@ -97,7 +137,7 @@ def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
     Not with Adam's weight decay, which is added to the gradient and would stay there: DeepSpeed does not always rewrite
     its buffers of gradients. AdamW's decay is not added to the gradient.
     """
-    is_gradient = section.is_adam and section.betas[0] == 0 and (section.weight_decay == 0 or section.kind == "adamw")
+    is_gradient = section.has_adam and section.betas[0] == 0 and (section.weight_decay == 0 or section.kind != "adam")
     return is_gradient and not needs_cpu_adam(file) and not file.uses_nvme
 
 
@@ -149,16 +189,36 @@ class AdamWithoutMomentum(torch.optim.Adam):
 def set_rates(optimizer: Any, rates: Rates) -> None:
     """Set an optimizer's rates; it may be DeepSpeed's around one of torch's."""
     for group in optimizer.param_groups:
-        group["lr"] = rates.lr
-        if rates.beta2 is not None:
+        group["lr"] = rates.lr * group.get(LR_MULTIPLIER, 1.0)
+        if rates.beta2 is not None and "betas" in group:
             group["betas"] = (group["betas"][0], rates.beta2)
+
+
+def spread_matrices(
+    optimizer: torch.optim.Optimizer,
+    network: LayerStack,
+    tensors: Sequence[Tensor],
+    pieces: Sequence[Sequence[Piece]],
+    **place: Any,
+) -> None:
+    """Tell Muon where the network's matrices lie, see Muon.spread. Every rank of the network's replicas calls this."""
+    if isinstance(optimizer, Muon):
+        shapes = {name: whole_shape(matrix) for name, matrix in network.named_matrices()}
+        optimizer.spread(tensors, pieces, shapes, **place)
+
+
+def state_of(optimizer: torch.optim.Optimizer, tensor: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what one of an optimizer's tensors needs of the state that a checkpoint has of it."""
+    if isinstance(optimizer, Muon):
+        return fit_state(optimizer.rest, optimizer.state_of(tensor, state))
+    return fit_state(optimizer, state)
 
 
 def fit_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Fit the state of another kind of Adam: the first moment is added or dropped, as beta1 and offload ask."""
     if isinstance(optimizer, AdamWithoutMomentum):
         return {kind: value for kind, value in state.items() if kind != "exp_avg"}
-    keeps = "exp_avg_sq" in state and "betas" in optimizer.param_groups[0]
+    keeps = "exp_avg_sq" in state and "betas" in optimizer.defaults
     if keeps and "exp_avg" not in state:
         return {**state, "exp_avg": torch.zeros_like(state["exp_avg_sq"])}
     return state

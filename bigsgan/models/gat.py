@@ -29,6 +29,7 @@ from bigsgan.models.plain import Embedding
 from bigsgan.models.precision import full
 from bigsgan.models.transformer import (
     Attention,
+    Block,
     Constant,
     Linear,
     Positions,
@@ -129,7 +130,7 @@ class Modulation(nn.Module):
         return self.linear(F.silu(w))[:, None].chunk(self.num, dim=-1)
 
 
-class GeneratorBlock(nn.Module):
+class GeneratorBlock(Block):
     """Attention and a perceptron, each between a scale and a gate that w gives; the first begins with positions.
 
     With ``shift``, as CAT has it, w gives what is added behind a scale, too.
@@ -224,7 +225,7 @@ class Tokens(nn.Module):
         return torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1), labels
 
 
-class DiscriminatorBlock(nn.Module):
+class DiscriminatorBlock(Block):
     """Attention and a perceptron, whose small beginnings learned scales set (Touvron et al. 2021, arXiv 2103.17239)."""
 
     def __init__(self, config: TransformerNetwork, attention: Attention) -> None:

@@ -8,7 +8,7 @@ gradient path. An entry is dropped after its last use.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.layers import SpectralLayer, StatefulLayer, TwiceDifferentiable
+from bigsgan.models.transformer import Block, Linear
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
 
@@ -131,6 +132,17 @@ class LayerStack(nn.Module):
     def spectral_layers(self) -> list[SpectralLayer]:
         """List the layers with a spectrally normalized weight."""
         return [module for module in self.modules() if isinstance(module, SpectralLayer)]
+
+    def matrices(self) -> list[nn.Parameter]:
+        """List the weights of linear maps within the blocks of a transformer, which Muon may update."""
+        return [matrix for _, matrix in self.named_matrices()]
+
+    def named_matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield ``matrices`` with their names in the network."""
+        for number, layer in self.layers.items():
+            for name, module in layer.named_modules() if isinstance(layer, Block) else ():
+                if isinstance(module, Linear):
+                    yield f"layers.{number}.{name}.weight", module.weight
 
     def exact_layers(self) -> list[TwiceDifferentiable]:
         """List the layers that compute in a form that can be differentiated twice."""

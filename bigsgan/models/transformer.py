@@ -107,6 +107,10 @@ def normalized(x: Tensor, epsilon: float | None = _EPSILON, weight: Tensor | Non
     return (dual.rms_norm if has_tangent(x) else meta_gpu.rms_norm)(x, weight, added)
 
 
+class Block(nn.Module):
+    """A layer of attention and a perceptron. Its linear maps are those whose weights Muon updates."""
+
+
 class Attention(TwiceDifferentiable):
     """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
 

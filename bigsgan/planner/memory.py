@@ -87,12 +87,13 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     sizes = [parameter.numel() for parameter in layers.parameters()]
     buffers = sum(buffer.nbytes for buffer in saved_buffers(layers).values())
     computed = sum(buffer.nbytes for buffer in layers.buffers()) - buffers
-    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed)
+    in_matrices = sum(matrix.numel() for matrix in layers.matrices())
+    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices)
 
 
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
     """Go through an update without lazy penalties, one with them, and sampling."""
-    states = {network: build_states(plan, network, part.sizes) for network, part in parts.items()}
+    states = {network: build_states(plan, network, part.sizes, part.in_matrices) for network, part in parts.items()}
     one = FLOAT * states["generator"].num_masters
     ema = one * (1 + len(plan.recipe.ema.widths))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"

@@ -30,6 +30,7 @@ class Part(NamedTuple):
     sizes: list[int]  # elements of each parameter
     buffers: int  # bytes of the buffers that are saved
     computed: int = 0  # bytes of the buffers that are computed instead
+    in_matrices: int = 0  # elements of the matrices that Muon may update
 
     @property
     def is_held(self) -> bool:

@@ -16,7 +16,7 @@ from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
-from bigsgan.engines.optimizer import num_state_tensors
+from bigsgan.engines.optimizer import num_state_elements
 from bigsgan.planner.gathering import Limits
 from bigsgan.runtime.memory import pinned_bytes
 
@@ -84,11 +84,12 @@ class _Network:
         num: Replicas.
         shared: That this rank updates, of those that share them.
         touched: Of each parameter that is in part among those; of the rank with the largest sum.
+        in_matrices: Of this rank's layers, in the matrices that Muon updates; 0 with another optimizer.
         copied: At a time, at ZeRO 0.
         settings: DeepSpeed's of ZeRO.
     """
 
-    def __init__(self, plan: RunPlan, network: str, sizes: Sequence[int]) -> None:
+    def __init__(self, plan: RunPlan, network: str, sizes: Sequence[int], in_matrices: int) -> None:
         self.engine, self.num = plan.engines[network], plan.placement(network).num_replicas
         file = self.engine.file
         self.weight = DTYPES[file.precision].itemsize
@@ -97,23 +98,36 @@ class _Network:
         self.several = plan.recipe.accumulation_of(network) > 1
         self.sizes, self.whole, self.largest = sizes, sum(sizes), max(sizes)
         self.shared, self.touched = (_cut_each if file.stage == 3 else _cut_line)(sizes, self.num)
+        self.in_matrices = in_matrices if self.engine.optimizer.kind == "muon" else 0
         self.copied = stage_0_at_a_time(plan, network, self.whole)
         self.settings = zero_settings(plan, network, self.whole)
 
     def updated(self, numel: int) -> dict[str, int]:
         """Bytes of so many elements' masters and of the optimizer's tensors."""
-        num_moments = num_state_tensors(self.engine.optimizer, self.engine.file)
-        return {"masters": numel * FLOAT, "optimizer": numel * FLOAT * num_moments}
+        in_matrices = numel * self.in_matrices // self.whole
+        num = num_state_elements(self.engine.optimizer, self.engine.file, numel, in_matrices)
+        return {"masters": numel * FLOAT, "optimizer": num * FLOAT}
+
+    def orthogonalized(self, numel: int) -> int:
+        """Bytes on the device to orthogonalize matrices that have so many elements on a rank (engines/muon.py)."""
+        if not self.in_matrices:
+            return 0
+        numel = min(numel, self.in_matrices)
+        # At ZeRO 1 and 2 only matrices that lie on two ranks travel, and a rank has two of them at most.
+        cut = numel if self.engine.file.stage in (0, 3) else min(numel, 2 * self.largest)
+        # Whole matrices and parts that come and go, in bf16, and the products of the largest.
+        return 2 * numel + (4 * cut if self.num > 1 else 0) + 6 * self.largest
 
 
-def build_states(plan: RunPlan, network: str, sizes: Sequence[int]) -> States:
+def build_states(plan: RunPlan, network: str, sizes: Sequence[int], in_matrices: int = 0) -> States:
     """States of a network on the rank that needs most for them, without its EMA and buffers.
 
-    ``sizes`` are the elements of each parameter of the rank's layers.
+    ``sizes`` are the elements of each parameter of the rank's layers, of which ``in_matrices`` are in those that Muon
+    may update.
     """
     if not sizes:  # a rank that holds nothing of the network
         return States({}, {}, Gradients(), FLOAT, 0)
-    own, file = _Network(plan, network, sizes), plan.engines[network].file
+    own, file = _Network(plan, network, sizes, in_matrices), plan.engines[network].file
     has_flat_gradients = file.precision == "bf16" and (
         (file.stage == 0 and plan.placement(network).num_stages > 1)
         or (file.stage == 1 and own.adds_up == FLOAT and file.offload_optimizer == "none")
@@ -164,6 +178,7 @@ def _stage0(own: _Network) -> States:
     if own.engine.averages_by_group:
         group = min(whole, max(reduced, own.largest)) * weight  # copied as soon as it is whole, and then gone itself
         updating = held + (updated * FLOAT if is_low else 0)  # gradients go by the group, and copies come by the part
+        updating += own.orthogonalized(updated)
         gradients = Gradients(
             weight, between=held, group=group, group_each=weight, ending=held + group, updating=updating
         )
@@ -171,7 +186,7 @@ def _stage0(own: _Network) -> States:
     # A bucket that is full has gone beyond its size.
     bucket = min(whole, reduced + own.largest) if own.num > 1 else 0
     converted = updated * (FLOAT - weight) + own.largest * weight  # copies, whose gradients go one by one
-    updating = held + max(bucket * weight, converted if is_low else 0)
+    updating = held + max(bucket * weight, (converted if is_low else 0) + own.orthogonalized(updated))
     return States(device, {}, Gradients(each=weight, between=held, updating=updating), weight, whole)
 
 
@@ -185,7 +200,7 @@ def _stage12(own: _Network) -> States:
     group = min(own.settings.reduce_bucket_size, whole)  # of parameters that are reduced and updated together
     sent = max(group, own.largest)  # a larger parameter is sent as it is, the others in a copy
     kept, part = shared * adds_up, -(-sent // num)
-    stepping = kept + (part * FLOAT if adds_up < FLOAT else 0)
+    stepping = kept + (part * FLOAT if adds_up < FLOAT else 0) + own.orthogonalized(part)
     several, overlapping = own.several, own.engine.overlaps
     if own.engine.file.stage == 1 and (several or adds_up > weight or not overlapping):
         reducing = (whole + group) * adds_up + part * adds_up
@@ -229,12 +244,14 @@ def _stage12_offloaded(own: _Network) -> States:
     spare = _spare([shared * FLOAT, *gradients_of, *buffers]) if offload and offload.pin_memory else 0
     sent = min(bucket, whole) * weight
     converted = min(own.largest, shared) * FLOAT if weight < FLOAT else 0
-    copied = max(sent, converted)
+    copied, orthogonalized = max(sent, converted), own.orthogonalized(shared)
     if own.engine.file.stage == 1:
-        gradients = Gradients(weight, whole * weight, bucket * weight, updating=whole * weight + copied)
+        updating = whole * weight + max(copied, orthogonalized)
+        gradients = Gradients(weight, whole * weight, bucket * weight, updating=updating)
     else:
         flushing = copied if bucket < whole else 0
-        gradients = Gradients(buffer=bucket * weight + flushing, ending=bucket * weight + copied)
+        ending = bucket * weight + copied
+        gradients = Gradients(buffer=bucket * weight + flushing, ending=ending, updating=orthogonalized)
     return States(device, host, gradients, weight, shared, spare=spare)
 
 
@@ -246,7 +263,7 @@ def _flat_gradients(own: _Network) -> States:
     if own.num > 1:
         group = max(own.settings.reduce_bucket_size, own.largest) if own.engine.file.stage else padded
         sent = min(padded, own.copied.reduced + group) * own.adds_up
-    stepping = own.shared * FLOAT if own.adds_up < FLOAT else 0
+    stepping = (own.shared * FLOAT if own.adds_up < FLOAT else 0) + own.orthogonalized(own.shared)
     return States(device, {}, Gradients(updating=max(sent, stepping)), own.weight, own.shared)
 
 
@@ -257,14 +274,14 @@ def _stage3(own: _Network) -> States:
     device, host = dict[str, int](), dict[str, int]()
     (host if file.offload_parameters != "none" else device)["weights"] = shared * weight
     step = min(settings.sub_group_size, shared)
-    stepping = step * own.adds_up + (step * FLOAT if own.adds_up < FLOAT else 0)
+    stepping = step * own.adds_up + (step * FLOAT if own.adds_up < FLOAT else 0) + own.orthogonalized(step)
     stepping = max(stepping, -(-own.largest // own.num) * _NORM)
     held = bucket * weight  # from the first backward pass of an update to its end, with the gradients
     if file.offload_optimizer == "none":
         held += shared * own.adds_up
     else:
         host["gradients"] = shared * (own.adds_up + FLOAT)
-        stepping = 0
+        stepping = own.orthogonalized(step)
     if file.uses_nvme:
         host["buffers"] = step * FLOAT * num_swap_buffers(file, own.engine.optimizer)
     else:

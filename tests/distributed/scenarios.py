@@ -21,7 +21,7 @@ from bigsgan.doctor.runs import snapshot as snapshot
 from bigsgan.doctor.saving import save
 from bigsgan.doctor.saving import saved_parts as saved_parts
 from bigsgan.doctor.saving import whole_values as whole_values
-from bigsgan.engines import Shard
+from bigsgan.engines import Shard, muon
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.engines.phases import Segments, update_phases
 from bigsgan.monitor import RankLog
@@ -114,10 +114,24 @@ def adam_updates(overrides: list[str], ds: dict[str, Any], num_updates: int) -> 
     run = build(overrides, ds)
     recorded: dict[str, Any] = {}
     for network in ("generator", "discriminator"):
-        _record_steps(run, network, recorded)
+        if getattr(run.step, network).is_held:
+            _record_steps(run, network, recorded)
     update(run, num_updates)
     destroy(run)
     return recorded
+
+
+def muon_updates(overrides: list[str], ds: dict[str, Any], num_updates: int) -> dict[str, Any]:
+    """The same, and the shapes of the matrices that this rank orthogonalized."""
+    shapes: list[tuple[int, ...]] = []
+
+    def counting(matrix: torch.Tensor, section: Any) -> torch.Tensor:
+        shapes.append(tuple(matrix.shape))
+        return orthogonalized(matrix, section)
+
+    orthogonalized = muon.orthogonalized
+    with mock.patch.object(muon, "orthogonalized", counting):
+        return {**adam_updates(overrides, ds, num_updates), "shapes": shapes}
 
 
 def _record_steps(run: Run, network: str, recorded: dict[str, Any]) -> None:
@@ -128,7 +142,7 @@ def _record_steps(run: Run, network: str, recorded: dict[str, Any]) -> None:
 
     def step(*args: Any, **kwargs: Any) -> Any:
         for group in optimizer.param_groups:
-            grads.update({p.data_ptr(): p.grad.detach().clone() for p in group["params"]})
+            grads.update({p.data_ptr(): p.grad.detach().clone() for p in group["params"] if p.grad is not None})
         return original(*args, **kwargs)
 
     optimizer.step = step

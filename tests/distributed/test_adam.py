@@ -59,6 +59,34 @@ def test_weight_decay_on_matrices(ranks, stage):
     check_adam(ranks(2), overrides, ds, decay=lambda grad: 0.3 if grad.dim() > 1 else 0.0)
 
 
+def begun(overrides, ds):
+    """Each network's masters by name, and its optimizer's state, before the first update and after it."""
+    run, found = scenarios.build(overrides, ds), []
+    for _ in range(2):
+        shards = {n: getattr(run.step, n).shards() for n in LR}
+        masters = {n: scenarios.named_parts(run, n, [shard.master for shard in shards[n]]) for n in LR}
+        steps = {n: [float(shard.optimizer_state.get("step", 0)) for shard in shards[n]] for n in LR}
+        found.append((masters, steps))
+        scenarios.update(run, 1)
+    scenarios.destroy(run)
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_nothing_is_stepped_before_the_first_update(ranks, stage):
+    """In bf16 at ZeRO 0 DeepSpeed makes a step of gradients that are 0: it decays weights, and is counted."""
+    overrides = [text.replace("kind: adam", "kind: adamw, weight_decay: 500") for text in ADAM]
+    ds = dict.fromkeys(LR, zero(stage, bf16={"enabled": True}))
+    ((masters, steps), (_, later)), *_ = ranks(1).run(begun, overrides, ds)
+    networks = reference.build_networks(tiny_recipe(Path(tempfile.mkdtemp()), *overrides))
+    for network, stack in zip(LR, networks, strict=True):
+        assert set(steps[network]) == {0.0}
+        assert set(later[network]) == {1.0}
+        for name, parameter in stack.named_parameters():
+            got = torch.from_numpy(whole([masters[network]])[name])
+            assert (got - parameter.detach().flatten()).abs().max() <= 2**-8 * parameter.detach().abs().max(), name
+
+
 def check_adam(pool, overrides, ds, betas2=(0.9, 0.9, 0.9), decay=lambda grad: 0.0):
     """Compare the first gradients with the reference's, and three updates with Adam's formula, or AdamW's.
 

@@ -207,6 +207,36 @@ def test_adam(table, target):
         assert later[0]["numbers"]["generator.optimizer.step"] == FIRST + 1
 
 
+MUON = [
+    *(option for option in TINY_GAMES["gat"] if not option.startswith("optimizer.")),
+    "objective.fake_labels=data",
+    *(f"optimizer.{n}={{kind: muon, lr: 1e-3, betas: [0.5, 0.9]}}" for n in ("generator", "discriminator")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["1 rank", "zero2, groups", "zero3, offload", "stages"])
+def test_muon(table, target):
+    """A momentum of each matrix, and both moments of the rest, are equal bit for bit from shards and from stages."""
+    for source, begun, later, _ in check_resumed(table, target, MUON, ["2 ranks", "zero3", "stages"], 1):
+        values = scenarios.whole_values(begun)
+        by_kind = {}
+        for name in values:
+            entry, kind, parameter = name.split("/")
+            by_kind.setdefault((entry, kind), set()).add(parameter)
+        for network in ("generator", "discriminator"):
+            momenta, moments = by_kind[network, "momentum_buffer"], by_kind[network, "exp_avg_sq"]
+            assert momenta
+            assert all(name.endswith(".weight") for name in momenta)
+            assert moments == by_kind[network, "exp_avg"] == by_kind[network, "master"] - momenta
+        assert later[0]["numbers"]["generator.optimizer.step"] == FIRST + 1
+        moved = scenarios.whole_values(later)
+        changed = [
+            name for name in moved if "/momentum_buffer/" in name and not np.array_equal(moved[name], values[name])
+        ]
+        assert len(changed) > 20, source
+
+
 def apart(a, b):
     return distance(torch.from_numpy(a), torch.from_numpy(b))
 

@@ -51,7 +51,7 @@ def swapped(overrides, ds):
     sizes = {}
     for network in ("generator", "discriminator"):
         engine = getattr(run.step, network)._engine
-        files = [internals._swap_files(engine, key) for key in internals._keys(engine)]
+        files = [internals._swap_files(engine, key) for key in internals.keys(engine)]
         sizes[network] = [[Path(file.path).stat().st_size for file in of_one] for of_one in files]
     scenarios.destroy(run)
     return sizes

@@ -48,6 +48,13 @@ GAT = [
     "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
     "batch=32",
 ]
+MUON = [  # few samples, so that states are more than activations
+    *(text.replace("adam", "muon") for text in COMMON),
+    "generator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2}",
+    "discriminator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2, embedding_size: 64}",
+    "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}",
+    "batch=4",
+]
 DEEP = [  # D's weights are many times those of a layer, and what its activations hold
     *COMMON,
     "generator={family: mlp, latent_size: 64, width: 128, depth: 2}",
@@ -169,6 +176,21 @@ IN_CI = (
 def test_the_peak_is_predicted(ranks, tmp_path, name):
     samples, by_rank = check(ranks, tmp_path, name, *LAYOUTS[name])
     assert samples == pytest.approx(max(found["samples"] for found in by_rank), rel=0.12)
+
+
+WITH_MUON = {
+    "ZeRO 0": zero(0),
+    "ZeRO 0 in bf16": zero(0, **BF16),
+    "ZeRO 2": zero(2),
+    "ZeRO 2 in bf16, optimizer on the host": zero(2, zero=HOST, **BF16),
+    "ZeRO 3": zero(3),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", WITH_MUON)
+def test_the_peak_with_muon_is_predicted(ranks, tmp_path, name):
+    check(ranks, tmp_path, f"GAT with Muon, {name}", MUON, WITH_MUON[name])
 
 
 def taught(family):

@@ -248,7 +248,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "must be a list, got 0.9", "such as [0.0, 0.999]"),
     "optimizer.generator.kind=lamb": (
         "optimizer.generator.kind",
-        "must be 'adam', 'adamw', 'sgd' or 'rmsprop', got 'lamb'",
+        "must be 'adam', 'adamw', 'sgd', 'rmsprop' or 'muon', got 'lamb'",
         "choose one of these",
     ),
     "optimizer.generator.momentum=0.9": (

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bigsgan.config import load_recipe, plan_run
+from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.data import RealImages, ShownImages
 from bigsgan.doctor import recipes, saving, speed, storage
 from bigsgan.doctor.checks import Subject
@@ -148,15 +148,19 @@ def test_each_power_average_is_another_generator(tmp_path):
     assert recipes.checkpoint_bytes(more) - recipes.checkpoint_bytes(plan) == 3 * 4 * generator
 
 
+MUON = [f"optimizer.{network}={{kind: muon, lr: 1e-3, betas: [0.5, 0.9]}}" for network in NETWORKS]
+
+
 @pytest.mark.slow
-def test_the_size_of_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("name, overrides", [("digits", []), ("digits_gat", MUON)])
+def test_the_size_of_a_checkpoint(tmp_path, name, overrides):
     """Of a run of this recipe, without the header of its file."""
     code = "from bigsgan.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "train", "--config", "digits", f"out={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", code, "train", "--config", name, f"out={tmp_path / 'run'}", *overrides]
     subprocess.run([*command, "total_nimg=64", "metrics=null"], cwd=REPOSITORY, check=True, capture_output=True)
     (written,) = (tmp_path / "run" / "checkpoints").glob("*/*.safetensors")
     content = written.read_bytes()
-    plan = plan_run(load_recipe(REPOSITORY / "launch" / "recipes" / "digits.yaml", []), 1)
+    plan = plan_run(load_recipe(REPOSITORY / "launch" / "recipes" / f"{name}.yaml", overrides), 1)
     assert len(content) - 8 - int.from_bytes(content[:8], "little") == recipes.checkpoint_bytes(plan)
 
 

@@ -477,3 +477,20 @@ def test_a_checkpoint_for_deepspeed(run, capsys):
         arguments = ["export", "--run", str(directory), "--out", "universal", "--format", "universal", *flags]
         assert cli.main(arguments) == 2
         assert capsys.readouterr().err.startswith(f"bigsgan: {text}")
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_a_network_that_muon_trains_has_no_universal_checkpoint(tmp_path, monkeypatch, capsys, network):
+    """DeepSpeed would take moments of 0 for those of many updates, and its first steps would be enormous."""
+    monkeypatch.chdir(tmp_path)
+    game = [text for text in TINY_GAMES["gat"] if not text.startswith("optimizer.")]
+    directory, _ = make_run(tmp_path, *game, f"optimizer.{network}={{kind: muon, lr: 1e-3}}")
+    arguments = ["export", "--run", str(directory), "--out", "out", "--format", "universal", "--network", network]
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err == (
+        f"bigsgan: --format: 'universal' cannot be combined with optimizer.{network}.kind=muon (DeepSpeed reads Adam's "
+        "state of all weights); use --format safetensors, for the weights alone\n"
+    )
+    assert not os.path.exists("out")
+    other = "discriminator" if network == "generator" else "generator"
+    assert cli.main([*arguments[:-1], other]) == 0

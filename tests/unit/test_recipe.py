@@ -50,7 +50,7 @@ def refused(tmp_path: Path, *overrides: str) -> UserError:
 
 def test_defaults_are_filled_in(tmp_path):
     adam = {
-        "kind": "adam", "reference_width": None, "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0,
+        "kind": "adam", "reference_width": None, "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "muon": None,
         "weight_decay": 0.0, "weight_decay_on": "all", "clip_norm": None,
         "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None, "decay_nimg": None,
     }  # fmt: skip

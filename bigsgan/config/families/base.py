@@ -31,6 +31,7 @@ class NetworkSection(Section):
             (docs/explanation/penalties.md).
         has_tokens: Whether its last layer reads a class token and patch tokens, from which a teacher's features can
             be predicted.
+        is_transformer: Whether it consists of a transformer's blocks, whose matrices Muon updates.
     """
 
     network: ClassVar[str] = "discriminator"
@@ -42,6 +43,7 @@ class NetworkSection(Section):
     paired: ClassVar[bool] = False
     convolves: ClassVar[bool] = True
     has_tokens: ClassVar[bool] = False
+    is_transformer: ClassVar[bool] = False
     family: str
 
     @property

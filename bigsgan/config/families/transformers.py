@@ -22,6 +22,7 @@ class TransformerNetwork(NetworkSection):
 
     without_half = "bf16=false"
     convolves = False
+    is_transformer = True
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
     """Blocks; in G a multiple of ``levels``."""

@@ -66,13 +66,13 @@ def masters(engine: DeepSpeedEngine) -> list[Tensor]:
     used and may drop them again, so the mapping needs no memory. Take a new one after each update.
     """
     found = []
-    for key in _keys(engine):
+    for key in keys(engine):
         files = _swap_files(engine, key)
         found.append(_mapped(files[0]) if files else key)
     return found
 
 
-def _keys(engine: DeepSpeedEngine) -> list[Any]:
+def keys(engine: DeepSpeedEngine) -> list[Any]:
     """Return the optimizer's keys of its state, in the order of ``masters``; these tensors are empty if swapped out."""
     optimizer = engine.optimizer
     for attribute in _PARTITIONS:
@@ -132,7 +132,7 @@ def publish(engine: DeepSpeedEngine) -> None:
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):
         # Copies still gathered since the last forward pass would hide the new values.
         engine.empty_partition_cache()
-        for i, (key, master) in enumerate(zip(_keys(engine), masters(engine), strict=True)):
+        for i, (key, master) in enumerate(zip(keys(engine), masters(engine), strict=True)):
             _flush(_swap_files(engine, key))
             optimizer.fp16_partitioned_groups_flat[i].data.copy_(master.data)
             optimizer._unflatten_partitioned_parameters(i)
@@ -147,7 +147,7 @@ def publish(engine: DeepSpeedEngine) -> None:
 def optimizer_states(engine: DeepSpeedEngine) -> list[dict[str, Any]]:
     """Return the base optimizer's live state of each of ``masters``."""
     found = []
-    for key in _keys(engine):
+    for key in keys(engine):
         state = engine.basic_optimizer.state.get(key, {})
         if files := _swap_files(engine, key):
             swapped = {id(file.tensor): file for file in files}
@@ -158,7 +158,7 @@ def optimizer_states(engine: DeepSpeedEngine) -> list[dict[str, Any]]:
 
 def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, Any]) -> None:
     """Replace the base optimizer's state of one of ``masters``: flat tensors, and the number of steps."""
-    key = _keys(engine)[index]
+    key = keys(engine)[index]
     files = _swap_files(engine, key)
     if not files:
         state = {k: v.view(key.shape) if isinstance(v, Tensor) else v for k, v in state.items()}
@@ -179,6 +179,7 @@ def set_optimizer_state(engine: DeepSpeedEngine, index: int, state: dict[str, An
 
 def _step_of(optimizer: torch.optim.Optimizer, key: Tensor, step: float) -> Any:
     """Return the number of steps in the optimizer's form: a tensor for torch's, an int for DeepSpeedCPUAdam."""
+    optimizer = getattr(optimizer, "rest", optimizer)  # Muon's, for what is no matrix
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.RMSprop)):
         return int(step)
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")

@@ -157,7 +157,6 @@ TOUCHED = (
         replaces="ds_active_sub_modules",
     ),
     Touched("runtime/zero/partition_parameters.py", _LEFTOVERS, reads="Init", replaces="param_id"),
-    Touched("runtime/zero/partition_parameters.py", "engines/initialization.py", reads="ds_numel"),
     Touched("runtime/zero/partition_parameters.py", "engines/optimizer.py", reads="ds_shape"),
     Touched(
         "runtime/zero/partitioned_param_coordinator.py",
