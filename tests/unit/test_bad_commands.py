@@ -189,6 +189,7 @@ def test_help_is_no_error(capsys):
     assert "dotted.key=value" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 1])
 def test_a_reader_that_goes_away_is_no_error(lines):
     script = f"bigsgan train --dry-run | head -n {lines} > first; echo ${{PIPESTATUS[0]}}"
