@@ -127,7 +127,9 @@ class RunDirectory:
     def _restore(self, reporter: Reporter) -> bool:
         out, now = self._out, _status(self._out / LOCK_FILE)
         is_marked = now is not None and _same(now, self._mark)
-        if is_marked and os.path.isfile(out / RECIPE_FILE) and not reporter.are_displaced:
+        if now is not None and os.path.isfile(out / RECIPE_FILE) and not reporter.are_displaced:
+            if not is_marked:
+                self._relock()
             return False
         remedy = "run the same command once that directory is back, to resume from its newest checkpoint"
         if _disk(out) != self._disk:
@@ -140,12 +142,16 @@ class RunDirectory:
         self._disk, self._mark = self._write()
         (out / "logs").mkdir(exist_ok=True)  # where each rank opens its log again
         if not is_marked:
-            self._lock()
-            self._mark = _status(out / LOCK_FILE)
+            self._relock()
         reporter.restore()
         what = "it was removed or renamed" if moved else "some were removed"
         _log.warning("%s lacks files of the run: %s; they are written again, with a checkpoint", out, what)
         return True
+
+    def _relock(self) -> None:
+        """Lock the directory, whose lock was removed or replaced; refuse to go on beside another job."""
+        self._lock()
+        self._mark = _status(self._out / LOCK_FILE)
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -157,7 +163,6 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _disk(path: Path) -> int:
     """Return the number of the file system that a path is on, or would be on."""
-    path = path.absolute()
     return next(os.stat(each).st_dev for each in (path, *path.parents) if os.path.exists(each))
 
 

@@ -31,12 +31,13 @@ def kept(run: Path) -> dict[int, dict[str, float]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num, stops",
     [
         (1, [4, 9]),  # measurements are due after these
-        pytest.param(1, [0, 1, 2, 5, 7], marks=pytest.mark.slow),
-        pytest.param(2, [3, 6], marks=pytest.mark.slow),
+        (1, [0, 1, 2, 5, 7]),
+        (2, [3, 6]),
     ],
 )
 def test_rows_are_those_of_a_run_that_did_not_stop(ranks, tmp_path, num, stops):
@@ -65,6 +66,7 @@ def test_rows_after_a_kill_are_those_of_a_run_that_went_on(ranks, tmp_path):
     assert rows(run) == before
 
 
+@pytest.mark.slow
 def test_a_complete_run_that_goes_on(ranks, tmp_path):
     """Its last report and samples, which were not due, change nothing about later ones."""
     for name in ("whole", "longer"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,14 @@ def train_and(directory: str, name: str, overrides: dict[str, object]) -> tuple[
     return run_whole(directory, {**SETTINGS, **overrides}, after=after), seen
 
 
-@pytest.mark.parametrize("num", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["remove", "rename", "empty", "copy"])
+@pytest.mark.parametrize(
+    "name, num",
+    [
+        ("remove", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("rename", "empty", "copy")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("remove", "rename", "empty", "copy")),
+    ],
+)
 def test_what_is_gone_is_written_again(ranks, tmp_path, name, num, capfd):
     ends = ranks(num).run(train_and, str(tmp_path), name, {})
     assert [end for end, _ in ends] == ["done"] * num
@@ -74,6 +81,7 @@ def test_what_is_gone_is_written_again(ranks, tmp_path, name, num, capfd):
     assert [row["nimg"] for row in rows(run)] == [16, 32, 48, 64]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_follows_at_once(ranks, tmp_path):
     """Of the next report, as those before are gone."""
     ((end, seen),) = ranks(1).run(
@@ -82,10 +90,40 @@ def test_a_checkpoint_follows_at_once(ranks, tmp_path):
     assert (end, seen) == ("done", [f"{3 * BATCH:012d}"])
 
 
+@pytest.mark.slow
 def test_changed_reports_are_appended_to(ranks, tmp_path):
     ((end, _),) = ranks(1).run(train_and, str(tmp_path), "change", {})
     assert end == "done"
     assert [row["nimg"] for row in rows(tmp_path / "run")] == [1, 16, 32, 48]
+
+
+def occupy(run: Path) -> None:
+    """Let another process lock the directory, as where its lock was removed."""
+    (run / ".lock").unlink()
+    code = "import sys, time; from pathlib import Path; from bigsgan.runtime.locking import hold; "
+    code += "hold(Path(sys.argv[1]), 'out', 'run', 'wait'); print(flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", code, run / ".lock"], stdout=subprocess.PIPE)
+    OTHERS.append(other)
+    assert other.stdout is not None
+    other.stdout.readline()
+
+
+OTHERS: list[subprocess.Popen[bytes]] = []
+
+
+def beside_another(directory: str) -> str:
+    try:
+        return train_and(directory, "occupy", {})[0]
+    finally:
+        for other in OTHERS:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_beside_another_job(ranks, tmp_path):
+    (end,) = ranks(1).run(beside_another, str(tmp_path))
+    assert end.startswith(f"out: '{tmp_path}/run' is in use by process ")
 
 
 def another(run: Path) -> None:
@@ -119,6 +157,7 @@ def disk(tmp_path, request):
     subprocess.run(["umount", "-l", disk], capture_output=True)
 
 
+@pytest.mark.slow
 def test_an_unmounted_disk_ends_the_run(ranks, disk):
     where = disk.parent if disk.name == "run" else disk
     ((end, _),) = ranks(1).run(train_and, str(where), "unmount", {})

@@ -19,7 +19,9 @@ def apart(directory: str, out: str) -> tuple[str, list[str]]:
     before = os.getcwd()
     os.chdir(own)
     try:
-        return run_whole(directory, {}, out=out), sorted(str(path.relative_to(own)) for path in own.rglob("*"))
+        end = run_whole(directory, {}, out=out)
+        comm.barrier()
+        return end, sorted(str(path.relative_to(own)) for path in own.rglob("*"))
     finally:
         os.chdir(before)
 
