@@ -112,9 +112,9 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums, stale)
     ema_state = EMAState(engines["generator"], ema)
-    entries = {**_entries(plan, engines, ema_state, counters), **extras.entries(), REPORTS: Reports(statistics)}
+    entries, reports = {**_entries(plan, engines, ema_state, counters), **extras.entries()}, Reports(statistics)
     if start.found is not None:
-        _restore(start.found, entries, layout, recipe)
+        _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
@@ -135,8 +135,11 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         entries=entries,
         layout=layout,
         saver=saver,
-        recovery=Recovery(step, reals, source, counters, entries, saver, recipe.max_rollbacks, rank_log.moved),
+        recovery=Recovery(
+            step, reals, source, counters, {**entries, REPORTS: reports}, saver, recipe.max_rollbacks, rank_log.moved
+        ),
         statistics=statistics,
+        reports=reports,
         reporter=reporter,
         rank_log=rank_log,
         measuring=measuring,

@@ -59,18 +59,12 @@ class Run:
     saver: checkpoint.Saver
     recovery: Recovery
     statistics: Statistics
+    reports: Reports  # saved beside ``entries``, which the weights depend on
     reporter: Reporter
     rank_log: RankLog
     measuring: Measuring | None  # None unless the recipe asks for metrics
     snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
     directory: RunDirectory | None = None  # None in tests and measurements
-
-    @property
-    def reports(self) -> Reports:
-        """What later reports depend on, an entry of the run's state."""
-        found = self.entries[REPORTS]
-        assert isinstance(found, Reports)
-        return found
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""
@@ -313,7 +307,7 @@ def _save(run: Run, must: bool) -> None:
     run.rank_log.phase = "checkpoint"
     metrics = run.reports.metrics_at(run.counters.nimg)
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
-    saved = run.saver.save(run.counters.nimg, run.entries, description)
+    saved = run.saver.save(run.counters.nimg, {**run.entries, REPORTS: run.reports}, description)
     if must and not (saved and run.saver.finish()) and not run.saver.lost:
         raise _not_saved(run.out / "checkpoints", "checkpoint")
 
