@@ -68,9 +68,9 @@ def _open_closed_streams() -> None:
 def _unwritten(more: str = "") -> UserError | None:
     """Flush standard output, after writing ``more``; return an error for the user if that fails, as on a full disk."""
     try:
-        if sys.stdout is not None:  # it may be closed
+        if more:  # even nothing cannot be written to a terminal that has hung up
             sys.stdout.write(more)
-            sys.stdout.flush()
+        sys.stdout.flush()
         return None
     except BrokenPipeError:
         raise
