@@ -1,8 +1,8 @@
 """The `bigsgan` command.
 
-Signals are handled before anything else, because imports take time. Input is checked before torch and deepspeed are
-imported, so that errors appear at once; all ranks make the same checks, and one of them prints the message. Slow
-modules are imported by name: the parser here, the modules behind the commands after the checks.
+``__main__`` takes note of signals before this is imported, because imports take time. Input is checked before torch and
+deepspeed are imported, so that errors appear at once; all ranks make the same checks, and one of them prints the
+message. Slow modules are imported by name: the parser here, the modules behind the commands after the checks.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from collections.abc import Sequence
 
 from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error, rank_from_environment, wait_for_termination
 from bigsgan.runtime import first_word, launched, limits
-from bigsgan.runtime.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING, Noted, is_training
 from bigsgan.training.stopping import StopRequests
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, noted: Noted | None = None) -> int:
     """Run one command and return the exit status.
 
-    It is the command's own, 2 for bad input, 130 after Ctrl-C, or 141 if nobody reads the output any more.
+    It is the command's own, 2 for bad input, 130 after Ctrl-C, or 141 if nobody reads the output any more. Signals may
+    have been ``noted``.
     """
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may be invalid UTF-8
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0].startswith("--local_rank="):  # `deepspeed --no_python bigsgan train` puts it there
         words = words[1:]
     launched.forget_empty()
-    trains = list(words[:1]) == ["train"]
     is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
-    requests = StopRequests(is_launched, STOPPING if trains else ())
+    requests = StopRequests(is_launched, STOPPING if is_training(words) else (), noted)
     try:
         with requests.listening():
             options = importlib.import_module("bigsgan.commands.choosing").parse(words)
@@ -75,12 +76,19 @@ def _check_working_directory() -> None:
         raise UserError("working directory", None, f"cannot be found: {error.strerror}", remedy) from None
 
 
+def _open_closed_streams() -> None:
+    """Let standard streams that are closed lead to nowhere: another file would get their numbers, and their texts."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the file gets the smallest number that is free
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def _unwritten(more: str = "") -> UserError | None:
     """Flush standard output, after writing ``more``; return an error for the user if that fails, as on a full disk."""
     try:
-        if sys.stdout is not None:  # it may be closed
+        if more:  # even nothing cannot be written to a terminal that has hung up
             sys.stdout.write(more)
-            sys.stdout.flush()
+        sys.stdout.flush()
         return None
     except BrokenPipeError:
         raise

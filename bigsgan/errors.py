@@ -111,10 +111,10 @@ def rank_from_environment() -> int:
 def wait_for_termination(status: int = EXIT_BAD_INPUT) -> None:
     """Sleep while another rank prints the message: launchers terminate all ranks as soon as one has exited.
 
-    SIGTERM and SIGINT end this rank with the same exit status: Slurm records the highest status of its tasks, which
-    would otherwise be 143.
+    SIGTERM, SIGINT and SIGHUP end this rank with the same exit status: Slurm records the highest status of its tasks,
+    which would otherwise be 143.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: os._exit(status))
     time.sleep(_SILENT_RANKS_WAIT_SECONDS)
 

@@ -6,16 +6,17 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from bigsgan import shipped
-from bigsgan.config import NETWORKS, RunPlan, both_engines
-from bigsgan.config.run_directory import RECIPE_FILE, write_recipe
+from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
+from bigsgan.config.run_directory import RECIPE_FILE
 from bigsgan.data.shards import keep_indices
 from bigsgan.engines.deepspeed import reports
+from bigsgan.errors import UserError
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, memory, roll_call, roster
@@ -25,7 +26,8 @@ from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.together import for_rank_zero
 from bigsgan.training.alike import check_plans
-from bigsgan.training.build import build_run
+from bigsgan.training.build import build_run, open_inputs
+from bigsgan.training.directory import LOCK_FILE, RunDirectory, Traces, check_shared
 from bigsgan.training.loop import Run, training_loop
 from bigsgan.training.start import find_start
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
@@ -66,38 +68,81 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
     return status
 
 
+def check(plan: RunPlan, allowed: Collection[str]) -> None:
+    """Check everything that a start checks before it builds networks, on this rank alone; write nothing.
+
+    Raises:
+        UserError: The start would be refused.
+    """
+    _check_libraries(plan.recipe)
+    out = Path(plan.recipe.out)
+    open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
+
+
+def _check_libraries(recipe: Recipe) -> None:
+    if recipe.metrics:
+        check_features(recipe.metrics.features, recipe.data, RECIPE)
+    if "wandb" in recipe.monitor:
+        for_rank_zero(comm, check_wandb)
+
+
 def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
     """Train; return None if the run is complete, else what stopped it, the same on all ranks."""
     check_plans(plan)
     roster.know(comm.from_rank_zero(comm.gather_objects(roster.own(plan.held_by(comm.rank())))))
     recipe, out = plan.recipe, Path(plan.recipe.out)
-    if recipe.metrics:  # before anything is written
-        check_features(recipe.metrics.features, recipe.data, RECIPE)
-    if "wandb" in recipe.monitor:
-        for_rank_zero(comm, check_wandb)
-    rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
-    choose_kernels(recipe.deterministic)
-    with _alone_in(out):
-        return _train(plan, allowed, requests, out, rank_log)
+    _check_libraries(recipe)  # before anything is written
+    traces = Traces(out)
+    try:
+        check_shared(out)
+    except UserError:
+        traces.remove()
+        raise
+    with _alone_in(out) as lock:
+        try:
+            rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
+            choose_kernels(recipe.deterministic)
+            return _train(plan, allowed, requests, out, rank_log, lock)
+        except UserError:
+            if comm.rank() == 0:
+                traces.remove()
+            raise
 
 
 @contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
+def _alone_in(out: Path) -> Iterator[Callable[[], None]]:
     """Keep other jobs from training in a run directory; a collective.
+
+    Yields:
+        What locks it again on rank 0, where its lock was removed.
 
     Raises:
         UserError: Another job trains there.
     """
     remedy = "wait until that job has ended, or end it, or give another `out`"
-    release = for_rank_zero(comm, lambda: hold(out / ".lock", "out", str(out), remedy))
+    held: list[Callable[[], None]] = []
+
+    def lock() -> None:
+        while held:
+            held.pop()()
+        held.append(hold(out / LOCK_FILE, "out", str(out), remedy))
+
+    for_rank_zero(comm, lock)
     try:
-        yield
+        yield lock
     finally:
-        if release is not None:
+        for release in held:
             release()
 
 
-def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out: Path, rank_log: RankLog) -> str | None:
+def _train(
+    plan: RunPlan,
+    allowed: Collection[str],
+    requests: StopRequests,
+    out: Path,
+    rank_log: RankLog,
+    lock: Callable[[], None] = lambda: None,
+) -> str | None:
     recipe, rank = plan.recipe, comm.rank()
     start = find_start(plan, out, allowed)
     if start.nimg >= recipe.total_nimg:
@@ -107,8 +152,7 @@ def _train(plan: RunPlan, allowed: Collection[str], requests: StopRequests, out:
     rank_log.phase = "build"
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
-    if rank == 0:  # only now, as the recipe fits the data and the checkpoint
-        write_recipe(recipe, out, plan.engines)
+    run.directory = RunDirectory(plan, out, lock)  # only now, as the recipe fits the data and the checkpoint
     keep_indices()
     rank_log.write = run.reporter.message
     run.reporter.message(_opening_line(run))  # the first report may take minutes

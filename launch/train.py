@@ -2,7 +2,7 @@
 
 import sys
 
-from bigsgan.cli import main
+from bigsgan.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

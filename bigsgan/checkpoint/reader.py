@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -210,6 +210,14 @@ class StateEntry(SavedEntry, Protocol):
         """Restore the values of ``parts`` and ``numbers``, in this rank's own layout."""
 
 
+@runtime_checkable
+class NewEntry(Protocol):
+    """A StateEntry that checkpoints of older versions do not have."""
+
+    def forget(self) -> None:
+        """Begin anew, without a saved state."""
+
+
 class SharedState(ABC):
     """A StateEntry of tensors that are the same on all ranks."""
 
@@ -262,7 +270,10 @@ def restore(
     for name, network in networks.items():
         reader.refuse_others(name, network)
     for name, entry in entries.items():
-        entry.load(reader.entry(name))
+        if name not in checkpoint.entries and isinstance(entry, NewEntry):
+            entry.forget()
+        else:
+            entry.load(reader.entry(name))
 
 
 def value_name(entry: str, kind: str, name: str) -> str:

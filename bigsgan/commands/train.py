@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
+import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, path_type
+from bigsgan import shipped
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
-from bigsgan.config import Recipe, load_recipe
+from bigsgan.config import Recipe, RunPlan, load_recipe
 from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.errors import UserError
@@ -24,7 +28,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
     text = "exit status if a signal stops the run before its end (default 0)"
     add_number(command, "--stopped-status", int, 0, text)
-    command.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    command.add_argument("--dry-run", action="store_true", help="check a start, print the resolved recipe and stop")
     command.add_argument("--print", dest="key", metavar="KEY", help="print this key of the resolved recipe and stop")
     text = "file with a line of overrides for each task of a Slurm job array"
     command.add_argument("--sweep", metavar="FILE", type=path_type("--sweep", str), help=text)
@@ -50,9 +54,11 @@ def run(options: argparse.Namespace) -> int:
     with swept.naming_line():
         planned = plan_on_ranks(recipe, launched.world_size(), options.config)
     if options.dry_run or options.key is not None:
-        text = planned.recipe.to_yaml().rstrip("\n") if options.key is None else _value(planned.recipe, options.key)
         if launched.rank() == 0:
-            print(text)
+            if options.dry_run:
+                _check(planned, options)
+            key = options.key
+            print(planned.recipe.to_yaml().rstrip("\n") if key is None else _value(planned.recipe, key))
         return 0
     launched.check_launcher()
     if planned.recipe.compiles:
@@ -60,6 +66,18 @@ def run(options: argparse.Namespace) -> int:
     options.requests.end_at_once(options.stopped_status)
     module = import_late("bigsgan.train")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status))
+
+
+def _check(planned: RunPlan, options: argparse.Namespace) -> None:
+    """Check what a start would check. The data that a recipe of bigsgan's own names is an example."""
+    data = planned.recipe.data
+    is_example = options.config.resolve().parent == shipped.recipe("").parent
+    if is_example and data.root and not os.path.exists(data.root) and data == load_recipe(options.config, []).data:
+        print(f"data.root: {data.root!r} does not exist; data and checkpoints are not checked", file=sys.stderr)
+        return
+    with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of this machine
+        module = import_quietly("bigsgan.train")
+    module.check(planned, options.allowed)
 
 
 def _value(recipe: Recipe, key: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,8 +32,13 @@ from bigsgan.config.sections import (
 )
 from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, read_yaml
 from bigsgan.errors import UserError
+from bigsgan.runtime.paths import parse_json, read_text
 
 NETWORKS = ("generator", "discriminator")
+RECIPE_FILE = "config.yaml"
+"""The recipe in a run directory."""
+
+_MOST_MANIFEST_BYTES = 1 << 26
 
 
 def both_engines(*settings: str) -> list[str]:
@@ -134,14 +141,41 @@ class Recipe(Section):
 def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
+    A run directory that lacks its recipe has it in its checkpoints.
+
     Raises:
         UserError: The recipe or an override is invalid.
     """
-    tree = read_yaml(path)
+    tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
+    tree = read_yaml(path) if tree is None else tree
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
     return parse_recipe(tree)
+
+
+def is_lost(path: Path) -> bool:
+    """Return whether a path is that of a run directory's recipe, and leads nowhere."""
+    return path.name == RECIPE_FILE and not os.path.lexists(path)
+
+
+def recipe_of_checkpoints(run: Path) -> dict[str, Any] | None:
+    """Return the recipe in the newest manifest of a run directory that can be read; None if there is none.
+
+    It names the copies of its DeepSpeed files that are there, as ``config.yaml`` does.
+    """
+    for path in sorted(run.glob("checkpoints/[0-9]*/manifest.json"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = parse_json(read_text(path, _MOST_MANIFEST_BYTES))["recipe"]
+            copies = [network for network in NETWORKS if os.path.isfile(run / copy_name(network))]
+            engines = {network: {**found["engines"][network], "ds_config": copy_name(network)} for network in copies}
+            return {**found, "engines": {**found["engines"], **engines}}
+    return None
+
+
+def copy_name(network: str) -> str:
+    """Return the name of the copy of a network's DeepSpeed file in a run directory."""
+    return f"ds_{network}.json"
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:

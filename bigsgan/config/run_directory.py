@@ -12,13 +12,14 @@ from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.messages import all_keys
-from bigsgan.config.recipe import NETWORKS, Recipe, load_recipe
+from bigsgan.config.recipe import NETWORKS, RECIPE_FILE, Recipe, copy_name, is_lost, load_recipe, recipe_of_checkpoints
 from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
+from bigsgan.runtime.paths import read_text
 
-RECIPE_FILE, RECORDS_FILE = "config.yaml", "evaluations.jsonl"
+RECORDS_FILE = "evaluations.jsonl"
 TRACE_FILE = "trace.json"
 """The timeline of `bigsgan bench profile`."""
 
@@ -49,7 +50,7 @@ KEYS_OF_A_HOST = {
 }  # fmt: skip
 
 # Files and directories that a run writes in its directory.
-_OWN_NAMES = {
+OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
     RECORDS_FILE, "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
     "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
@@ -78,21 +79,36 @@ def write_recipe(recipe: Recipe, out: Path, engines: Mapping[str, EnginePlan]) -
     Raises:
         UserError: The directory cannot be written.
     """
-    tree = recipe.model_dump()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for network, engine in engines.items():
-            tree["engines"][network]["ds_config"] = f"ds_{network}.json"
-            write_text(out / f"ds_{network}.json", json.dumps(engine.file.content, indent=2) + "\n")
-        write_text(out / RECIPE_FILE, dump_yaml(tree))
+            write_text(out / copy_name(network), json.dumps(engine.file.content, indent=2) + "\n")
+        write_text(out / RECIPE_FILE, _written(recipe, engines))
     except OSError as error:
         problem = f"cannot be written: {reason(error, out)}"
         raise UserError("out", str(out), problem, "give a directory that you can write to") from None
 
 
+def holds_another_recipe(out: Path, recipe: Recipe, engines: Mapping[str, EnginePlan]) -> bool:
+    """Return whether a directory has a config.yaml that ``write_recipe`` would not write."""
+    try:
+        return read_text(out / RECIPE_FILE) != _written(recipe, engines)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+def _written(recipe: Recipe, engines: Mapping[str, EnginePlan]) -> str:
+    tree = recipe.model_dump()
+    for network in engines:
+        tree["engines"][network]["ds_config"] = copy_name(network)
+    return dump_yaml(tree)
+
+
 def check_run_directory(run: Path, field: str = "--run") -> None:
     """Refuse what is not a run directory; ``field`` is the option or key that named it."""
-    if not os.path.isfile(run / RECIPE_FILE):
+    if not _has_recipe(run):
         detail = f"it has no {RECIPE_FILE}"
         raise UserError(field, str(run), "must be a run directory", "give the `out` of a run", detail)
 
@@ -174,7 +190,7 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
     for metrics in (out / "metrics.jsonl", *([out / "metrics.csv"] if "csv" in monitor else [])):
         if not os.path.isfile(metrics) or not os.path.getsize(metrics):
             continue
-        if not os.path.lexists(out / RECIPE_FILE):
+        if is_lost(out / RECIPE_FILE) and not _has_recipe(out):
             detail = f"it has a {metrics.name} and no {RECIPE_FILE}"
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
         if metrics.suffix == ".csv" and not is_own_table(metrics):
@@ -199,7 +215,7 @@ def refuse_parts_of_runs(out: Path, option: str) -> None:
     """
     for path in (Path(os.path.realpath(out.parent), out.name), Path(os.path.realpath(out))):
         for run in path.parents:
-            if path.relative_to(run).parts[0] in _OWN_NAMES and _is_run(run):
+            if path.relative_to(run).parts[0] in OWN_NAMES and _is_run(run):
                 name = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
                 raise UserError(option, str(out), f"belongs to the run {name}", "give a path outside the run")
 
@@ -207,7 +223,13 @@ def refuse_parts_of_runs(out: Path, option: str) -> None:
 def _is_run(directory: Path) -> bool:
     """Return whether a run has started there; a config.yaml is not enough, as other programs write one too."""
     begun = os.path.isdir(directory / "checkpoints") or os.path.lexists(directory / ".lock")
-    return begun and os.path.isfile(directory / RECIPE_FILE)
+    return begun and _has_recipe(directory)
+
+
+def _has_recipe(directory: Path) -> bool:
+    """Return whether a directory has a run's recipe, in its file or without one in a checkpoint."""
+    path = directory / RECIPE_FILE
+    return os.path.isfile(path) or (is_lost(path) and recipe_of_checkpoints(directory) is not None)
 
 
 def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from logging.handlers import BufferingHandler
+from logging.handlers import BufferingHandler, WatchedFileHandler
 from pathlib import Path
 from typing import Protocol
 
@@ -131,8 +131,21 @@ def keeping_notices() -> Iterator[list[logging.LogRecord]]:
         ours.removeHandler(handler)
 
 
-class _LogFile(logging.FileHandler):
-    """Drops records that the disk has no room for; ``logging`` would print a traceback for each."""
+class _LogFile(WatchedFileHandler):
+    """Drops records that the disk has no room for; ``logging`` would print a traceback for each.
+
+    If the file was removed, it is opened again as soon as it has a directory.
+    """
+
+    def reopenIfNeeded(self) -> None:  # noqa: N802 - the library's name
+        """Open the file again, if its path leads elsewhere."""
+        if Path(self.baseFilename).parent.is_dir():
+            super().reopenIfNeeded()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        with suppress(OSError):  # of opening the file
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
         """Ignore a record that the system refuses to write; other errors are ours."""

@@ -14,7 +14,7 @@ from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.monitor.progress import Progress
-from bigsgan.monitor.sinks import CSV, JsonLines, Sink, TensorBoard
+from bigsgan.monitor.sinks import CSV, JsonLines, Rows, Sink, TensorBoard
 from bigsgan.monitor.wandb_run import WandbRun
 from bigsgan.runtime.paths import writing
 
@@ -44,8 +44,6 @@ class Reporter:
         Raises:
             UserError: The run directory cannot be written. Later, this is only a warning.
         """
-        self._last_metrics: Mapping[str, float] = {}
-        self._measured: tuple[int, Mapping[str, float]] = (-1, {})
         self._samples, self._total_nimg = out / "samples", total_nimg
         self._sinks: list[Sink] = []  # none, and no progress, on other ranks than 0
         self._progress: Progress | None = None
@@ -57,30 +55,47 @@ class Reporter:
 
     def rewind(self, nimg: int) -> None:
         """Remove reports after ``nimg`` images, and continue from there."""
-        self._last_metrics = {}
         if self._progress is not None:
             self._progress.close()
             self._each(lambda sink: sink.rewind(nimg))
             self._progress = Progress(self._total_nimg, nimg)
 
+    @property
+    def are_displaced(self) -> bool:
+        """Whether a path of reports leads elsewhere than when they were opened; False on other ranks than 0."""
+        return any(sink.is_displaced for sink in self._sinks if isinstance(sink, Rows))
+
+    @property
+    def are_replaced(self) -> bool:
+        """Whether such a path leads to other reports now."""
+        return any(sink.is_replaced for sink in self._sinks if isinstance(sink, Rows))
+
+    def restore(self) -> None:
+        """Write all reports again whose files were removed; images are lost.
+
+        Raises:
+            UserError: They cannot be written.
+        """
+        boards = [sink for sink in self._sinks if isinstance(sink, TensorBoard) and not sink.is_there]
+        for sink in self._sinks:
+            sink.restore()
+        for rows in self._sinks:
+            if isinstance(rows, JsonLines):
+                for report in rows.reports():
+                    for board in boards:
+                        board.add_scalars(*report)
+
     def report(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Write and show the metrics of the images up to ``nimg``."""
-        self._last_metrics = metrics
         self._each(lambda sink: sink.add_scalars(metrics, nimg))
         if self._progress is not None:
             self._progress.update(nimg, metrics)
 
     def measured(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Write and print quality metrics of the state at ``nimg`` images."""
-        self._measured = nimg, metrics
         self._each(lambda sink: sink.add_scalars(metrics, nimg))
         shown = "  ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in metrics.items())
         self.message(f"nimg {nimg}/{self._total_nimg}  {shown}")
-
-    def metrics_at(self, nimg: int) -> dict[str, float]:
-        """Return the metrics of the last report, and quality metrics if they were measured at ``nimg`` images."""
-        measured_nimg, measured = self._measured
-        return {**self._last_metrics, **(measured if measured_nimg == nimg else {})}
 
     def images(self, tag: str, images: Tensor, columns: int, nimg: int) -> None:
         """Write images (n, C, H, W) in [-1, 1] as one grid to samples/ and all monitors."""
@@ -88,6 +103,8 @@ class Reporter:
             return
         grid, path = image_grid(images, columns), self._samples / f"{tag.replace('/', '_')}_{nimg:012d}.png"
         try:
+            with writing(path):
+                self._samples.mkdir(parents=True, exist_ok=True)  # it may have been removed
             save_png(grid, path)
             self._each(lambda sink: sink.add_image(tag, grid, path, nimg))
         except UserError as error:

@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,11 +35,14 @@ class Sink(Protocol):
     def rewind(self, nimg: int) -> None:
         """Drop or hide reports after ``nimg`` images."""
 
+    def restore(self) -> None:
+        """Write again what was removed, as far as it is known."""
+
     def close(self) -> None:
         """Write all pending reports."""
 
 
-class _Rows:
+class Rows:
     """Appends the rows of a report to a file, which holds no images.
 
     Every report is passed to the system at once, so that a killed run loses none. Opening an existing file drops a row
@@ -54,7 +57,7 @@ class _Rows:
             if path.exists():
                 check_regular(path)
                 self._keep_rows(resume_nimg)
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
             self._pending = b"" if self._file.tell() else self.header
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
@@ -89,13 +92,53 @@ class _Rows:
     def rewind(self, nimg: int) -> None:
         """Drop the rows after ``nimg`` images, which are the last ones; this needs no disk space."""
         self._pending = b"".join(row for row in self._pending.splitlines(True) if self.row_nimg(row) <= nimg)
-        with writing(self._path), self._path.open("rb") as rows:
-            kept = itertools.takewhile(lambda row: self.row_nimg(row) <= nimg, rows)
+        with writing(self._path):
+            kept = itertools.takewhile(lambda row: self.row_nimg(row) <= nimg, self._all().splitlines(True))
             self._file.truncate(sum(map(len, kept)))
+
+    @property
+    def is_displaced(self) -> bool:
+        """Whether the path does not lead to the file any more: it, or its directory, was removed or renamed."""
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        except OSError:
+            return True
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the path leads to other rows than these."""
+        with suppress(OSError):
+            return not self._written().startswith(self._path.read_bytes())
+        return False
+
+    def restore(self) -> None:
+        """Write the rows again, if the path does not lead to their file any more; append to other rows there.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        if self.is_displaced:
+            with writing(self._path):
+                if not self.is_replaced:
+                    with replacing(self._path) as again:
+                        again.write_bytes(self._written())
+                self._file.close()
+                self._file = self._path.open("a+b", buffering=0)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _written(self) -> bytes:
+        """Return what the open file holds; nothing where a server has let go of a removed file."""
+        try:
+            return self._all()
+        except OSError:
+            return b""
+
+    def _all(self) -> bytes:
+        self._file.seek(0)
+        return self._file.read()
 
     def _keep_rows(self, resume_nimg: int) -> None:
         """Rewrite the file with only its whole rows of at most ``resume_nimg`` images."""
@@ -105,7 +148,7 @@ class _Rows:
                     new.write(row.rstrip(b"\n") + b"\n")
 
 
-class JsonLines(_Rows):
+class JsonLines(Rows):
     """One strict JSON object for each report, ``nimg`` first; non-finite numbers are written as null."""
 
     def encode(self, metrics: Mapping[str, float], nimg: int) -> bytes:
@@ -120,8 +163,15 @@ class JsonLines(_Rows):
             return math.inf
         return nimg if isinstance(nimg, int | float) else math.inf
 
+    def reports(self) -> Iterator[tuple[dict[str, float], int]]:
+        """Yield the numbers of each report, and the images seen."""
+        for row in self._written().splitlines():
+            report = parse_json(row)
+            nimg = report.pop("nimg")
+            yield {name: math.nan if value is None else value for name, value in report.items()}, nimg
 
-class CSV(_Rows):
+
+class CSV(Rows):
     """A row for each number: ``nimg,name,value``, with all digits; non-finite numbers are nan, inf or -inf.
 
     A table with a column for each name would need more columns when a new name comes, such as an alarm's.
@@ -180,6 +230,16 @@ class TensorBoard:
         """Hide reports after ``nimg`` images, from the next call on."""
         self._purge_step = nimg + 1
         self.close()
+
+    def restore(self) -> None:
+        """Begin a new event file, if the old one was removed; the images so far are lost."""
+        if not self.is_there:
+            self.close()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there are event files."""
+        return any(self._directory.glob("events.*"))
 
     def close(self) -> None:
         """Write all pending reports and close the event file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class Statistics:
             RuntimeError: Ranks added to as many names, but not to the same ones. (With different numbers of names the
                 vectors differ in length, which ``sum_over_ranks`` itself must refuse.)
         """
-        names = sorted(self._counts.keys() | self._declared)
+        names = self.names
         fingerprint = zlib.crc32("\n".join(names).encode()) % _FINGERPRINTS
         total = sum_over_ranks(self._vector(names, fingerprint)).cpu()
         sums, counts, (fingerprints, num_ranks) = total.split([len(names), len(names), 2])
@@ -73,6 +73,45 @@ class Statistics:
         self.clear()
         means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
         return {name: mean for name, mean, count in means if count or name not in self._declared}
+
+    @property
+    def names(self) -> list[str]:
+        """All names that were added to or declared, sorted."""
+        return sorted(self._counts.keys() | self._declared)
+
+    def held(self) -> Tensor:
+        """Return what this rank has added since the last ``reduce``, in the form that ``hold`` takes.
+
+        For n names these are (3 n,) on the host: n sums of numbers on the device, n of numbers on the host, n counts.
+        """
+        names = self.names
+        sums = self.empty(len(names))
+        on_device, on_host, counts = sums.split(len(names)) if names else (sums, sums, sums)
+        if self._device_sums:
+            zero = torch.zeros((), dtype=self._dtype, device=self._device)
+            on_device.copy_(torch.stack([self._device_sums.get(name, zero) for name in names]))
+        on_host.copy_(torch.tensor([self._host_sums.get(name, 0.0) for name in names], dtype=sums.dtype))
+        counts.copy_(torch.tensor([self._counts[name] for name in names]))
+        return sums
+
+    def hold(self, names: Sequence[str], sums: Tensor) -> None:
+        """Add what ``held`` returned to the sums; names without counts are only declared."""
+        values = zip(names, *(part.tolist() for part in sums.split(max(1, len(names)))), strict=True)
+        for name, on_device, on_host, count in values:
+            if not count:
+                self.declare(name)
+                continue
+            self._counts[name] += int(count)
+            if on_host:
+                self._host_sums[name] += on_host
+            if on_device or not on_host:
+                total = torch.tensor(on_device, dtype=self._dtype, device=self._device)
+                before = self._device_sums.get(name)
+                self._device_sums[name] = total if before is None else before + total
+
+    def empty(self, num: int) -> Tensor:
+        """Return a tensor for ``num`` names in the form of ``held``."""
+        return torch.zeros(3 * num, dtype=torch.float64)
 
     def clear(self) -> None:
         """Drop everything added since the last ``reduce``."""

@@ -87,6 +87,9 @@ class WandbRun:
     def rewind(self, nimg: int) -> None:
         """Do nothing: W&B keeps its reports, and later ones have larger steps."""
 
+    def restore(self) -> None:
+        """Do nothing: W&B's process holds its own files."""
+
     def close(self) -> None:
         """Wait for uploads, for a limited time, and end the W&B run; it can be resumed."""
         run, self._run = self._run, None

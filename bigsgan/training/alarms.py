@@ -32,6 +32,9 @@ _SPIKES = 3.0
 _COLLAPSED = 0.15
 """Mean distance between samples of a class, relative to real images. One image per class gave 0.12 on the digits."""
 
+_SURE_REPORTS, _BLIND_REPORTS, _OFF_REPORTS = "sure", "blind", "off."
+"""Names in the saved state."""
+
 
 class Alarms:
     """Compares each report with earlier ones, and raises alarms."""
@@ -54,6 +57,26 @@ class Alarms:
             seen = f"samples of the EMA differ {diversity:.2f} times as much as real images"
             found["low_diversity"] = f"{seen}: the generator has collapsed; resume from an older checkpoint"
         return found
+
+    def numbers(self) -> dict[str, float]:
+        """Return what later examinations depend on."""
+        found: dict[str, float] = {_SURE_REPORTS: self._sure, _BLIND_REPORTS: self._blind}
+        found |= {f"{_OFF_REPORTS}{name}": num for name, num in self._off.items()}
+        return found | {
+            f"{name}.{i}": value for name, values in self._history.items() for i, value in enumerate(values)
+        }
+
+    def load(self, numbers: Mapping[str, float]) -> None:
+        """Restore what ``numbers`` returned."""
+        for name, number in numbers.items():
+            if name == _SURE_REPORTS:
+                self._sure = int(number)
+            elif name == _BLIND_REPORTS:
+                self._blind = int(number)
+            elif name.startswith(_OFF_REPORTS):
+                self._off[name.removeprefix(_OFF_REPORTS)] = int(number)
+            else:  # in their order
+                self._history.setdefault(name.rpartition(".")[0], deque(maxlen=_MEMORY)).append(number)
 
     def _signs(self, metrics: Mapping[str, float]) -> dict[str, str]:
         rates = [metrics[name] for name in ("accuracy/real", "accuracy/fake") if name in metrics]

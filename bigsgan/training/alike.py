@@ -44,13 +44,13 @@ def check_plans(plan: RunPlan) -> None:
         return {f"version of {name}": version for name, version in versions().items()} | same_on_hosts(plan)
 
     def compare(by_rank: Sequence[tuple[str, dict[str, Any]]]) -> UserError | None:
-        (host, first), *others = by_rank
+        (host, first), *rest = by_rank
         for key in first:
-            hosts = [(name, told.get(key)) for name, told in others if told.get(key) != first[key]]
+            hosts = [(name, told.get(key)) for name, told in rest if told.get(key) != first[key]]
             if hosts:
-                named = _named([f"{'null' if value is None else shown(value)} on {name}" for name, value in hosts])
+                others = named([f"{'null' if value is None else shown(value)} on {name}" for name, value in hosts])
                 remedy = "start all hosts with the same recipe, DeepSpeed files and versions"
-                return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {named}", remedy)
+                return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {others}", remedy)
         return None
 
     _find_alike(find, compare)
@@ -141,7 +141,7 @@ def _same_file(field: str, path: str, find: Callable[[], _Found]) -> _Found:
     def compare(by_rank: Sequence[tuple[str, _Found]]) -> UserError | None:
         (first_host, first), *others = by_rank
         hosts = [host for host, told in others if told != first]
-        problem = f"differs between hosts: {_named(hosts)} have another file than {first_host} (rank 0)"
+        problem = f"differs between hosts: {named(hosts)} have another file than {first_host} (rank 0)"
         return UserError(field, path, problem, "copy the same file to all hosts") if hosts else None
 
     return _find_alike(find, compare)
@@ -153,7 +153,7 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> U
     if not found:
         return None
     field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
-    problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {_named(found)}"
+    problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {named(found)}"
     return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
 
 
@@ -173,7 +173,7 @@ def _find_alike(
         if not errors:
             return compare(found)
         error = errors[0][1]
-        hosts = f"on {_named([host for host, _ in errors])}" if found else ""
+        hosts = f"on {named([host for host, _ in errors])}" if found else ""
         detail = "; ".join(filter(None, (error.detail, hosts)))
         return UserError(error.field, error.value, error.problem, error.remedy, detail)
 
@@ -182,7 +182,7 @@ def _find_alike(
     return told
 
 
-def _named(texts: Sequence[str]) -> str:
+def named(texts: Sequence[str]) -> str:
     """Join texts, each once and not too many."""
     each = list(dict.fromkeys(texts))
     return ", ".join(each[:_MOST_HOSTS_NAMED]) + (", ..." if len(each) > _MOST_HOSTS_NAMED else "")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,11 +31,18 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.together import for_rank_zero
 from bigsgan.training.alike import TEACHER, checked_teacher, open_alike, refuse_other_codec
 from bigsgan.training.ema import ShardedEMA
-from bigsgan.training.initial_weights import freeze_first_layers, load_imported_ema, load_initial_weights
+from bigsgan.training.initial_weights import (
+    check_freezing,
+    check_initial_weights,
+    freeze_first_layers,
+    load_imported_ema,
+    load_initial_weights,
+)
 from bigsgan.training.loop import Run
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
 from bigsgan.training.recovery import Recovery
+from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
 from bigsgan.training.snapshots import Snapshots, remove_abandoned
 from bigsgan.training.start import Start
@@ -49,6 +56,37 @@ NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 _log = logging.getLogger(__name__)
 
 
+class Inputs(NamedTuple):
+    """What a run reads besides its checkpoint, opened and checked."""
+
+    shown: ImageDataset
+    dataset: ImageDataset  # to train on: ``shown``, or crops of its images
+    teacher: str | None  # the digest of the teacher
+    measuring: Measuring | None
+
+
+def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Inputs:
+    """Open what a run reads, and check that it fits the recipe, the checkpoint and other weights. A collective.
+
+    A dry run does this too, so that it accepts what a start does.
+
+    Raises:
+        UserError: Something cannot be read, or does not fit.
+    """
+    recipe = plan.recipe
+    if start.initial is not None:
+        check_initial_weights(recipe, start.initial)
+    check_freezing(recipe)
+    shown = open_alike(build_dataset, recipe.data)
+    dataset = _training_dataset(recipe, shown)
+    teacher = checked_teacher(recipe, start.found.layout if start.found else {})
+    if start.found is not None:
+        refuse_other_codec(start.found.layout.get(DATA), recipe.data)
+    batch = batch_slices(plan, comm.rank())["generator"]["generator"].num_samples
+    measuring = Measuring(plan, out, shown, batch, rank_log) if recipe.metrics else None
+    return Inputs(shown, dataset, teacher, measuring)
+
+
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     """Put a run together, and load the checkpoint or weights that it begins from. Every rank calls this.
 
@@ -57,12 +95,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     """
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
-    shown = open_alike(build_dataset, recipe.data)
-    dataset = _training_dataset(recipe, shown)
-    teacher = checked_teacher(recipe, start.found.layout if start.found else {})
+    shown, dataset, teacher, measuring = open_inputs(plan, out, start, rank_log)
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
-    sampling_batch = slices["generator"]["generator"].num_samples
-    measuring = Measuring(plan, out, shown, sampling_batch, rank_log) if recipe.metrics else None
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
     if rank == 0:  # rank 0 writes manifests
@@ -78,10 +112,9 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
     extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums, stale)
     ema_state = EMAState(engines["generator"], ema)
-    entries = {**_entries(plan, engines, ema_state, counters), **extras.entries()}
+    entries, reports = {**_entries(plan, engines, ema_state, counters), **extras.entries()}, Reports(statistics)
     if start.found is not None:
-        refuse_other_codec(start.found.layout.get(DATA), recipe.data)
-        _restore(start.found, entries, layout, recipe)
+        _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices)
@@ -95,15 +128,18 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         source=source,
         step=step,
         ema=ema,
-        grid=_build_grid(recipe, shown, reporter, counters.nimg),
-        sampling_batch=sampling_batch,
+        grid=_build_grid(recipe, shown, reporter, None if start.found else counters.nimg),
+        sampling_batch=slices["generator"]["generator"].num_samples,
         standing=standing,
         counters=counters,
         entries=entries,
         layout=layout,
         saver=saver,
-        recovery=Recovery(step, reals, source, counters, entries, saver, recipe.max_rollbacks, rank_log.moved),
+        recovery=Recovery(
+            step, reals, source, counters, {**entries, REPORTS: reports}, saver, recipe.max_rollbacks, rank_log.moved
+        ),
         statistics=statistics,
+        reports=reports,
         reporter=reporter,
         rank_log=rank_log,
         measuring=measuring,
@@ -145,7 +181,7 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
     if start.initial is not None:
         load_initial_weights(recipe, start.initial, engines)
     if recipe.init_from:
-        freeze_first_layers(recipe, engines["discriminator"], recipe.init_from.freeze_discriminator)
+        freeze_first_layers(engines["discriminator"], recipe.init_from.freeze_discriminator)
     layout: dict[str, Any] = {"world_size": plan.world_size}
     for network, engine in plan.engines.items():
         layout[f"{network}.stage"] = engine.file.stage
@@ -205,8 +241,11 @@ def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int) -> Repor
     return reporter
 
 
-def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int) -> SampleGrid:
-    """Return the inputs of sample grids; report a grid of real images, unless each sample is shown beside one."""
+def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int | None) -> SampleGrid:
+    """Return the inputs of sample grids.
+
+    At the beginning of a run, at ``nimg`` images, report a grid of real images, unless each sample is shown beside one.
+    """
     num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
     images = for_rank_zero(comm, lambda: readable_images(dataset, recipe.data, num, comm.device()))
     images = torch.empty(0) if images is None else images
@@ -215,7 +254,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
         if not len(images):
             raise UserError("data.root", recipe.data.root, "contains no readable pairs", "repair its images")
         return pair_grid(recipe, images, comm.device())
-    if len(images):
+    if len(images) and nimg is not None:
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
     return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
 

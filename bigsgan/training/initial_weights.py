@@ -34,28 +34,35 @@ class InitialWeights(NamedTuple):
     own: bool = False  # they were imported into this run directory; EMA, images seen and optimizer state are kept
 
 
+def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
+    """Refuse a run's networks that differ in more than their classes and heads for a teacher's features.
+
+    Raises:
+        UserError: A tensor differs; or a discriminator is to be frozen, and the checkpoint has none.
+    """
+    for network in NETWORKS:
+        if _entry(network, initial) not in initial.checkpoint.entries:
+            if network == "discriminator":
+                _refuse_freezing(recipe, initial.checkpoint)
+        else:
+            _refuse_other(network, _shapes(initial.recipe, network), _shapes(_as_there(recipe, initial), network))
+
+
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
     """Fill parameters and buffers of both networks, from a checkpoint of any layout. Every rank calls this.
 
+    ``check_initial_weights`` has accepted them.
     If the two runs differ in their number of classes, tensors whose shape depends on it keep their new values. If heads
     for a teacher's features differ in shape, all heads do. ``recipe`` and ``engines`` are those of the new run.
-
-    Raises:
-        UserError: The networks differ in more than their classes and those heads.
     """
-    other, found, live, own = initial
-    # This recipe with the other run's number of classes has to describe the other run's network.
-    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": other.data.num_classes})})
+    other, found, _, own = initial
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
     for network in NETWORKS:
-        entry = AVERAGE if network == "generator" and not live else network
+        entry = _entry(network, initial)
         if entry not in found.entries:
-            if network == "discriminator":
-                _refuse_freezing(recipe, found)
             _log.warning("%s has no %s: it starts from random weights", found.path, network)
             continue
-        theirs, expected, ours = (_shapes(each, network) for each in (other, same, recipe))
-        _refuse_other(network, theirs, expected)
+        theirs, ours = (_shapes(each, network) for each in (other, recipe))
         kept = _kept(theirs, ours)
         if left := sorted(ours.keys() - kept):
             text = "%s: %d tensors depend on the classes or a teacher and start from random values, such as %s"
@@ -80,6 +87,16 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, e
         _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
         return
     EMAState(engine, ema).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry(AVERAGE))
+
+
+def _entry(network: str, initial: InitialWeights) -> str:
+    return AVERAGE if network == "generator" and not initial.live else network
+
+
+def _as_there(recipe: Recipe, initial: InitialWeights) -> Recipe:
+    """Return this recipe with the other run's number of classes: it has to describe the other run's network."""
+    there = recipe.data.model_copy(update={"num_classes": initial.recipe.data.num_classes})
+    return recipe.model_copy(update={"data": there})
 
 
 def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
@@ -127,18 +144,23 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
     saved.read_into(checkpoint.BUFFER, {name: buffer for name, buffer in buffers.items() if name in names})
 
 
-def freeze_first_layers(recipe: Recipe, engine: Engine, num_layers: int) -> None:
+def check_freezing(recipe: Recipe) -> None:
+    """Refuse to freeze all layers of the discriminator.
+
+    Raises:
+        UserError: It has no further layers than those to freeze.
+    """
+    most = max(int(number) for number in network_on_meta(recipe, "discriminator").layers) if recipe.init_from else 0
+    if recipe.init_from and (num := recipe.init_from.freeze_discriminator) > most:
+        problem = f"must be less than {most + 1}, the number of the discriminator's layers"
+        raise UserError("init_from.freeze_discriminator", num, problem, f"give {most} or less")
+
+
+def freeze_first_layers(engine: Engine, num_layers: int) -> None:
     """Keep the first layers of the discriminator as they are (Mo, Cho and Shin 2020, arXiv 2002.10964).
 
     Their gradients become 0, and an optimizer that has only seen zeros does not move them.
-
-    Raises:
-        UserError: The discriminator has no further layers.
     """
-    numbers = [int(number) for number in network_on_meta(recipe, "discriminator").layers]
-    if num_layers > max(numbers):
-        problem = f"must be less than {max(numbers) + 1}, the number of the discriminator's layers"
-        raise UserError("init_from.freeze_discriminator", num_layers, problem, f"give {max(numbers)} or less")
     for number, layer in engine.network.layers.items():
         if int(number) < num_layers:
             for parameter in layer.parameters():

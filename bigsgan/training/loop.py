@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.training import alarms
-from bigsgan.training.alarms import Alarms
+from bigsgan.training.directory import RunDirectory
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
+from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
@@ -59,12 +60,12 @@ class Run:
     saver: checkpoint.Saver
     recovery: Recovery
     statistics: Statistics
+    reports: Reports  # saved beside ``entries``, which the weights depend on
     reporter: Reporter
     rank_log: RankLog
     measuring: Measuring | None  # None unless the recipe asks for metrics
     snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
-    alarms: Alarms = field(default_factory=Alarms)
-    diversity: float | None = None  # diversity of the EMA's last samples, on rank 0; see alarms.diversity
+    directory: RunDirectory | None = None  # None in tests and measurements
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""
@@ -101,6 +102,10 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         return False
     if counters.nimg == 0:
         _report_samples(run)
+    if run.measuring and run.reports.owed:
+        with clock.paused():
+            if _measure(run, run.measuring, requests):
+                return False
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
@@ -109,29 +114,28 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         decay = run.count_update()
         complete = counters.nimg >= recipe.total_nimg
         done = agreement.any_rank(requests.reason is not None) or complete
-        reports = done or is_due(recipe.report_nimg, counters.nimg, recipe.batch)
-        samples = complete or is_due(recipe.sample_nimg, counters.nimg, recipe.batch)
-        measures = run.measuring and (complete or (not done and run.measuring.is_due(counters.nimg)))
-        snaps = run.snapshots and (complete or run.snapshots.is_due(counters.nimg))
-        saves = done or is_due(recipe.checkpoint_nimg, counters.nimg, recipe.batch)
-        at_once = bool(reports or samples or measures or snaps or saves)
+        due = _due(run, complete, done)
         attempt = Attempt(update, (position, counters.position), numbers)
-        if failed := run.recovery.failed(attempt, at_once):
+        if failed := run.recovery.failed(attempt, at_once=any(due)):
             _roll_back(run, failed, clock)
             continue
-        if reports:
-            _report_metrics(run, numbers, decay, clock)
-        if samples:
-            with clock.paused():
+        if any(due) and run.directory and run.directory.restored(run.reporter):
+            due = due._replace(saves=True)
+        if due.reports:
+            with run.reports.counting(is_due(recipe.report_nimg, counters.nimg, recipe.batch)):
+                _report_metrics(run, numbers, decay, clock)
+        if due.samples:
+            with clock.paused(), run.reports.counting(is_due(recipe.sample_nimg, counters.nimg, recipe.batch)):
                 _report_samples(run)
-        if run.measuring and measures:
+        if run.measuring and due.measures:
             with clock.paused():
-                _measure(run, run.measuring, requests)
-        if run.snapshots and snaps:
+                if _measure(run, run.measuring, requests, later=done and not complete):
+                    done, due = True, due._replace(saves=True)
+        if run.snapshots and due.snapshot:
             run.rank_log.phase = "EMA snapshot"
             with clock.paused():
                 run.snapshots.save(counters.nimg)
-        if saves:
+        if due.saves:
             with clock.paused():
                 _finish_snapshots(run, must=complete)
                 _save(run, must=done)
@@ -143,6 +147,32 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
     return True
 
 
+class _Due(NamedTuple):
+    """What an update is followed by; the same on all ranks."""
+
+    reports: bool
+    samples: bool
+    measures: bool
+    snapshot: bool
+    saves: bool
+
+
+def _due(run: Run, complete: bool, done: bool) -> _Due:
+    """Return what is due. A run that is asked to stop makes no report for that, as it would make none if it went on."""
+    recipe, nimg = run.recipe, run.counters.nimg
+
+    def every(interval: int) -> bool:
+        return is_due(interval, nimg, recipe.batch)
+
+    return _Due(
+        reports=complete or every(recipe.report_nimg),
+        samples=complete or every(recipe.sample_nimg),
+        measures=run.measuring is not None and (complete or run.measuring.is_due(nimg)),
+        snapshot=run.snapshots is not None and (complete or run.snapshots.is_due(nimg)),
+        saves=done or every(recipe.checkpoint_nimg),
+    )
+
+
 def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
     run.rank_log.phase = "rollback"
     with clock.paused():
@@ -152,8 +182,6 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
     run.reporter.rewind(run.counters.nimg)
     if run.snapshots:
         run.snapshots.rewind(run.counters.nimg)
-    run.statistics.clear()
-    run.diversity = None  # of samples that were made after the checkpoint
     clock.restart(run.counters.nimg)
 
 
@@ -183,12 +211,13 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -
     metrics["checkpoint/stall_seconds"] = run.saver.stall_seconds
     metrics["checkpoint/write_seconds"] = run.saver.write_seconds
     metrics["images_per_second"] = clock.images_per_second(run.counters.nimg)
-    if run.diversity is not None:
-        metrics[alarms.DIVERSITY] = run.diversity
-    raised = run.alarms.examine(metrics)
+    if run.reports.diversity is not None:
+        metrics[alarms.DIVERSITY] = run.reports.diversity
+    raised = run.reports.alarms.examine(metrics)
     for name, text in raised.items():
         metrics[f"alarm/{name}"] = 1.0
         _log.warning("%s", text)
+    run.reports.last = metrics
     run.reporter.report(run.counters.nimg, metrics)
     _log.info("%d images, peak of this rank %.2f GiB: %s", run.counters.nimg, own_peak, metrics)
 
@@ -236,25 +265,33 @@ def _report_samples(run: Run) -> None:
         stand_statistics(generator.network, generator.infer_everywhere, run.standing)
         images = report("samples/ema")
     if grid.reals is not None:
-        run.diversity = alarms.diversity(images, grid.columns, grid.reals)
+        run.reports.diversity = alarms.diversity(images, grid.columns, grid.reals)
 
 
-def _measure(run: Run, measuring: Measuring, requests: StopRequests) -> None:
-    """Report metrics of the EMA's samples, unless a rank of G is asked to stop. G's ranks compute, rank 0 writes."""
-    if not run.step.generator.is_held:
-        return
-    nimg = run.counters.nimg
+def _measure(run: Run, measuring: Measuring, requests: StopRequests, later: bool = False) -> bool:
+    """Report metrics of the EMA's samples, unless a rank of G is asked to stop. G's ranks compute, rank 0 writes.
+
+    A collective. ``later`` puts it off until the run resumes.
+
+    Returns:
+        Whether the run owes them, as it is asked to stop.
+    """
+    nimg, values = run.counters.nimg, None
 
     def stopped() -> bool:
         return comm.any_rank(requests.reason is not None)
 
-    with division.within_part():
-        values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
-    if values is None:
-        _log.info("skipping metrics at %d images: asked to stop", nimg)
-        return
-    run.reporter.measured(nimg, values)
-    _log.info("%d images: %s", nimg, values)
+    if run.step.generator.is_held and not later:
+        with division.within_part():
+            values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+    if values is not None:
+        run.reports.measured = nimg, values
+        run.reporter.measured(nimg, values)
+        _log.info("%d images: %s", nimg, values)
+    run.reports.owed = comm.any_rank(run.step.generator.is_held and values is None)
+    if run.reports.owed:
+        _log.info("metrics at %d images follow when the run resumes: asked to stop", nimg)
+    return run.reports.owed
 
 
 def _finish_snapshots(run: Run, must: bool) -> None:
@@ -269,9 +306,9 @@ def _finish_snapshots(run: Run, must: bool) -> None:
 def _save(run: Run, must: bool) -> None:
     """Start to save a checkpoint. With ``must``, wait until it is complete, unless the state turns out to be lost."""
     run.rank_log.phase = "checkpoint"
-    metrics = run.reporter.metrics_at(run.counters.nimg)
+    metrics = run.reports.metrics_at(run.counters.nimg)
     description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
-    saved = run.saver.save(run.counters.nimg, run.entries, description)
+    saved = run.saver.save(run.counters.nimg, {**run.entries, REPORTS: run.reports}, description)
     if must and not (saved and run.saver.finish()) and not run.saver.lost:
         raise _not_saved(run.out / "checkpoints", "checkpoint")
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from bigsgan import checkpoint
 from bigsgan.config import RunPlan, parse_recipe
+from bigsgan.config.recipe import is_lost
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, read_saved_recipe
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
@@ -37,10 +38,11 @@ class Start(NamedTuple):
         return own.nimg if own else 0
 
 
-def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
+def find_start(plan: RunPlan, out: Path, allowed: Collection[str], verify: bool = True) -> Start:
     """Find what a run begins from, and read all of it to check that it is intact. Every rank calls this.
 
-    The ``allowed`` keys may differ from the checkpoint's recipe, although they change what the run learns.
+    Without ``verify`` only the sizes of its files are checked. The ``allowed`` keys may differ from the checkpoint's
+    recipe, although they change what the run learns.
 
     Raises:
         UserError: The run directory or the checkpoint does not fit the recipe, or nothing intact is left.
@@ -49,7 +51,10 @@ def find_start(plan: RunPlan, out: Path, allowed: Collection[str]) -> Start:
     def choose(passed_over: Collection[Path]) -> Start:
         return by_rank_zero(comm, lambda: _choose(plan, out, allowed, passed_over))
 
-    return checkpoint.first_intact(choose, lambda start: start.source, lambda found: checkpoint.damage(found, comm))
+    def look(found: checkpoint.Checkpoint) -> str | None:
+        return checkpoint.damage(found, comm) if verify else None
+
+    return checkpoint.first_intact(choose, lambda start: start.source, look)
 
 
 def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Collection[Path]) -> Start:
@@ -59,6 +64,8 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
         return Start(initial=InitialWeights(read_saved_recipe(out, "out"), found, live=True, own=True))
     if found is not None or os.path.lexists(out / RECIPE_FILE):
         read_saved_recipe(out, "out")  # refuses another program's config.yaml, which the run would overwrite
+    if found is not None and is_lost(out / RECIPE_FILE):
+        _log.log(NOTICE, "%s has no %s: it is written again; %s has the run's recipe", out, RECIPE_FILE, found.path)
     if found is not None:
         _compare(plan, found, allowed)
     if found is None and (init := plan.recipe.init_from):

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from bigsgan.errors import rank_from_environment
-from bigsgan.runtime.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING, Noted, heeded
 
 _POLL_SECONDS = 0.5
 _JOINING_SECONDS = 1800.0
@@ -41,16 +41,17 @@ _ADOPTERS = ("systemd", "slurmstepd:")
 class StopRequests:
     """Knows whether this process was asked to save and exit. The caller makes the ranks agree on it."""
 
-    def __init__(self, launched: bool, signals: Sequence[signal.Signals] = STOPPING) -> None:
+    def __init__(
+        self, launched: bool, signals: Sequence[signal.Signals] = STOPPING, noted: Noted | None = None
+    ) -> None:
         """Note the launcher. Build this before anything that takes time, as the launcher may end meanwhile.
 
         A ``launched`` process is the child of a launcher, and has to end with it: `deepspeed` leaves its ranks
-        behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` ask the process to stop.
+        behind when it is ended (seen in 0.19.8, launcher/runner.py). ``signals`` ask the process to stop; some may
+        have been ``noted`` already.
         """
         self.signal: str | None = None  # name of the first signal received
-        # A shell has a job in the background ignore Ctrl-C.
-        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        self._signals = [number for number in signals if number != signal.SIGINT or not ignored]
+        self._signals, self._noted = heeded(signals), noted
         self._chain = _launchers() if launched else []
         self._came_late = _ended_before(self._chain) and any(map(os.environ.get, _PYTHON_LAUNCHERS))
         self._listening = False
@@ -120,6 +121,10 @@ class StopRequests:
         self._over.clear()
         threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
         self._before = {number: signal.signal(number, self._receive) for number in self._signals}
+        if self._noted is not None:
+            self._before |= self._noted.before
+            for number in self._noted.received:
+                self._receive(number, None)
 
     def _let_go(self) -> None:
         self._close_wakeup()

@@ -34,6 +34,7 @@ two_devices = launching.needs_two_devices
         ("deepspeed", "launcher", signal.SIGTERM),
         pytest.param("deepspeed", "terminal", signal.SIGINT, marks=pytest.mark.nightly),
         pytest.param("torchrun", "terminal", signal.SIGINT, marks=pytest.mark.nightly),
+        ("deepspeed", "terminal", signal.SIGHUP),  # of a connection that breaks
     ],
     ids=str,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from unittest import mock
+import json
 
 import pytest
 import torch
 
-from bigsgan.training import loop
 from bigsgan.training.alarms import DIVERSITY, Alarms, diversity
 
 HEALTHY = {
@@ -86,7 +85,16 @@ def test_diversity_is_that_of_a_column_over_that_of_real_images():
     assert diversity(far, 1, torch.tensor([[0.0], [2.0]]).view(2, 1, 1, 1)) == pytest.approx(5 / 2)
 
 
-def test_a_rollback_forgets_the_diversity_of_later_samples():
-    run, clock = mock.MagicMock(diversity=0.1), mock.MagicMock()
-    loop._roll_back(run, mock.MagicMock(), clock)
-    assert run.diversity is None
+def test_a_later_process_goes_on_with_what_was_seen():
+    draws = torch.Generator().manual_seed(1)
+    checked = {"accuracy/real": 1.0, "accuracy/fake": 1.0, "slope/r1": 3.0, "slope/r1_exact": 1.0}
+    reports = [{**checked, "grad_norm/generator": float(x)} for x in torch.rand(12, generator=draws)]
+    reports[9]["grad_norm/generator"] = 1e4
+    whole = Alarms()
+    expected = [whole.examine(report) for report in reports]
+    assert [len(found) for found in expected] == [0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 2, 2]
+    for num in range(len(reports)):
+        first, second = Alarms(), Alarms()
+        found = [first.examine(report) for report in reports[:num]]
+        second.load(json.loads(json.dumps(first.numbers())))
+        assert found + [second.examine(report) for report in reports[num:]] == expected

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pickle
+import pty
 import signal
 import socket
 import subprocess
@@ -314,6 +316,7 @@ def test_help_is_no_error(capsys):
     assert "dotted.key=value" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 1])
 def test_a_reader_that_goes_away_is_no_error(lines):
     script = f"bigsgan train --dry-run | head -n {lines} > first; echo ${{PIPESTATUS[0]}}"
@@ -322,6 +325,17 @@ def test_a_reader_that_goes_away_is_no_error(lines):
     assert run.stderr == ""
     assert run.stdout in ("141\n", "0\n")  # 0 where all was in the pipe before its reader had gone
     assert Path("first").read_text().count("\n") == lines
+
+
+def test_a_terminal_that_hung_up_changes_no_status(monkeypatch):
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    monkeypatch.setattr(choosing, "parse", lambda arguments: SimpleNamespace(run=lambda options: 85))
+    with io.TextIOWrapper(os.fdopen(theirs, "wb", buffering=0), write_through=True) as stream:  # PYTHONUNBUFFERED
+        with pytest.raises(OSError, match="Input/output error"):
+            stream.write("")
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli.main([]) == 85
 
 
 def test_names_that_are_no_utf_8_are_printed(monkeypatch, capsys):

@@ -98,7 +98,9 @@ def test_logs_and_terminals_warn_of_nothing(disk, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("key", ["out", None])  # one line, and more than is kept back
+@pytest.mark.parametrize(  # one line, and more than is kept back
+    "key", ["out", pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_standard_output_on_a_full_disk(key, tmp_path):
     command = [sys.executable, "-m", "bigsgan", "train", *(["--print", key] if key else ["--dry-run"])]
     with open("/dev/full", "w") as full:

@@ -86,15 +86,3 @@ def test_a_run_directory_that_cannot_be_made_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="cannot be written: Not a directory") as caught:
         Reporter(tmp_path / "file" / "run", 0, 1024, 0)
     assert caught.value.field == str(tmp_path / "file" / "run")
-
-
-def test_quality_metrics_belong_to_the_state_that_they_were_measured_of(tmp_path):
-    reporter = Reporter(tmp_path, rank=0, total_nimg=100, resume_nimg=0)
-    reporter.report(10, {"loss/generator": 1.0, "alarm/gradients": 1.0})
-    reporter.measured(10, {"metrics/fid10": 3.0})
-    assert reporter.metrics_at(10) == {"loss/generator": 1.0, "alarm/gradients": 1.0, "metrics/fid10": 3.0}
-    reporter.report(20, {"loss/generator": 2.0})
-    assert reporter.metrics_at(20) == {"loss/generator": 2.0}
-    reporter.close()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[1] == {"nimg": 10, "metrics/fid10": 3.0}

@@ -7,19 +7,22 @@ from collections.abc import Collection
 
 import pytest
 
-from bigsgan.config import Recipe
+from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.run_directory import (
     FREE_KEYS,
+    check_run_directory,
     compare_recipes,
     flat,
     read_saved_recipe,
+    refuse_foreign_metrics,
     refuse_output,
     write_recipe,
 )
 from bigsgan.config.run_plan import plan_run
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
+from tests.bad_runs import make_run
 from tests.tiny import tiny_recipe
 
 FREE = {
@@ -208,3 +211,22 @@ def test_a_saved_recipe_that_keeps_the_best_by_no_metric_can_be_read(tmp_path):
     assert read_saved_recipe(tmp_path) == recipe
     with pytest.raises(UserError, match=r"^checkpoints\.keep_best\.metric: must be a metric that metrics.names gives"):
         plan_run(recipe, 1)
+
+
+def test_a_directory_that_lost_its_recipe_has_it_in_its_newest_checkpoint(tmp_path):
+    run = make_run(tmp_path)
+    expected = read_saved_recipe(run)
+    (run / "config.yaml").unlink()
+    assert read_saved_recipe(run) == expected
+    check_run_directory(run)
+    (run / "metrics.jsonl").write_text('{"nimg": 64}\n')
+    refuse_foreign_metrics(run)
+    (run / "ds_generator.json").write_text("{}")
+    assert load_recipe(run / "config.yaml", ["seed=5"]).engines.generator.ds_config == "ds_generator.json"
+    (run / "config.yaml").symlink_to("nothing")
+    with pytest.raises(UserError, match="must be a run directory"):
+        check_run_directory(run)
+    (run / "config.yaml").unlink()
+    (run / "checkpoints" / f"{64:012d}" / "manifest.json").write_text("[]")
+    with pytest.raises(UserError, match=r"must be a run directory, got '.*' \(it has no config.yaml\)"):
+        read_saved_recipe(run)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.runtime.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING, is_training
 from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
 from tests import REPOSITORY
@@ -37,19 +37,86 @@ def test_a_signal_is_noted_and_has_its_usual_effect_after_a_failure(number):
 
 
 BACKGROUND = """
-import os, signal
+import os, signal, sys
+from bigsgan.runtime.signals import Noted
 from bigsgan.training.stopping import StopRequests
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-requests = StopRequests(launched=False)
+number = signal.Signals[sys.argv[1]]
+signal.signal(number, signal.SIG_IGN)
+noted = Noted() if sys.argv[2:] else None
+requests = StopRequests(launched=False, noted=noted)
 with requests.listening():
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), number)
     print(requests.reason)
 """
 
 
-def test_a_job_in_the_background_ignores_ctrl_c_as_its_shell_has_set():
-    done = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("noted", [[], ["noted"]])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_a_job_in_the_background_ignores_what_its_shell_or_nohup_has_set(name, noted):
+    command = [sys.executable, "-c", BACKGROUND, name, *noted]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+
+
+EARLY = """
+import importlib, os, signal, sys
+from bigsgan import __main__ as command
+imported = importlib.import_module
+def interrupted(name):
+    importlib.import_module = imported
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return imported(name)
+importlib.import_module = interrupted
+sys.exit(command.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("name", [number.name for number in STOPPING])
+def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, tmp_path):
+    tiny_recipe(tmp_path)
+    words = ["train", "--config", "tiny.yaml", "--stopped-status", "85"]
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, name, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    message = f"bigsgan: stopped by {name} before training started; the same command resumes"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (85, message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
+
+
+def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback(tmp_path):
+    command = [sys.executable, "-c", EARLY, "SIGINT", "plan", "--config", "missing.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_what_trains_is_known_before_the_options_are_read():
+    assert all(map(is_training, (["train"], ["train", "x=1"], ["--local_rank=0", "train"])))
+    assert not any(map(is_training, ([], ["plan", "train"], ["--local_rank=0"], ["--version"])))
+
+
+CLOSED = """
+import os, sys
+from bigsgan import cli
+status = cli.main(["train", "--config", "missing.yaml"])
+assert [sys.stdin.read(), sys.stderr.isatty()] == ["", False]
+print("said", file=sys.stderr, flush=True)
+file = os.open("file", os.O_CREAT | os.O_RDWR)
+os.write(1, b"printed by a library")
+sys.exit(status if file > 2 else 99)
+"""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed, tmp_path):
+    command = f"exec {sys.executable} -c '{CLOSED}' {closed}"
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=60, **pipes)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "file").read_text() == ""
+    if "2>&-" not in closed:
+        assert "bigsgan: --config: 'missing.yaml' does not exist" in done.stderr
 
 
 def test_a_process_that_has_finished_ends_with_its_own_status():

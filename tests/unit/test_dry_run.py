@@ -1,0 +1,83 @@
+"""What a dry run accepts, a start accepts; and both refuse the rest with the same message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bigsgan import cli
+from tests.bad_runs import contents, train_arguments
+from tests.preparing import noise
+
+FOLDER = "data={kind: folder, root: photos, resolution: 16, image_channels: 1, num_classes: %d, max_corrupt: 0}"
+
+CASES = {
+    "data.root": [FOLDER.replace("photos", "nowhere") % 2, "out=new"],
+    "data.num_classes": [FOLDER % 3, "out=new"],
+    "batch": ["batch=16"],
+    "generator.channels": ["generator.channels=8"],
+    "init_from.run": ["init_from={run: hub}", "out=new"],
+    "init_from.nimg": ["init_from={run: run, nimg: 5}", "out=new"],
+    "init_from.run: has a different": ["init_from={run: run}", "generator.channels=8", "out=new"],
+    "init_from.freeze_discriminator": ["init_from={run: run, freeze_discriminator: 99}", "out=new"],
+    "metrics.reference": ["metrics={names: [fid64], every_nimg: 8, reference: nothing.npz}", "out=new"],
+    "foreign/config.yaml": ["out=foreign"],
+    "--allow-change": ["--allow-change", "nope"],
+}
+
+
+@pytest.fixture
+def place(run):
+    """Beside a run: photographs of two classes, what the Hub's client made, and another program's directory."""
+    for name in ("a", "b"):
+        Path("photos", name).mkdir(parents=True)
+        noise(0, 16, 16, 1).save(f"photos/{name}/1.png")
+    for name in ("hub", "foreign"):
+        Path(name).mkdir()
+    Path("hub/config.json").write_text("{}")
+    Path("foreign/config.yaml").write_text("a: 1\n")
+
+
+@pytest.mark.parametrize("field", CASES)
+def test_a_dry_run_refuses_what_a_start_refuses(place, capsys, field):
+    arguments = train_arguments(*([] if any("out=" in word for word in CASES[field]) else ["out=run"]), *CASES[field])
+    before = set(Path().rglob("*")), contents(Path())
+    said = []
+    for more in (["--dry-run"], []):
+        assert cli.main([*arguments, *more]) == 2
+        printed, message = capsys.readouterr()
+        assert printed == ""
+        said.append([line for line in message.splitlines() if line.startswith("bigsgan: ")])
+        assert (set(Path().rglob("*")), contents(Path())) == before
+    assert said[0] == said[1]
+    assert said[0][0].startswith(f"bigsgan: {field}: " if ": " not in field else f"bigsgan: {field}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["out=run"],
+        ["out=run", "batch=16", "--allow-change", "batch"],
+        ["out=new", "init_from={run: run}"],
+        ["out=new", FOLDER % 2],
+    ],
+)
+def test_a_dry_run_of_what_can_start_prints_the_recipe(place, capsys, words):
+    arguments = train_arguments(*words)
+    before = set(Path().rglob("*"))
+    assert cli.main([*arguments, "--dry-run"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["out"] == words[0].removeprefix("out=")
+    assert set(Path().rglob("*")) == before
+
+
+def test_the_data_of_a_recipe_that_ships_is_an_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--config", "r3gan_ffhq64", "--dry-run"]) == 0
+    printed, said = capsys.readouterr()
+    assert yaml.safe_load(printed)["data"]["root"] == "data/ffhq64"
+    assert said == "data.root: 'data/ffhq64' does not exist; data and checkpoints are not checked\n"
+    assert cli.main(["train", "--config", "r3gan_ffhq64", "--dry-run", "data.root=photos"]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: data.root: 'photos' does not exist")
