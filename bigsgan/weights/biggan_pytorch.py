@@ -157,6 +157,9 @@ def _generator_size(state: State) -> tuple[int, int, int]:
     if not any(name.endswith((".u0", ".u")) for name in state):
         problem = "must have spectral norm, as all BigGANs here"
         raise UserError("weights", None, problem, "give a generator trained with it (G_param SN, apply_g_sn)")
+    if not any(re.match(r"blocks\..+\.(stored|running)_mean$", name) for name in state):
+        problem, remedy = "must have batch norm in its blocks, as all BigGANs here", "give one with norm_style bn"
+        raise UserError("weights", None, problem, remedy)
     tables = [*BIGGAN_GENERATOR.items(), *([] if _is_deep(state) else [(64, _STUDIOGAN_64)])]
     return _size(state, state["blocks.0.0.conv1.weight"].shape[1], tables, widths)
 

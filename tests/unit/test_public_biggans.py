@@ -204,6 +204,15 @@ def test_weights_without_spectral_norm_are_refused():
         biggan_pytorch.generator_state(state)
 
 
+def test_weights_of_another_norm_are_refused():
+    """norm_style gn and nonorm have no statistics."""
+    state = {n: t for n, t in state_of("biggan", "generator").items() if not (n.startswith("blocks") and "stored" in n)}
+    with pytest.raises(
+        UserError, match="weights: must have batch norm in its blocks, as all BigGANs here; give one with"
+    ):
+        biggan_pytorch.generator_state(state)
+
+
 def test_studiogan(tmp_path):
     section = check(tmp_path, studiogan, "generator", studio_generator, LATENTS, LABELS)
     assert section["norm_eps"] == section["output_norm_eps"] == 1e-4
