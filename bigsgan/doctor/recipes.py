@@ -9,6 +9,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
 from bigsgan.doctor.storage import directory_of
@@ -30,7 +31,7 @@ def checkpoint_bytes(plan: RunPlan) -> int:
     for network, stack in networks.items():
         engine = plan.engines[network]
         numel = sum(parameter.numel() for parameter in stack.parameters())
-        buffers = sum(buffer.nbytes for buffer in stack.buffers())
+        buffers = sum(buffer.nbytes for buffer in saved_buffers(stack).values())
         in_matrices = sum(matrix.numel() for matrix in stack.matrices())
         states = num_state_elements(engine.optimizer, engine.file, numel, in_matrices)
         tensors = 1 + averages * (network == "generator")
