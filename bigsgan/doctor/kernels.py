@@ -17,7 +17,7 @@ from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2G
 from bigsgan.doctor.arithmetic import REMEDY
 from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.engines.base import DTYPES
-from bigsgan.models import fir, fused, noise
+from bigsgan.models import fir, fused, noise, resizing
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import rectify_biased
@@ -35,6 +35,14 @@ FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "most padding": lambda x, taps: fir.blur(x, taps, padding=3),
 }
 """All of StyleGAN2's uses of a filter, and one with more padding."""
+
+RESIZED: dict[str, Callable[..., Tensor]] = {
+    "pooled": lambda x, bias, small: resizing.pool_average(x),
+    "pooled beside": lambda x, bias, small: resizing.pool_average_beside(x, bias, laid_out(small, "channels_last")),
+    "upsampled": lambda x, bias, small: resizing.upsample_nearest(x),
+    "upsampled onto": lambda x, bias, small: resizing.upsample_nearest_onto(x, bias, laid_out(small, "channels_last")),
+}
+"""All poolings and upsamplings of BigGAN, of maps whose channels lie side by side."""
 
 LAYOUTS = ("contiguous", "channels_last", "strided")
 
@@ -66,7 +74,7 @@ CLOSE = 1e-6
 
 
 def feature_maps(subject: Subject) -> Finding:
-    """Check filters and rectifiers in every type and layout, and whole networks that use them."""
+    """Check filters, rectifiers and resizings in every type and layout, and whole networks that use them."""
     device, excesses = str(comm.device()), {}
     obstacles = {dtype: _obstacle(dtype) for dtype in ROUNDING}
     if why := obstacles[torch.float32] or obstacles[torch.float64]:
@@ -79,6 +87,10 @@ def feature_maps(subject: Subject) -> Finding:
             cell = f"{str(dtype).removeprefix('torch.')} {shape} {layout}"
             for name in FILTERS:
                 excesses[f"filter, {name}, {cell}"] = filter_excess(name, shape, layout, dtype, device)
+            if layout == "channels_last":
+                even = (*shape[:2], 2 * shape[2], 2 * shape[3])
+                for name in RESIZED:
+                    excesses[f"{name}, {cell}"] = resized_excess(name, even, dtype, device)
             for limit in (None, LIMIT):
                 excesses[f"rectifier, limit {limit}, {cell}"] = rectifier_excess(limit, shape, layout, dtype, device)
         for name, (tolerance, section) in NETWORKS.items():
@@ -148,12 +160,14 @@ def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str) -
     return [y.detach(), *(g.detach() for g in firsts), second]
 
 
-def excess(function: Callable[..., Tensor], inputs: list[Tensor], layout: str, dtype: torch.dtype) -> float:
+def excess(
+    function: Callable[..., Tensor], inputs: list[Tensor], layout: str, dtype: torch.dtype, subject: str = fused.MAPS
+) -> float:
     """Largest difference, over all ``orders``, of kernels in ``dtype`` from torch's operations in float64.
 
     It is relative to what rounding allows, and infinite if the type is another or the expected values are all 0.
     """
-    with choosing(kernels=True):
+    with choosing(kernels=True, subject=subject):
         found = orders(function, [x.to(dtype) for x in inputs], layout)
     with choosing(kernels=False):
         expected = orders(function, inputs, "contiguous")
@@ -220,6 +234,18 @@ def penalized(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
     loss = logits.sum() + 0.1 * paths.square().sum().sqrt() + 10 * r1.square().sum()
     grads = torch.autograd.grad(loss, parameters)
     return [images.detach(), logits.detach(), torch.cat([grad.flatten() for grad in grads])]
+
+
+def resized_excess(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> float:
+    """``excess`` of an entry of ``RESIZED`` on maps (N, C, H, W) of even sides."""
+    n, c, height, width = shape
+    x, bias, small = (coarse(s, i).to(device) for i, s in enumerate([shape, (c,), (n, c, height // 2, width // 2)]))
+    operands = [x, bias, small] if " " in name else [x]
+
+    def function(*given: Tensor) -> Tensor:
+        return RESIZED[name](*given, *[bias, small][: 3 - len(given)])
+
+    return excess(function, operands, "channels_last", dtype, fused.SIZES)
 
 
 def network_error(name: str, device: str) -> float:

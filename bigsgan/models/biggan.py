@@ -29,9 +29,9 @@ from bigsgan.models.layers import (
     SpectralEmbedding,
     SpectralLinear,
     full,
-    upsample_nearest,
 )
 from bigsgan.models.light import STANDARD, Makers, pair
+from bigsgan.models.resizing import pool_average, upsample_nearest
 
 BOTTOM_RESOLUTION = 4
 
@@ -115,7 +115,7 @@ def last(branch: nn.Module) -> SpectralConv2d:
 
 
 def _beside(branch: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
-    """Add a shortcut (N, C_out, H, W), each pixel four times, to the output of a branch for x (N, C_in, 2H, 2W)."""
+    """Add a shortcut (N, C_out, H, W) to the output of a branch for x (N, C_in, 2H, 2W), which may pool it."""
     before, conv = (branch[:-1], branch[-1]) if isinstance(branch, nn.Sequential) else ((), branch)
     for part in before:
         x = part(x)
@@ -164,10 +164,12 @@ class DiscriminatorBlock(nn.Module):
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        x = self.conv2(self.conv1(F.relu(h) if self.preactivation else h))
+        x = self.conv1(F.relu(h) if self.preactivation else h)
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
-        shortcut = F.avg_pool2d(h, 2) if self.downsample else h
-        return x + (shortcut if self.shortcut is None else self.shortcut(shortcut)), labels
+        shortcut = pool_average(h) if self.downsample else h
+        if self.shortcut is not None:
+            shortcut = self.shortcut(shortcut)
+        return _beside(self.conv2, x, shortcut) if self.downsample else self.conv2(x) + shortcut, labels
 
 
 class DiscriminatorHead(nn.Module):

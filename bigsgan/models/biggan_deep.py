@@ -19,7 +19,8 @@ from bigsgan.config.families.biggan_deep import (
 )
 from bigsgan.models.batch_norm import ConditionalBatchNorm
 from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
-from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear, upsample_nearest
+from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear
+from bigsgan.models.resizing import pool_average, upsample_nearest
 
 
 class GeneratorInput(nn.Module):
@@ -107,7 +108,7 @@ class DiscriminatorBlock(nn.Module):
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
         x = self.conv3(self.conv2(self.conv1(F.relu(h))))
         if self.downsample:
-            x, h = F.avg_pool2d(x, 2), F.avg_pool2d(h, 2)
+            x, h = pool_average(x), pool_average(h)
         if self.shortcut is not None:
             h = torch.cat([h, self.shortcut(h)], dim=1)
         return self.conv4(x) + h, labels

@@ -24,6 +24,7 @@ from bigsgan.models import convolutions, meta_gpu, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
 from bigsgan.models.precision import full
+from bigsgan.models.resizing import pool_average, pool_average_beside, upsample_nearest_onto
 
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """FlashAttention needs equally many features in values and in keys. cuDNN's attention, which torch (2.14) prefers on a
@@ -219,15 +220,17 @@ class SpectralConv2d(SpectralLayer):
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         Kernels need this order, and most later operations keep it (docs/explanation/performance.md).
-        ``beside`` (N, C_out, H / 2, W / 2) is added to the result, each pixel four times.
+        ``beside`` (N, C_out, H / 2, W / 2) is added: behind the pooling, or each pixel four times.
         """
         x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
         own, self.shift = self.bias, None
         # Compiled code joins a bias with the next operation by itself.
         lean = convolutions.suits_tensor_cores(x.device, x.dtype) and not torch.compiler.is_compiling()
         if self.followed_by == "pooling":
-            x = F.avg_pool2d(self._convolve(x, None), 2)
-            return x if own is None else x + own[:, None, None]
+            x = self._convolve(x, None)
+            if beside is not None:
+                return pool_average_beside(x, own, beside)
+            return pool_average(x) if own is None else pool_average(x) + own[:, None, None]
         if self.followed_by == "relu":
             if own is None or not lean or x.shape[1] % convolutions.MULTIPLE:
                 return F.relu(self._convolve(x, own))
@@ -237,9 +240,8 @@ class SpectralConv2d(SpectralLayer):
             return _Unfelt.apply(self._convolve(x, None), own)
         if beside is None:
             return self._convolve(x, own)
-        if own is not None and lean:
-            beside, own = beside + own[:, None, None], None
-        return self._convolve(x, own) + upsample_nearest(beside)
+        apart, own = (own, None) if lean else (None, own)
+        return upsample_nearest_onto(self._convolve(x, own), apart, beside)
 
     def _convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return convolutions.convolve(x, self.normalized_weight(), bias, self.stride, self.padding, self.groups)
@@ -295,21 +297,6 @@ class RankAverages(StatefulLayer):
         super().__init__()
         self.average_over_ranks: Callable[[Tensor], Tensor] | None = None
         self.num_ranks = 1
-
-
-def upsample_nearest(x: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, 2H, 2W), each pixel four times, in the memory format of ``x``.
-
-    The compiled backward pass of torch's own function adds atomically into float32 zeros (2.15): it is slower, and on a
-    GPU its order changes from run to run. The backward pass of an expanded view is a plain sum.
-    """
-    if not torch.compiler.is_compiling():
-        return F.interpolate(x, scale_factor=2)
-    n, c, height, width = x.shape
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, height, 2, width, 2, c)
-        return pixels.reshape(n, 2 * height, 2 * width, c).permute(0, 3, 1, 2)
-    return x[:, :, :, None, :, None].expand(n, c, height, 2, width, 2).reshape(n, c, 2 * height, 2 * width)
 
 
 class TwiceDifferentiable(nn.Module):
