@@ -36,9 +36,16 @@ FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """All of StyleGAN2's uses of a filter, and one with more padding."""
 
+
+def _both(large: Tensor, small: Tensor) -> Tensor:
+    """Two maps in one, for a comparison: (N, C, H, W), (N, C, H/2, W/2) -> (N, C, H, 3W/2)."""
+    return torch.cat([large, torch.cat([small, small], dim=2)], dim=3)
+
+
 RESIZED: dict[str, Callable[..., Tensor]] = {
     "pooled": lambda x, bias, small: resizing.pool_average(x),
     "pooled beside": lambda x, bias, small: resizing.pool_average_beside(x, bias, laid_out(small, "channels_last")),
+    "rectified and pooled": lambda x, bias, small: _both(*resizing.rectify_and_pool_average(x)),
     "upsampled": lambda x, bias, small: resizing.upsample_nearest(x),
     "upsampled onto": lambda x, bias, small: resizing.upsample_nearest_onto(x, bias, laid_out(small, "channels_last")),
 }
@@ -240,7 +247,7 @@ def resized_excess(name: str, shape: tuple[int, ...], dtype: torch.dtype, device
     """``excess`` of an entry of ``RESIZED`` on maps (N, C, H, W) of even sides."""
     n, c, height, width = shape
     x, bias, small = (coarse(s, i).to(device) for i, s in enumerate([shape, (c,), (n, c, height // 2, width // 2)]))
-    operands = [x, bias, small] if " " in name else [x]
+    operands = [x, bias, small] if name.endswith(("beside", "onto")) else [x]
 
     def function(*given: Tensor) -> Tensor:
         return RESIZED[name](*given, *[bias, small][: 3 - len(given)])

@@ -31,7 +31,7 @@ from bigsgan.models.layers import (
     full,
 )
 from bigsgan.models.light import STANDARD, Makers, pair
-from bigsgan.models.resizing import pool_average, upsample_nearest
+from bigsgan.models.resizing import pool_average, rectify_and_pool_average, upsample_nearest
 
 BOTTOM_RESOLUTION = 4
 
@@ -164,11 +164,13 @@ class DiscriminatorBlock(nn.Module):
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        x = self.conv1(F.relu(h) if self.preactivation else h)
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
-        shortcut = pool_average(h) if self.downsample else h
-        if self.shortcut is not None:
-            shortcut = self.shortcut(shortcut)
+        if self.preactivation and self.downsample:
+            x, h = rectify_and_pool_average(h)
+        else:
+            x, h = F.relu(h) if self.preactivation else h, pool_average(h) if self.downsample else h
+        x = self.conv1(x)
+        shortcut = h if self.shortcut is None else self.shortcut(h)
         return _beside(self.conv2, x, shortcut) if self.downsample else self.conv2(x) + shortcut, labels
 
 

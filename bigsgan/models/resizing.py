@@ -33,6 +33,11 @@ def pool_average_beside(x: Tensor, bias: Tensor | None, beside: Tensor) -> Tenso
     return pool_average(x) + bias[:, None, None] + beside
 
 
+def rectify_and_pool_average(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ReLU and ``pool_average`` of one map: (N, C, H, W) -> (N, C, H, W), (N, C, H/2, W/2)."""
+    return _Split.apply(x, None) if _suits(x) else (F.relu(x), pool_average(x))
+
+
 def upsample_nearest(x: Tensor) -> Tensor:
     """(N, C, H/2, W/2) -> (N, C, H, W), each pixel four times, in the memory format of ``x``.
 
@@ -146,3 +151,35 @@ class _SpreadOnto(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pooled = _Pool.apply(grad, 1.0)
         return grad, pooled, pooled
+
+
+class _Split(torch.autograd.Function):
+    """ReLU, and means of four pixels before it. For gradients of gradients another map's sign decides what is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sign: Tensor | None) -> tuple[Tensor, Tensor]:
+        kept, pooled = torch.empty_like(x), _resized(x, grows=False)
+        _launch("split", x, sign, kept, pooled, 0.25)
+        ctx.save_for_backward(kept if sign is None else sign)
+        return kept, pooled
+
+    @staticmethod
+    def backward(ctx: Any, kept: Tensor, pooled: Tensor) -> tuple[Tensor, None]:
+        (sign,) = ctx.saved_tensors
+        return _Join.apply(kept, pooled, sign), None
+
+
+class _Join(torch.autograd.Function):
+    """The transpose of ``_Split``, whose transpose it is: linear in both maps, and constant around each sign."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, pooled: Tensor, sign: Tensor) -> Tensor:
+        ctx.save_for_backward(sign)
+        x = torch.empty_like(sign)
+        _launch("join", _last(kept), _last(pooled), sign, x, 0.25)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (sign,) = ctx.saved_tensors
+        return *_Split.apply(_last(grad), sign), None

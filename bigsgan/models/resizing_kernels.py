@@ -70,6 +70,46 @@ def _spread(
             tl.store(y_ptr + there, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_rows", "width"])
+def _split(
+    x_ptr, sign_ptr, kept_ptr, y_ptr, num_rows, num_columns, width, factor,
+    own: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
+    """Write x where the sign is positive, else 0; and factor times the sum of four pixels of x, wherever they are.
+
+    With ``own`` the sign is that of x. Comparisons keep NaN.
+    """
+    small, large, _, inside = _tile_of(num_rows, num_columns, width, tile_rows, tile_columns)
+    total: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    y = tl.full([tile_rows, tile_columns], 0.0, total)
+    for i in tl.static_range(2):
+        for j in tl.static_range(2):
+            there = large + (2 * width * i + j) * num_columns
+            x = tl.load(x_ptr + there, mask=inside, other=0.0)
+            sign = x if own else tl.load(sign_ptr + there, mask=inside, other=0.0)
+            tl.store(kept_ptr + there, tl.where(sign <= 0, 0.0, x).to(x.dtype), mask=inside)
+            y += x.to(total)
+    tl.store(y_ptr + small, (y * factor).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "width"])
+def _join(
+    kept_ptr, pooled_ptr, sign_ptr, x_ptr, num_rows, num_columns, width, factor,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
+    """The transpose of ``_split``: compute x = kept where the sign is positive, plus factor * pooled."""
+    small, large, _, inside = _tile_of(num_rows, num_columns, width, tile_rows, tile_columns)
+    total: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    pooled = tl.load(pooled_ptr + small, mask=inside, other=0.0).to(total) * factor
+    for i in tl.static_range(2):
+        for j in tl.static_range(2):
+            there = large + (2 * width * i + j) * num_columns
+            kept = tl.load(kept_ptr + there, mask=inside, other=0.0).to(total)
+            sign = tl.load(sign_ptr + there, mask=inside, other=0.0)
+            x = tl.where(sign <= 0, 0.0, kept) + pooled
+            tl.store(x_ptr + there, x.to(x_ptr.dtype.element_ty), mask=inside)
+
+
 def pool(x: Tensor, y: Tensor, factor: float, beside: Tensor | None = None, bias: Tensor | None = None) -> None:
     """Write factor * sums of x (N, C, H, W) + beside (N, C, H/2, W/2) + bias (C,) to y, as small."""
     adds = bias is not None
@@ -82,6 +122,19 @@ def spread(x: Tensor, y: Tensor, factor: float, onto: Tensor | None = None, bias
     adds = bias is not None
     with torch.cuda.device_of(x):
         _spread[_grid(x)](x, onto if adds else x, bias if adds else x, y, *_sizes(x), factor, adds, *_TILE)
+
+
+def split(x: Tensor, sign: Tensor | None, kept: Tensor, pooled: Tensor, factor: float) -> None:
+    """Write x (N, C, H, W) to ``kept`` where the sign, of x if None, is positive; factor * its sums to ``pooled``."""
+    own = sign is None
+    with torch.cuda.device_of(x):
+        _split[_grid(pooled)](x, x if own else sign, kept, pooled, *_sizes(pooled), factor, own, *_TILE)
+
+
+def join(kept: Tensor, pooled: Tensor, sign: Tensor, x: Tensor, factor: float) -> None:
+    """Add up to x (N, C, H, W): ``kept`` where the sign is positive, and factor * ``pooled`` (N, C, H/2, W/2)."""
+    with torch.cuda.device_of(x):
+        _join[_grid(pooled)](kept, pooled, sign, x, *_sizes(pooled), factor, *_TILE)
 
 
 def _sizes(small: Tensor) -> tuple[int, int, int]:

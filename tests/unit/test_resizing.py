@@ -24,13 +24,14 @@ def interpreted() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("kernel", ["_pool", "_spread"])
+@pytest.mark.parametrize("kernel", ["_pool", "_spread", "_split", "_join"])
 def test_kernels_compile_for_a_gpu(kernel, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     kernels = fresh_kernels("resizing_kernels")
-    for adds in (False, True):
-        assert compiled(getattr(kernels, kernel), dtype, adds=adds, tile_rows=32, tile_columns=32)
+    option = {"_split": "own", "_join": None}.get(kernel, "adds")
+    for given in [{option: False}, {option: True}] if option else [{}]:
+        assert compiled(getattr(kernels, kernel), dtype, **given, tile_rows=32, tile_columns=32)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -53,12 +54,11 @@ def test_kernels_round_once(name, dtype):
 def test_torch_does_not_compute_where_kernels_do(name, monkeypatch):
     x, bias, small = coarse((2, 3, 4, 4), 0), coarse((3,), 1), coarse((2, 3, 2, 2), 2)
     expected = RESIZED[name](x, bias, small)
-    for taken in ("avg_pool2d", "interpolate"):
+    for taken in ("avg_pool2d", "interpolate", "relu"):
         monkeypatch.setattr(resizing.F, taken, lambda *arguments, **options: pytest.fail("torch computes"))
     with choosing(True, fused.SIZES):
         found = RESIZED[name](laid_out(x, "channels_last"), bias, small)
     assert torch.equal(found, expected)
-    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -66,7 +66,7 @@ def test_torch_does_not_compute_where_kernels_do(name, monkeypatch):
 @pytest.mark.parametrize("given", ["tangent", "contiguous", "odd"])
 def test_torch_computes_what_kernels_do_not_take(name, given):
     """The same values, with tangents if there are any."""
-    sides = (2, 3, 5, 4) if given == "odd" and "pool" in name else (2, 3, 4, 4)
+    sides = (2, 3, 5, 4) if given == "odd" and name in ("pooled", "pooled beside") else (2, 3, 4, 4)
     x, bias, small = coarse(sides, 0), coarse((3,), 1), coarse((2, 3, 2, 2), 2)
     direction = coarse(sides, 3)
     calls = []
@@ -82,3 +82,14 @@ def test_torch_computes_what_kernels_do_not_take(name, given):
     for found, expected in zip(*reversed(calls), strict=True):
         assert expected.any()
         assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_is_no_number_stays_so():
+    x = laid_out(torch.tensor([[torch.nan, -1.0], [2.0, 0.0]]).expand(1, 2, 2, 2), "channels_last").requires_grad_()
+    with choosing(True, fused.SIZES):
+        kept, pooled = resizing.rectify_and_pool_average(x)
+    (grad,) = torch.autograd.grad(kept.sum(), x)
+    torch.testing.assert_close(kept[0, 0], torch.tensor([[torch.nan, 0.0], [2.0, 0.0]]), equal_nan=True)
+    assert pooled.isnan().all()
+    assert grad[0, 0].tolist() == [[1.0, 0.0], [1.0, 0.0]]
