@@ -31,7 +31,7 @@ from bigsgan.models.layers import (
     full,
 )
 from bigsgan.models.light import STANDARD, Makers, pair
-from bigsgan.models.resizing import pool_average, rectify_and_pool_average, upsample_nearest
+from bigsgan.models.resizing import pool_average, rectify_and_pool_average
 
 BOTTOM_RESOLUTION = 4
 
@@ -97,11 +97,8 @@ class GeneratorBlock(nn.Module):
         condition = shared
         if self.is_shared:
             condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
-        x = F.relu(self.norm1(h, condition))
-        if self.upsample:
-            x = upsample_nearest(x)
-        x = self.conv1(x)
-        x = F.relu(self.norm2(x, condition, last(self.conv1).shift))
+        x = self.conv1(self.norm1(h, condition, upsamples=self.upsample))
+        x = self.norm2(x, condition, last(self.conv1).shift)
         # A 1x1 convolution commutes with nearest-neighbour upsampling: convolving first costs a quarter.
         x = self.conv2(x) + h if self.shortcut is None else _beside(self.conv2, x, self.shortcut(h))
         return (x,) if self.is_last else (x, shared)
@@ -139,12 +136,12 @@ class GeneratorOutput(nn.Module):
 
     def __init__(self, channels: int, image_channels: int, norm_eps: float) -> None:
         super().__init__()
-        self.norm = AffineBatchNorm(channels, norm_eps)
+        self.norm = AffineBatchNorm(channels, norm_eps, rectifies=True)
         self.conv = SpectralConv2d(channels, image_channels, 3)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, H, W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(full(self.conv(F.relu(self.norm(h))))),)
+        return (torch.tanh(full(self.conv(self.norm(h)))),)
 
 
 class DiscriminatorBlock(nn.Module):

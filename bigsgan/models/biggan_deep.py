@@ -65,14 +65,14 @@ class GeneratorBlock(nn.Module):
 
     def forward(self, h: Tensor, condition: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), (N, E + Z) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
-        x = self.conv1(F.relu(self.norm1(h, condition)))
-        x = F.relu(self.norm2(x, condition, self.conv1.shift))
+        x = self.conv1(self.norm1(h, condition))
+        x = self.norm2(x, condition, self.conv1.shift, upsamples=self.upsample)
         shortcut = h[:, : self.out_channels]
         if self.upsample:
-            x, shortcut = upsample_nearest(x), upsample_nearest(shortcut)
+            shortcut = upsample_nearest(shortcut)
         x = self.conv2(x)
-        x = self.conv3(F.relu(self.norm3(x, condition, self.conv2.shift)))
-        x = self.conv4(F.relu(self.norm4(x, condition, self.conv3.shift))) + shortcut
+        x = self.conv3(self.norm3(x, condition, self.conv2.shift))
+        x = self.conv4(self.norm4(x, condition, self.conv3.shift)) + shortcut
         return (x,) if self.is_last else (x, condition)
 
 

@@ -64,19 +64,20 @@ def upsample_nearest_onto(x: Tensor, bias: Tensor | None, small: Tensor) -> Tens
 
 def _suits(x: Tensor, large: bool = True) -> bool:
     """Whether kernels take a map, the large one of a pair or the small one."""
-    if torch.compiler.is_compiling() or not _is_last(x) or has_tangent(x):
+    if torch.compiler.is_compiling() or not is_last(x) or has_tangent(x):
         return False
     divides = not large or x.shape[2] % 2 == x.shape[3] % 2 == 0
     return divides and x.numel() > 0 and fused.used_for(x, fused.SIZES)
 
 
-def _is_last(x: Tensor) -> bool:
+def is_last(x: Tensor) -> bool:
+    """Whether a pixel's channels lie side by side, and pixels do not."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _alike(x: Tensor, bias: Tensor, small: Tensor) -> bool:
     """Whether one kernel can add a bias and a map: of x's type, in its order, without a tangent."""
-    return x.dtype == bias.dtype == small.dtype and _is_last(small) and not has_tangent(small)
+    return x.dtype == bias.dtype == small.dtype and is_last(small) and not has_tangent(small)
 
 
 def _last(x: Tensor) -> Tensor:
