@@ -26,9 +26,8 @@ from bigsgan.models.initial import Generators, draw_orthogonal
 from bigsgan.models.precision import full
 from bigsgan.models.resizing import pool_average, pool_average_beside, upsample_nearest_onto
 
-_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""FlashAttention needs equally many features in values and in keys. cuDNN's attention, which torch (2.14) prefers on a
-Hopper, raises an error if cuDNN finds no plan."""
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""torch takes the first that it can. cuDNN's, which it (2.14) prefers on a Hopper, raises an error without a plan."""
 
 
 class StatefulLayer(nn.Module):
@@ -354,14 +353,12 @@ def _rows(x: Tensor) -> Tensor:
 def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), without storing the weights.
 
-    torch's kernels for half types only take multiples of 8 features; E and F may differ. Features of 0 add nothing.
+    Zeros, which add nothing, fill the features up to one width, a multiple of 8. Only then does FlashAttention's kernel
+    take them; on a GPU that has none, torch's memory-efficient kernel does.
     """
-    q, k, v = (_padded(x)[:, None] for x in (query, key, value))
+    operands = query, key, value
+    width = max(x.shape[-1] for x in operands)
+    width += -width % convolutions.MULTIPLE
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in operands)
     with sdpa_kernel(_ATTENTION):
-        return meta_gpu.attend(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
-
-
-def _padded(x: Tensor) -> Tensor:
-    """(N, M, E) -> (N, M, E'), E' the next multiple of 8."""
-    missing = -x.shape[-1] % convolutions.MULTIPLE
-    return F.pad(x, (0, missing)) if missing else x
+        return meta_gpu.attend(q[:, None], k[:, None], v[:, None], scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
