@@ -18,16 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import convolutions, meta_gpu, spectral
+from bigsgan.models import attention, convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
 from bigsgan.models.precision import full
 from bigsgan.models.resizing import pool_average, pool_average_beside, upsample_nearest_onto
-
-_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""torch takes the first that it can. cuDNN's, which it (2.14) prefers on a Hopper, raises an error without a plan."""
 
 
 class StatefulLayer(nn.Module):
@@ -337,7 +333,7 @@ class SelfAttention(TwiceDifferentiable):
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
         written_out = self.exact or self.written_out or has_tangent(x)
         if convolutions.suits_tensor_cores(query.device, query.dtype) and not written_out:
-            mixed = _attended(query, key, value)
+            mixed = attention.attend(query[:, None], key[:, None], value[:, None], scale=1.0).squeeze(1)
         else:
             weights = softmax(torch.bmm(query, key.mT))  # (N, HW, HW/4)
             # In this order the gradient of the weights, the largest tensor here, does not arrive transposed.
@@ -348,17 +344,3 @@ class SelfAttention(TwiceDifferentiable):
 def _rows(x: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, HW, C)."""
     return x.flatten(2).mT
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), without storing the weights.
-
-    Zeros, which add nothing, fill the features up to one width, a multiple of 8. Only then does FlashAttention's kernel
-    take them; on a GPU that has none, torch's memory-efficient kernel does.
-    """
-    operands = query, key, value
-    width = max(x.shape[-1] for x in operands)
-    width += -width % convolutions.MULTIPLE
-    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in operands)
-    with sdpa_kernel(_ATTENTION):
-        return meta_gpu.attend(q[:, None], k[:, None], v[:, None], scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
