@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -114,10 +115,7 @@ def each_kernel(num: int, channels: int, side: int, device: torch.device) -> Non
         "upsampled": (resizing.upsample_nearest, [small]),
         "upsampled onto a map, with bias": (resizing.upsample_nearest_onto, [x, bias[0], small]),
         "gain, bias and ReLU": (modulate_and_rectify, [x, gain, bias]),
-        "gain, bias, ReLU, upsampled": (
-            lambda *given: modulate_and_rectify(*given, upsamples=True),
-            [small, gain, bias],
-        ),
+        "gain, bias, ReLU, upsampled": (partial(modulate_and_rectify, upsamples=True), [small, gain, bias]),
     }
     for name, (function, given) in functions.items():
         times = []
@@ -154,7 +152,7 @@ def update(device: torch.device) -> None:
         for turn in range(TURNS):
             for name in VARIANTS if turn % 2 == 0 else reversed(VARIANTS):
                 with entered(name):
-                    times[name].append(seconds_of(loop, device))
+                    times[name].append(seconds_of(loop))
         for name, each in times.items():
             shown = ", ".join(f"{1000 * seconds:.1f}" for seconds in each)
             print(f"update, {name}: {shown}; at best {batch / min(each):.0f} images/s")
@@ -171,21 +169,15 @@ def entered(name: str) -> Iterator[None]:
         yield
 
 
-def seconds_of(loop: Callable[[], None], device: torch.device) -> float:
+def seconds_of(loop: Callable[[], None]) -> float:
     """Of an update, after one that is not counted."""
     loop()
-    settle(device)
+    comm.synchronize()
     begin = time.perf_counter()
     for _ in range(UPDATES):
         loop()
-    settle(device)
+    comm.synchronize()
     return (time.perf_counter() - begin) / UPDATES
-
-
-def settle(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def groups(loop: Callable[[], None], device: torch.device) -> str:
@@ -193,7 +185,7 @@ def groups(loop: Callable[[], None], device: torch.device) -> str:
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with profile(activities=[kind]) as seen:
         loop()
-        settle(device)
+        comm.synchronize()
     spent: Counter[str] = Counter()
     kernels = [each for each in seen.events() if device.type != "cuda" or str(each.device_type) == "DeviceType.CUDA"]
     for each in kernels:
