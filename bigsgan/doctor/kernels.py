@@ -17,7 +17,8 @@ from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2G
 from bigsgan.doctor.arithmetic import REMEDY
 from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.engines.base import DTYPES
-from bigsgan.models import fir, fused, noise
+from bigsgan.models import fir, fused, noise, resizing
+from bigsgan.models.modulation import modulate_and_rectify
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import rectify_biased
@@ -35,6 +36,21 @@ FILTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "most padding": lambda x, taps: fir.blur(x, taps, padding=3),
 }
 """All of StyleGAN2's uses of a filter, and one with more padding."""
+
+
+def _both(large: Tensor, small: Tensor) -> Tensor:
+    """Two maps in one, for a comparison: (N, C, H, W), (N, C, H/2, W/2) -> (N, C, H, 3W/2)."""
+    return torch.cat([large, torch.cat([small, small], dim=2)], dim=3)
+
+
+RESIZED: dict[str, Callable[..., Tensor]] = {
+    "pooled": lambda x, bias, small: resizing.pool_average(x),
+    "pooled beside": lambda x, bias, small: resizing.pool_average_beside(x, bias, laid_out(small, "channels_last")),
+    "rectified and pooled": lambda x, bias, small: _both(*resizing.rectify_and_pool_average(x)),
+    "upsampled": lambda x, bias, small: resizing.upsample_nearest(x),
+    "upsampled onto": lambda x, bias, small: resizing.upsample_nearest_onto(x, bias, laid_out(small, "channels_last")),
+}
+"""All poolings and upsamplings of BigGAN, of maps whose channels lie side by side."""
 
 LAYOUTS = ("contiguous", "channels_last", "strided")
 
@@ -66,7 +82,7 @@ CLOSE = 1e-6
 
 
 def feature_maps(subject: Subject) -> Finding:
-    """Check filters and rectifiers in every type and layout, and whole networks that use them."""
+    """Check filters, rectifiers, resizings and gains in every type and layout, and whole networks that use them."""
     device, excesses = str(comm.device()), {}
     obstacles = {dtype: _obstacle(dtype) for dtype in ROUNDING}
     if why := obstacles[torch.float32] or obstacles[torch.float64]:
@@ -79,6 +95,13 @@ def feature_maps(subject: Subject) -> Finding:
             cell = f"{str(dtype).removeprefix('torch.')} {shape} {layout}"
             for name in FILTERS:
                 excesses[f"filter, {name}, {cell}"] = filter_excess(name, shape, layout, dtype, device)
+            if layout == "channels_last":
+                even = (*shape[:2], 2 * shape[2], 2 * shape[3])
+                for name in RESIZED:
+                    excesses[f"{name}, {cell}"] = resized_excess(name, even, dtype, device)
+                for upsamples in (False, True):
+                    named = f"gains, upsampled {upsamples}, {cell}"
+                    excesses[named] = modulation_excess(shape, upsamples, upsamples, dtype, device)
             for limit in (None, LIMIT):
                 excesses[f"rectifier, limit {limit}, {cell}"] = rectifier_excess(limit, shape, layout, dtype, device)
         for name, (tolerance, section) in NETWORKS.items():
@@ -137,26 +160,38 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     return x.transpose(2, 3).contiguous().transpose(2, 3) if layout == "strided" else x
 
 
-def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str) -> list[Tensor]:
-    """A function's value, its gradients by the inputs, and a second backward pass: the gradient of those gradients."""
+def orders(function: Callable[..., Tensor], inputs: list[Tensor], layout: str, most: int = 2) -> list[Tensor]:
+    """A function's value, its gradients by the inputs, and a second backward pass: the gradient of those gradients.
+
+    The last is left out if ``most`` is 1.
+    """
     leaves = [x.detach().requires_grad_() for x in inputs]
     y = function(laid_out(leaves[0], layout), *leaves[1:])
     v = laid_out(coarse(tuple(y.shape), 1).to(y), layout).requires_grad_()
-    firsts = torch.autograd.grad(y, leaves, v, create_graph=True)
+    firsts = torch.autograd.grad(y, leaves, v, create_graph=most > 1)
+    if most == 1:
+        return [y.detach(), *firsts]
     directions = [coarse(tuple(g.shape), 2 + i).to(g) for i, g in enumerate(firsts)]
     (second,) = torch.autograd.grad(firsts, v, directions)
     return [y.detach(), *(g.detach() for g in firsts), second]
 
 
-def excess(function: Callable[..., Tensor], inputs: list[Tensor], layout: str, dtype: torch.dtype) -> float:
+def excess(
+    function: Callable[..., Tensor],
+    inputs: list[Tensor],
+    layout: str,
+    dtype: torch.dtype,
+    subject: str = fused.MAPS,
+    most: int = 2,
+) -> float:
     """Largest difference, over all ``orders``, of kernels in ``dtype`` from torch's operations in float64.
 
     It is relative to what rounding allows, and infinite if the type is another or the expected values are all 0.
     """
-    with choosing(kernels=True):
-        found = orders(function, [x.to(dtype) for x in inputs], layout)
+    with choosing(kernels=True, subject=subject):
+        found = orders(function, [x.to(dtype) for x in inputs], layout, most)
     with choosing(kernels=False):
-        expected = orders(function, inputs, "contiguous")
+        expected = orders(function, inputs, "contiguous", most)
     # Triton's interpreter truncates to bf16 instead of rounding (seen in 3.9).
     rounding = ROUNDING[dtype] * (2 if dtype == torch.bfloat16 and inputs[0].is_cpu else 1)
     in_sums = ROUNDING[torch.promote_types(dtype, torch.float32)]
@@ -220,6 +255,32 @@ def penalized(g: LayerStack, d: LayerStack, device: str) -> list[Tensor]:
     loss = logits.sum() + 0.1 * paths.square().sum().sqrt() + 10 * r1.square().sum()
     grads = torch.autograd.grad(loss, parameters)
     return [images.detach(), logits.detach(), torch.cat([grad.flatten() for grad in grads])]
+
+
+def resized_excess(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> float:
+    """``excess`` of an entry of ``RESIZED`` on maps (N, C, H, W) of even sides."""
+    n, c, height, width = shape
+    x, bias, small = (coarse(s, i).to(device) for i, s in enumerate([shape, (c,), (n, c, height // 2, width // 2)]))
+    operands = [x, bias, small] if name.endswith(("beside", "onto")) else [x]
+
+    def function(*given: Tensor) -> Tensor:
+        return RESIZED[name](*given, *[bias, small][: 3 - len(given)])
+
+    return excess(function, operands, "channels_last", dtype, fused.SIZES)
+
+
+def modulation_excess(shape: tuple[int, ...], shared: bool, upsamples: bool, dtype: torch.dtype, device: str) -> float:
+    """``excess`` of gain, bias and ReLU on maps (N, C, H, W), with one gain for all samples or one for each.
+
+    Below float32, gradients of gradients round as often as torch's operations do, and are left out.
+    """
+    gains = [coarse((1 if shared else shape[0], shape[1]), seed).to(device) for seed in (1, 2)]
+
+    def function(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+        return modulate_and_rectify(x, gain, bias, upsamples)
+
+    half = dtype in (torch.float16, torch.bfloat16)
+    return excess(function, [coarse(shape, 0).to(device), *gains], "channels_last", dtype, fused.GAINS, 1 + (not half))
 
 
 def network_error(name: str, device: str) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bigsgan.models.dual import has_tangent, linearly
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import Embedding, RankAverages, SpectralLinear, TwiceDifferentiable
+from bigsgan.models.modulation import modulate_and_rectify
 from bigsgan.models.precision import full
 
 _TINY = 1e-30
@@ -171,17 +172,20 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
 
 
 class ConditionalBatchNorm(nn.Module):
-    """Batch norm whose gain and bias are linear in a condition (Brock et al. 2019, appendix B)."""
+    """Batch norm whose gain and bias are linear in a condition (Brock et al. 2019, appendix B), and a ReLU."""
 
     def __init__(self, channels: int, condition_size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.statistics = BatchStatistics(channels, eps)
         self.gain, self.bias = (self._map(condition_size, channels) for _ in range(2))
 
-    def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None) -> Tensor:
-        """(N, C, H, W), (N, condition_size) -> (N, C, H, W): normalized * (1 + gain) + bias; x may lack ``shift``."""
-        gain = 1 + self.gain(condition)[:, :, None, None]
-        return torch.addcmul(self.bias(condition)[:, :, None, None], self.statistics(x, shift), gain)
+    def forward(self, x: Tensor, condition: Tensor, shift: Tensor | None = None, upsamples: bool = False) -> Tensor:
+        """Compute the ReLU of normalized * (1 + gain) + bias, with each pixel four times if it ``upsamples``.
+
+        (N, C, H, W), (N, condition_size) -> (N, C, H or 2H, W or 2W); x may lack ``shift``.
+        """
+        gain, bias = 1 + self.gain(condition), self.bias(condition)
+        return modulate_and_rectify(self.statistics(x, shift), gain, bias, upsamples)
 
     def _map(self, condition_size: int, channels: int) -> nn.Module:
         return SpectralLinear(condition_size, channels, bias=False)
@@ -198,10 +202,11 @@ class ClassBatchNorm(ConditionalBatchNorm):
 
 
 class AffineBatchNorm(nn.Module):
-    """Batch norm with one learned gain and bias for each channel."""
+    """Batch norm with one learned gain and bias for each channel, and a ReLU if it ``rectifies``."""
 
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5, rectifies: bool = False) -> None:
         super().__init__()
+        self.rectifies = rectifies
         self.statistics = BatchStatistics(channels, eps)
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -214,4 +219,6 @@ class AffineBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
+        if self.rectifies:
+            return modulate_and_rectify(self.statistics(x), self.weight.view(1, -1), self.bias.view(1, -1))
         return torch.addcmul(self.bias.view(1, -1, 1, 1), self.statistics(x), self.weight.view(1, -1, 1, 1))

@@ -28,9 +28,9 @@ from bigsgan.models.layers import (
     SpectralEmbedding,
     SpectralLinear,
     full,
-    upsample_nearest,
 )
 from bigsgan.models.light import STANDARD, Makers, pair
+from bigsgan.models.resizing import pool_average, rectify_and_pool_average
 
 BOTTOM_RESOLUTION = 4
 
@@ -96,11 +96,8 @@ class GeneratorBlock(nn.Module):
         condition = shared
         if self.is_shared:
             condition = torch.cat([shared[:, : self.embedding_size], shared[:, self.chunk[0] : self.chunk[1]]], dim=1)
-        x = F.relu(self.norm1(h, condition))
-        if self.upsample:
-            x = upsample_nearest(x)
-        x = self.conv1(x)
-        x = F.relu(self.norm2(x, condition, last(self.conv1).shift))
+        x = self.conv1(self.norm1(h, condition, upsamples=self.upsample))
+        x = self.norm2(x, condition, last(self.conv1).shift)
         # A 1x1 convolution commutes with nearest-neighbour upsampling: convolving first costs a quarter.
         x = self.conv2(x) + h if self.shortcut is None else _beside(self.conv2, x, self.shortcut(h))
         return (x,) if self.is_last else (x, shared)
@@ -114,7 +111,7 @@ def last(branch: nn.Module) -> SpectralConv2d:
 
 
 def _beside(branch: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
-    """Add a shortcut (N, C_out, H, W), each pixel four times, to the output of a branch for x (N, C_in, 2H, 2W)."""
+    """Add a shortcut (N, C_out, H, W) to the output of a branch for x (N, C_in, 2H, 2W), which may pool it."""
     before, conv = (branch[:-1], branch[-1]) if isinstance(branch, nn.Sequential) else ((), branch)
     for part in before:
         x = part(x)
@@ -138,12 +135,12 @@ class GeneratorOutput(nn.Module):
 
     def __init__(self, channels: int, image_channels: int, norm_eps: float) -> None:
         super().__init__()
-        self.norm = AffineBatchNorm(channels, norm_eps)
+        self.norm = AffineBatchNorm(channels, norm_eps, rectifies=True)
         self.conv = SpectralConv2d(channels, image_channels, 3)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C, H, W) -> (N, image channels, H, W) in [-1, 1], float32 whatever the network's type."""
-        return (torch.tanh(full(self.conv(F.relu(self.norm(h))))),)
+        return (torch.tanh(full(self.conv(self.norm(h)))),)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -173,12 +170,16 @@ class DiscriminatorBlock(nn.Module):
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
-        rectified = F.relu(h) if self.preactivation else h
-        x = self.conv2(self.conv1(rectified))
-        h = rectified if self.rectified_shortcut else h
         # Average pooling commutes with the 1x1 convolution: pooling first costs a quarter.
-        shortcut = F.avg_pool2d(h, 2) if self.downsample else h
-        return x + (shortcut if self.shortcut is None else self.shortcut(shortcut)), labels
+        if self.preactivation and self.downsample and not self.rectified_shortcut:
+            x, h = rectify_and_pool_average(h)
+        else:
+            x = F.relu(h) if self.preactivation else h
+            h = x if self.rectified_shortcut else h
+            h = pool_average(h) if self.downsample else h
+        x = self.conv1(x)
+        shortcut = h if self.shortcut is None else self.shortcut(h)
+        return _beside(self.conv2, x, shortcut) if self.downsample else self.conv2(x) + shortcut, labels
 
 
 class DiscriminatorHead(nn.Module):

@@ -19,7 +19,8 @@ from bigsgan.config.families.biggan_deep import (
 )
 from bigsgan.models.batch_norm import ConditionalBatchNorm
 from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
-from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear, upsample_nearest
+from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear
+from bigsgan.models.resizing import pool_average, upsample_nearest
 
 
 class GeneratorInput(nn.Module):
@@ -64,14 +65,14 @@ class GeneratorBlock(nn.Module):
 
     def forward(self, h: Tensor, condition: Tensor) -> tuple[Tensor, ...]:
         """(N, C_in, H, W), (N, E + Z) -> (N, C_out, H or 2H, W or 2W) and, unless this is the last, the condition."""
-        x = self.conv1(F.relu(self.norm1(h, condition)))
-        x = F.relu(self.norm2(x, condition, self.conv1.shift))
+        x = self.conv1(self.norm1(h, condition))
+        x = self.norm2(x, condition, self.conv1.shift, upsamples=self.upsample)
         shortcut = h[:, : self.out_channels]
         if self.upsample:
-            x, shortcut = upsample_nearest(x), upsample_nearest(shortcut)
+            shortcut = upsample_nearest(shortcut)
         x = self.conv2(x)
-        x = self.conv3(F.relu(self.norm3(x, condition, self.conv2.shift)))
-        x = self.conv4(F.relu(self.norm4(x, condition, self.conv3.shift))) + shortcut
+        x = self.conv3(self.norm3(x, condition, self.conv2.shift))
+        x = self.conv4(self.norm4(x, condition, self.conv3.shift)) + shortcut
         return (x,) if self.is_last else (x, condition)
 
 
@@ -107,7 +108,7 @@ class DiscriminatorBlock(nn.Module):
         """(N, C_in, H, W), (N,) -> (N, C_out, H or H/2, W or W/2), (N,)."""
         x = self.conv3(self.conv2(self.conv1(F.relu(h))))
         if self.downsample:
-            x, h = F.avg_pool2d(x, 2), F.avg_pool2d(h, 2)
+            x, h = pool_average(x), pool_average(h)
         if self.shortcut is not None:
             h = torch.cat([h, self.shortcut(h)], dim=1)
         return self.conv4(x) + h, labels

@@ -31,11 +31,11 @@ class GeneratorInput(nn.Module):
         super().__init__()
         self.input = LatentWithClass(latent_size, num_classes, embedding_size)
         self.conv = ConvTranspose2d(self.input.features, channels, _BOTTOM, _STD, stride=1, padding=0, bias=False)
-        self.norm = AffineBatchNorm(channels)
+        self.norm = AffineBatchNorm(channels, rectifies=True)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor]:
         """(N, Z), (N,) int64 -> (N, C, 4, 4)."""
-        return (F.relu(self.norm(self.conv(self.input(latents, labels)[:, :, None, None]))),)
+        return (self.norm(self.conv(self.input(latents, labels)[:, :, None, None])),)
 
 
 class GeneratorBlock(nn.Module):
@@ -44,11 +44,11 @@ class GeneratorBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, form: BlockSection) -> None:
         super().__init__()
         self.conv = single(form, Makers(_transposed, _pointwise, _linear), in_channels, out_channels)
-        self.norm = AffineBatchNorm(out_channels)
+        self.norm = AffineBatchNorm(out_channels, rectifies=True)
 
     def forward(self, h: Tensor) -> tuple[Tensor]:
         """(N, C_in, H, W) -> (N, C_out, 2H, 2W)."""
-        return (F.relu(self.norm(self.conv(h))),)
+        return (self.norm(self.conv(h)),)
 
 
 class GeneratorOutput(nn.Module):

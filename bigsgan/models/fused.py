@@ -24,6 +24,7 @@ from bigsgan.models import meta_gpu
 SWITCH = "BIGSGAN_FUSED"
 
 MAPS, DRAWS, NORMS = "filters and rectifiers of feature maps", "random numbers of samples", "spectral norms of weights"
+SIZES, GAINS = "pooling and upsampling of feature maps", "gains of normalized feature maps"
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def used_for(x: Tensor, subject: str = MAPS) -> bool:
     On the meta device, kernels of feature maps do where it stands for a GPU (meta_gpu.py).
     """
     if x.is_meta:
-        return meta_gpu.is_gpu(x.device) and subject == MAPS
+        return meta_gpu.is_gpu(x.device) and subject in (MAPS, SIZES, GAINS)
     return obstacle(x.device, x.dtype, subject) is None
 
 
@@ -61,7 +62,9 @@ def _decide(device: torch.device, dtype: torch.dtype, subject: str) -> str | Non
         reason = f"{SWITCH} is 0"
     else:
         try:
-            {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms}[subject](device, dtype)
+            {MAPS: _try_maps, DRAWS: _try_draws, NORMS: _try_norms, SIZES: _try_sizes, GAINS: _try_gains}[subject](
+                device, dtype
+            )
         except Exception as error:  # errors of Triton and of the C compiler have no type in common
             cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             reason = f"the kernels do not work here for {dtype} ({cause})"
@@ -178,7 +181,7 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
 
 @cache
 def kernels(name: str) -> Any:
-    """Import the kernels of ``fused``, ``noise`` or ``spectral``, which need Triton."""
+    """Import the kernels of ``fused``, ``modulation``, ``noise``, ``resizing`` or ``spectral``, which need Triton."""
     return importlib.import_module(f"bigsgan.models.{name}_kernels")
 
 
@@ -203,6 +206,17 @@ def _try_norms(device: torch.device, dtype: torch.dtype) -> None:
         ours.iterate(weight, u, v, 1e-12)
         sigma = ours.norm(weight, u, v)
         ours.differentiate(ours.divide(weight, sigma), weight, u, v, sigma)
+
+
+def _try_sizes(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 16, 2, 2, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    kernels("resizing").pool(x, x[:, :, :1, :1].contiguous(), 0.25)
+    kernels("resizing").spread(x[:, :, :1, :1].contiguous(), x, 0.25)
+
+
+def _try_gains(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 16, 2, 2, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    kernels("modulation").modulate(x, x[:, :, 0, 0].contiguous(), x[:, :, 0, 0].contiguous(), x)
 
 
 @cache

@@ -18,16 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import convolutions, meta_gpu, spectral
+from bigsgan.models import attention, convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
 from bigsgan.models.precision import full
-
-_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""FlashAttention needs equally many features in values and in keys. cuDNN's attention, which torch (2.14) prefers on a
-Hopper, raises an error if cuDNN finds no plan."""
+from bigsgan.models.resizing import pool_average, pool_average_beside, upsample_nearest_onto
 
 
 class StatefulLayer(nn.Module):
@@ -219,15 +215,17 @@ class SpectralConv2d(SpectralLayer):
         """Convolve, in the weight's type and with the channels of a pixel side by side.
 
         Kernels need this order, and most later operations keep it (docs/explanation/performance.md).
-        ``beside`` (N, C_out, H / 2, W / 2) is added to the result, each pixel four times.
+        ``beside`` (N, C_out, H / 2, W / 2) is added: behind the pooling, or each pixel four times.
         """
         x = convolutions.laid_out(x, self.weight.dtype, everywhere=True)
         own, self.shift = self.bias, None
         # Compiled code joins a bias with the next operation by itself.
         lean = convolutions.suits_tensor_cores(x.device, x.dtype) and not torch.compiler.is_compiling()
         if self.followed_by == "pooling":
-            x = F.avg_pool2d(self._convolve(x, None), 2)
-            return x if own is None else x + own[:, None, None]
+            x = self._convolve(x, None)
+            if beside is not None:
+                return pool_average_beside(x, own, beside)
+            return pool_average(x) if own is None else pool_average(x) + own[:, None, None]
         if self.followed_by == "relu":
             if own is None or not lean or x.shape[1] % convolutions.MULTIPLE:
                 return F.relu(self._convolve(x, own))
@@ -237,9 +235,8 @@ class SpectralConv2d(SpectralLayer):
             return _Unfelt.apply(self._convolve(x, None), own)
         if beside is None:
             return self._convolve(x, own)
-        if own is not None and lean:
-            beside, own = beside + own[:, None, None], None
-        return self._convolve(x, own) + upsample_nearest(beside)
+        apart, own = (own, None) if lean else (None, own)
+        return upsample_nearest_onto(self._convolve(x, own), apart, beside)
 
     def _convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return convolutions.convolve(x, self.normalized_weight(), bias, self.stride, self.padding, self.groups)
@@ -297,21 +294,6 @@ class RankAverages(StatefulLayer):
         self.num_ranks = 1
 
 
-def upsample_nearest(x: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, 2H, 2W), each pixel four times, in the memory format of ``x``.
-
-    The compiled backward pass of torch's own function adds atomically into float32 zeros (2.15): it is slower, and on a
-    GPU its order changes from run to run. The backward pass of an expanded view is a plain sum.
-    """
-    if not torch.compiler.is_compiling():
-        return F.interpolate(x, scale_factor=2)
-    n, c, height, width = x.shape
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, height, 2, width, 2, c)
-        return pixels.reshape(n, 2 * height, 2 * width, c).permute(0, 3, 1, 2)
-    return x[:, :, :, None, :, None].expand(n, c, height, 2, width, 2).reshape(n, c, 2 * height, 2 * width)
-
-
 class TwiceDifferentiable(nn.Module):
     """A layer whose usual kernels have no second derivatives, or coarse ones.
 
@@ -351,7 +333,7 @@ class SelfAttention(TwiceDifferentiable):
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
         written_out = self.exact or self.written_out or has_tangent(x)
         if convolutions.suits_tensor_cores(query.device, query.dtype) and not written_out:
-            mixed = _attended(query, key, value)
+            mixed = attention.attend(query[:, None], key[:, None], value[:, None], scale=1.0).squeeze(1)
         else:
             weights = softmax(torch.bmm(query, key.mT))  # (N, HW, HW/4)
             # In this order the gradient of the weights, the largest tensor here, does not arrive transposed.
@@ -362,19 +344,3 @@ class SelfAttention(TwiceDifferentiable):
 def _rows(x: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, HW, C)."""
     return x.flatten(2).mT
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(query key^T) value of (N, M, E), (N, K, E), (N, K, F) -> (N, M, F), without storing the weights.
-
-    torch's kernels for half types only take multiples of 8 features; E and F may differ. Features of 0 add nothing.
-    """
-    q, k, v = (_padded(x)[:, None] for x in (query, key, value))
-    with sdpa_kernel(_ATTENTION):
-        return meta_gpu.attend(q, k, v, scale=1.0).squeeze(1)[:, :, : value.shape[-1]]
-
-
-def _padded(x: Tensor) -> Tensor:
-    """(N, M, E) -> (N, M, E'), E' the next multiple of 8."""
-    missing = -x.shape[-1] % convolutions.MULTIPLE
-    return F.pad(x, (0, missing)) if missing else x

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bigsgan.models import dual, meta_gpu
+from bigsgan.models import attention, dual, meta_gpu
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import TwiceDifferentiable
@@ -26,8 +25,6 @@ from bigsgan.models.precision import full
 _EPSILON = 1e-6
 _BASE = 10_000
 """Of the wavelengths of positions, in patches."""
-_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's, which ends in an error where it finds no plan (torch 2.14)."""
 
 
 class Linear(nn.Module):
@@ -157,8 +154,7 @@ class Attention(TwiceDifferentiable):
         """Values by the weights of queries and keys, (N, A, T, E) each."""
         if self.exact or self.written_out or has_tangent(query):
             return torch.matmul(softmax(torch.matmul(query, key.mT) * query.shape[-1] ** -0.5), value)
-        with sdpa_kernel(_FUSED):
-            return meta_gpu.attend(query, key, value)
+        return attention.attend(query, key, value)
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import compile_fx, config, metrics
 
-from bigsgan.models.layers import upsample_nearest
+from bigsgan.models.resizing import upsample_nearest
 
 SHAPE = (2, 16, 8, 8)
 

@@ -169,6 +169,12 @@ CHECKS = [
         [sys.executable, "-m", "tests.gpu.variants"],
     ),
     Check(
+        "kernels",
+        "BigGAN-128's Triton kernels beside torch's operations, alone and in an update",
+        70,
+        [sys.executable, "-m", "tests.gpu.kernels"],
+    ),
+    Check(
         "speed of BigGAN",
         "eager, compiled and deterministic in bf16, beside plain PyTorch with TF32",
         170,

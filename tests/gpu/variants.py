@@ -1,7 +1,7 @@
 """Prints how long variants of kernels take at BigGAN-128's shapes, with gradients: `python -m tests.gpu.variants`.
 
-Convolutions without and with ``cudnn.benchmark``; attention that is written out, and torch's efficient and flash
-kernels, with how far each is from float32. Without a GPU the shapes are small, and the times mean nothing.
+Convolutions without and with ``cudnn.benchmark``; attention that is written out, and torch's efficient, flash
+and cuDNN kernels, with how far each is from float32. Without a GPU the shapes are small, and the times mean nothing.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ VARIANTS = {
     "written out": None,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
 

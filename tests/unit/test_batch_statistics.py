@@ -192,9 +192,11 @@ def test_affine_batch_norm_is_batch_norm():
         result = layer(x)
         found.append([result, *torch.autograd.grad((result * direction).sum(), [layer.weight, layer.bias])])
     assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    ours.rectifies = True
+    assert_close(ours(x), theirs(x).relu())
 
 
-def test_conditional_batch_norm_scales_and_shifts_each_sample():
+def test_conditional_batch_norm_scales_and_shifts_each_sample_and_rectifies():
     layer = ConditionalBatchNorm(3, 6)
     initialize(layer, 0)
     randomize(layer.gain)
@@ -203,7 +205,8 @@ def test_conditional_batch_norm_scales_and_shifts_each_sample():
     gain, bias = ((condition @ part.weight.T) / (part.u @ part.weight @ part.v) for part in (layer.gain, layer.bias))
     normalized = F.batch_norm(x, None, None, training=True)
     expected = torch.stack([normalized[i] * (1 + gain[i, :, None, None]) + bias[i, :, None, None] for i in range(4)])
-    assert_close(layer(x, condition), expected)
+    assert_close(layer(x, condition), expected.relu())
+    assert_close(layer(x, condition, upsamples=True), expected.relu().repeat_interleave(2, 2).repeat_interleave(2, 3))
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from bigsgan import cli, shipped
 from bigsgan.doctor import registry
 from tests import REPOSITORY
 from tests.distributed import agreement
 from tests.gpu import __main__ as checks
-from tests.gpu import variants
+from tests.gpu import kernels, variants
 from tests.gpu.__main__ import CHECKS, Check
 
 PYTHON = [sys.executable, "-c"]
@@ -165,6 +166,33 @@ def test_times_of_variants_are_printed(capsys):
         "written out", "flash",
     ]  # fmt: skip
     assert sum("efficient: not here" in line for line in lines) == 1
+
+
+def test_times_of_kernels_are_printed(capsys):
+    """On a CPU both are torch's operations."""
+    kernels.each_kernel(2, 8, 4, torch.device("cpu"))
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("(2, 8, 4, 4): copy ")
+    times = [re.fullmatch(r"  .*: torch (.*), kernel (.*); backward: torch (.*), kernel (.*)", line) for line in lines]
+    assert [len(each.groups()) for each in times if each and min(map(float, each.groups())) > 0] == [4] * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("_spread", "pooling, upsampling"),
+        ("void at::native::avg_pool2d_backward_out_cuda_frame_nhwc<c10::BFloat16>", "pooling, upsampling"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_seqaligned_sm80", "attention"),
+        ("sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc", "convolutions"),
+        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", "convolutions"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", "products"),
+        ("void at::native::batch_norm_collect_statistics_channels_last_kernel", "norms"),
+        ("_divide", "others"),
+    ],
+)
+def test_a_kernels_group_follows_from_its_name(name, group):
+    assert kernels.group_of(name) == group
 
 
 @pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])

@@ -24,9 +24,9 @@ from bigsgan.models.layers import (
     SpectralLayer,
     SpectralLinear,
     moving_state,
-    upsample_nearest,
 )
 from bigsgan.models.network import initialize
+from bigsgan.models.resizing import upsample_nearest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
