@@ -76,7 +76,7 @@ class Recipe(Section):
     max_rollbacks: NaturalInt = 10
     """How often a run may return to a checkpoint after a non-finite update; after that it ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
-    """The run ends if for so long no rank gets on: no task of an update, no report and no grid of samples begins."""
+    """The run ends if for so long no rank makes progress: no task of an update, report or grid of samples begins."""
     deterministic: bool = False
     """Use deterministic kernels, which may be slower."""
     data: Data

@@ -15,7 +15,7 @@ _NUMBERS = (1, 1 << 21)
 
 
 def connect_groups() -> None:
-    """Make each kind of collective once in each process group of this rank, in the order in which they were made.
+    """Make the collectives of an update in each process group of this rank, in the order in which they were made.
 
     NCCL connects the ranks of a communicator at the first collective of a kind, and each waits there for the others.
     Now all come at once, and not in the middle of an update. Channels connect as they open. Every rank calls this when
@@ -29,6 +29,7 @@ def connect_groups() -> None:
             dist.all_gather_into_tensor(whole, part, group=group)
             dist.reduce_scatter_tensor(part, whole, group=group)
             dist.all_reduce(whole, group=group)
+            dist.reduce(whole, group=group, group_dst=0)
             dist.broadcast(whole, group=group, group_src=0)
     comm.synchronize()
 

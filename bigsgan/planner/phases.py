@@ -123,6 +123,6 @@ def _pixels(plan: RunPlan) -> int:
 
 
 def order_turns(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Turn]:
-    """The turns of a rank with these parts, if all stages are equally fast."""
+    """The turns of a rank with these parts, if all stages are equally fast; of micro-batches that are not shown too."""
     stages = {network: part.stage for network, part in parts.items()}
-    return Order(plan, stages)([phase.phase for phase in phases])
+    return Order(plan, stages)([phase.phase._replace(num=phase.num) for phase in phases])

@@ -39,6 +39,15 @@ class RankPhase:
     pinned: bool  # whether ZeRO 3 keeps all parameters gathered
     before: int = 0  # bytes that a teacher's program needs before each forward pass
 
+    @property
+    def num(self) -> int:
+        """Number of all micro-batches."""
+        return self.phase.num + self.num_beyond
+
+    def shows(self, task: Task) -> bool:
+        """Whether the planner goes through a task of this phase."""
+        return task.micro_batch < self.phase.num
+
 
 class Moment(NamedTuple):
     """A part of an update."""
@@ -67,13 +76,15 @@ class Update:
         self._phases, self._turns, self._states = phases, turns, states
         self._held: Counter[object] = Counter({"kept": kept})
         self._gradients: Counter[str] = Counter()
-        self._left = Counter(turn.task.phase for turn in turns)
+        self._left = Counter(task.phase for task, _ in turns if phases[task.phase].shows(task))
 
     def moments(self) -> Iterator[Moment]:
         """Yield the moments of all tasks in order."""
         for task, receives in self._turns:
             self._held["ahead"] += sum(map(self._message, receives)) - self._message(task)
             phase = self._phases[task.phase]
+            if not phase.shows(task):
+                continue
             if phase.passes is None:
                 yield self._keep(phase, task)
             elif task.kind == "forward":
@@ -95,8 +106,8 @@ class Update:
     def _reads_first(self, task: Task) -> bool:
         """Whether no phase before reads the same micro-batch of images."""
         source = self._phases[task.phase].phase.images_from
-        before = (phase.phase for phase in self._phases[: task.phase])
-        return not any(phase.images_from == source and task.micro_batch < phase.num for phase in before)
+        before = self._phases[: task.phase]
+        return not any(each.phase.images_from == source and task.micro_batch < each.num for each in before)
 
     def _reads_last(self, number: int, source: int) -> bool:
         """Whether no phase after ``number`` reads what phase ``source`` yields."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
+import time
+import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.runtime import division, launched, memory
+from bigsgan.runtime import division, launched, memory, roster
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
@@ -28,9 +29,10 @@ _SPEAKER_KEY, _FAILURE_KEY = "bigsgan/speaker", "bigsgan/failure"
 _STORE_PATIENCE = timedelta(seconds=10)
 """How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
 
-_patience: timedelta | None = None  # of a collective, as ``initialize`` was given it
+_LOOK_ROUND = timedelta(seconds=5)
+"""How long a rank waits for others before it looks whether they are still there."""
 
-_num_barriers = Counter[str]()  # of a world, such as a part of the ranks
+_patience: timedelta | None = None  # of a collective, as ``initialize`` was given it
 
 _process_store = dist.HashStore()
 """Where a run of one process keeps what several keep in the store of rank 0 or of their launcher."""
@@ -69,7 +71,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        # torch warns of messages that wait for others of their group; each group has one sender and one receiver.
+        # torch warns of messages that wait for others of their group: in each, a rank only sends or only receives.
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         get_accelerator().set_device(local_rank())
         if (num_threads := _threads_beside_a_gpu()) is not None:
@@ -154,22 +156,25 @@ def barrier() -> None:
 def patient_barrier() -> Callable[[], None]:
     """Return what waits for all ranks, once, for hours; ``barrier`` gives up after DeepSpeed's ten minutes.
 
-    Ranks are counted in the store that they met at: a process group would connect each of them with all others. All
-    ranks call this as often.
+    Ranks are counted in the store that they met at: a process group would connect each of them with all others. It has
+    a name of its own, as a launcher may keep its store for a restart. A collective.
     """
     size = world_size()
     if size == 1:
         return lambda: None
-    world = f"{size} ranks from {dist.get_process_group_ranks(division.world())[0]}"
-    number = _num_barriers[world] = _num_barriers[world] + 1
-    board = open_board(f"barrier/{world}")
+    board = open_board(f"barrier/{from_rank_zero(uuid.uuid4().hex)}")
 
     def wait() -> None:
-        if board.add(str(number), 1) == size:
-            board.set(f"all {number}", "")
-            board.delete_key(str(number))
-            board.delete_key(f"all {number - 1}")  # which all have passed
-        board.wait([f"all {number}"], timedelta(hours=PATIENCE_HOURS))
+        latest = time.monotonic() + 3600 * PATIENCE_HOURS
+        if board.add("come", 1) == size:
+            board.set("all", "")
+        while True:
+            try:
+                board.wait(["all"], _LOOK_ROUND)
+                return
+            except dist.DistStoreError:  # not yet
+                if roster.gone() or another_rank_spoke() or time.monotonic() > latest:
+                    raise
 
     return wait
 

@@ -27,7 +27,7 @@ MOVING = frozenset({"checkpoint", "EMA snapshot", "rollback"})
 """Phases that move large files. They count as progress as long as any rank's files move."""
 
 FIRST, FIRST_SECONDS = 4, 300
-"""Before its first update a process may stand still for this many timeouts, if they are no more than so many seconds.
+"""Before its first update a process may stand still for this many timeouts, but no longer than so many seconds.
 
 Kernels are loaded, measured (cuDNN) and compiled (Triton, torch.compile) then; torch reports only torch.compile's.
 """

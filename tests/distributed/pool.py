@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 from unittest import mock
@@ -82,7 +83,8 @@ class RankPool:
     def _show_stacks(self) -> None:
         """Let each rank print where it stands."""
         for process, _ in self._ranks:
-            os.kill(process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR2)
             time.sleep(0.5)  # for one after the other
 
     def stop(self) -> None:
@@ -124,7 +126,7 @@ def _share_gpu(accelerator: Any) -> None:
 
 
 def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[str, str] | None = None) -> None:
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR2)
     os.environ.update(environment or {})
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -139,9 +141,8 @@ def _serve(pipe: Any, rank: int, world_size: int, port: int, environment: dict[s
         precision = importlib.import_module("bigsgan.runtime.tf32").tf32(allowed=False)
         precision.__enter__()  # which would be undone with the last reference to it
     comm.initialize()
-    if (
-        os.environ.get(ON_GPU) == "1" != os.environ.get(OVER_NCCL)
-    ):  # else torch would split gloo's groups, which gloo cannot do
+    if os.environ.get(ON_GPU) == "1" and os.environ.get(OVER_NCCL) != "1":
+        # else torch would split gloo's groups, which gloo cannot do
         importlib.import_module("torch.distributed").group.WORLD.bound_device_id = None
     awake = importlib.import_module("tests.tiny").awake()  # as the reference's networks are
     awake.__enter__()  # which would be undone with the last reference to it

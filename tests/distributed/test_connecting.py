@@ -10,7 +10,7 @@ from bigsgan.engines.pipeline.transport import MESSAGES
 from tests.distributed import scenarios
 from tests.tiny import both, stages
 
-COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast")
+COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "reduce", "broadcast")
 
 
 def connected(overrides, ds):

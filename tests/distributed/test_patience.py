@@ -2,8 +2,11 @@
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
+import pytest
 import torch.distributed as dist
 
 from bigsgan.runtime import comm, division
@@ -31,19 +34,44 @@ def test_nobody_passes_before_all_have_come(ranks):
 
 
 def in_parts():
-    """Barriers of both parts of a divided job, of which one has more, and of the whole job."""
-    division.divide([[0], [1]])
+    """Barriers of a part of a divided job, and of the whole job, at which the other part is late."""
+    division.divide([[0, 1], [2]])
+    is_alone = comm.rank() == 2
     with division.within_part():
-        for _ in range(1 + comm.rank()):
-            comm.patient_barrier()()
-    comm.patient_barrier()()
+        own = [] if is_alone else passed(0.3)
+    wait = comm.patient_barrier()
+    time.sleep(2 if is_alone else 0)
+    came = time.monotonic()
+    wait()
+    left = time.monotonic()
     division.unite()
-    comm.patient_barrier()()
-    return True
+    return own, (came, left)
 
 
+@pytest.mark.slow
 def test_parts_of_a_job_have_their_own(ranks):
-    assert ranks(2).run(in_parts) == [True, True]
+    (first, whole_first), (second, whole_second), (_, late) = ranks(3).run(in_parts)
+    for (came, left), (other_came, other_left) in zip(first, second, strict=True):
+        assert min(left, other_left) >= max(came, other_came)
+    assert max(left for _, left in [*first, *second]) < late[0]
+    assert min(whole_first[1], whole_second[1]) >= late[0]
+
+
+def left_behind():
+    """What the second rank hears where the first has ended with a message and does not come."""
+    wait = comm.patient_barrier()
+    if comm.rank() == 0:
+        return ""
+    with mock.patch.multiple(comm, _LOOK_ROUND=timedelta(seconds=0.2), another_rank_spoke=lambda: True):
+        try:
+            wait()
+        except RuntimeError as error:
+            return str(comm.is_lost_connection(error))
+    return "passed"
+
+
+def test_nobody_waits_for_a_rank_that_has_ended(ranks):
+    assert ranks(2).run(left_behind) == ["", "True"]
 
 
 def saved(overrides, ds, directory):

@@ -128,7 +128,10 @@ def test_the_check_sees_an_import_that_points_up():
 def test_comm_and_the_bottom_stand_alone():
     edges = graph()
     assert {target for name in LEVELS[0] for target in edges[name]} == set()
-    below = {"bigsgan.errors", *(f"bigsgan.runtime.{name}" for name in ("division", "idle_gpus", "launched", "memory"))}
+    below = {
+        "bigsgan.errors",
+        *(f"bigsgan.runtime.{name}" for name in ("division", "idle_gpus", "launched", "memory", "roster")),
+    }
     assert edges["bigsgan.runtime.comm"] <= below
     # Whoever asks for the protocol must not get deepspeed with it.
     assert edges["bigsgan.engines"] == {f"bigsgan.engines.{name}" for name in ("base", "outcomes", "phases")}

@@ -6,7 +6,7 @@ freed, a new connection. These ranks wait so before every task, and the sender o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -40,6 +40,7 @@ class Ranks:
     def __post_init__(self) -> None:
         self.at = [0] * len(self.turns)
         self.is_ready = [False] * len(self.turns)
+        self.num_read = Counter[Channel]()
 
     def play(self) -> list[tuple[int, Task]]:
         """Compute; return who stands before which task in the end."""
@@ -92,7 +93,8 @@ class Ranks:
     def compute(self, rank: int) -> None:
         task = self.turns[rank][self.at[rank]].task
         for channel, message in self.read_by(rank, task):
-            assert message in self.sent[channel], "it reads what nobody has sent"
+            assert self.sent[channel][self.num_read[channel]] == message, "another message arrived first"
+            self.num_read[channel] += 1
         for channel, message in self.sent_by(rank, task):
             self.sent[channel].append(message)
         self.at[rank] += 1

@@ -4,7 +4,7 @@ import pytest
 
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.memory import predict_each
-from tests.tiny import both, tiny_plan
+from tests.tiny import both, stages, tiny_plan
 
 NUM, N = 8, 3
 """Micro-batches, and samples of each."""
@@ -30,21 +30,30 @@ def of_discriminator(directory, num, *options):
     ],
 )
 def test_images_that_are_read_again_stay(more, readers, num, tmp_path):
-    """All of them, beside which none is on its way; of those that are read once, one is there and one on its way.
+    """All of them, beside which none is on its way; of those that are read once, those to come are on their way.
 
     Those at which D differentiates, with R2 beside R1, have all been there; the first has gone when the second meets
-    gradients of the first. While D judges, gradients take the place of the images.
+    gradients of the first. While D judges, gradients take the place of the images: at the third, five are to come.
     """
     once, again = (
         of_discriminator(tmp_path, NUM, *more, f"objective.reuse_fakes={reuse}") for reuse in ("false", "true")
     )
     assert len([name for name in once if "step" not in name]) == readers
-    assert again["D judges"] == once["D judges"]
+    assert once["D judges"] - again["D judges"] == (NUM - 3) * N * IMAGE
     assert again["D trains"] - once["D trains"] == num * N * IMAGE
 
 
 @pytest.mark.slow
 def test_images_that_are_differentiated_at_stay_until_d_has_trained_on_them(tmp_path):
     few, many = (of_discriminator(tmp_path, num, EXACT) for num in (NUM, 2 * NUM))
-    # Real images, and the gradients at both; those of G are read once.
-    assert many["D trains"] - few["D trains"] == 3 * NUM * N * IMAGE
+    # Real images, the gradients at both, and those of G, which are read once, and are there or on their way.
+    assert many["D trains"] - few["D trains"] == 4 * NUM * N * IMAGE
+
+
+@pytest.mark.parametrize("g, d", [(2, 1), (1, 2)])
+def test_more_micro_batches_than_are_shown_where_one_network_is_in_stages(tmp_path, g, d):
+    found = []
+    for num in (2, 5):
+        options = [f"batch={2 * num * N}", f"accumulation={num}", *stages(g, d)]
+        found.append(predict_each(tiny_plan(tmp_path, 2, options, both(1)), Traces()))
+    assert [each.update.keys() for each in found[0]] == [each.update.keys() for each in found[1]]
