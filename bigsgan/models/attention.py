@@ -55,7 +55,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None
 def takes_cudnn(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether cuDNN's kernel computes this attention; the first use of a shape tries it on a sample.
 
-    Not in compiled code, where it was not measured, nor with deterministic kernels, as its gradient may be none.
+    It computes none in compiled code, where it was not measured, and none where kernels have to be deterministic, which
+    its backward pass need not be.
     """
     if torch.compiler.is_compiling() or torch.are_deterministic_algorithms_enabled():
         return False
@@ -103,6 +104,8 @@ def _try(operands: tuple[Tensor, ...]) -> bool:
             query, key, value = (x[:1].detach().requires_grad_() for x in operands)
             mixed = _by(_CUDNN, query, key, value, scale=1.0)
             torch.autograd.grad(mixed, (query, key, value), torch.zeros_like(mixed))
+    except torch.OutOfMemoryError:  # it says nothing about the kernel, and a resumed run would choose another one
+        raise
     except RuntimeError as error:
         _log.info("attention of %s: not by cuDNN, which ends in an error here (%s)", shapes, error)
         return False

@@ -1,9 +1,9 @@
-"""Triton kernels that each replace several of torch's: StyleGAN2's filter and rectifier, random numbers.
+"""Where bigsgan's Triton kernels are used; and two of them, StyleGAN2's filter and rectifier.
 
 The filter and the rectifier, which adds the bias, can be differentiated any number of times.
 
-Callers ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C compiler is
-missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
+Callers of any kernel ask ``used_for`` first. They use torch's own operations for tensors on a CPU, if Triton or its C
+compiler is missing, and if BIGSGAN_FUSED is 0. The choice is logged once.
 
 Shapes: N samples, C channels, H x W pixels, K x K a filter.
 """

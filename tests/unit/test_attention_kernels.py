@@ -107,6 +107,22 @@ def test_an_error_of_cudnn_leaves_the_usual_kernel(monkeypatch, caplog):
     )
 
 
+def test_memory_that_runs_out_says_nothing_about_the_kernel(monkeypatch):
+    """A run that resumes with more memory would take another kernel than the one it resumes."""
+
+    def out_of_memory(*operands, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(attention, "_works", {})
+    monkeypatch.setattr(attention, "_is_faster", lambda *operands: True)
+    monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "_by", out_of_memory)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    with pytest.raises(torch.OutOfMemoryError):
+        attention.takes_cudnn(*(torch.randn(2, 1, 4, width) for width in (8, 8, 16)))
+    assert not attention._works
+
+
 @pytest.mark.parametrize("cudnn", [True, False])
 @pytest.mark.parametrize("widths", [(3, 10), (16, 24), (12, 12)], ids=str)
 def test_each_kernel_is_given_its_widths_and_the_same_comes_out(widths, cudnn, monkeypatch):
