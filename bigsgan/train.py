@@ -96,16 +96,16 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str
     try:
         check_shared(out)
     except UserError:
-        traces.remove()
+        traces.remove(files=False)
         raise
     with _alone_in(out) as lock:
         try:
             rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
             choose_kernels(recipe.deterministic)
-            return _train(plan, allowed, requests, out, rank_log, lock)
+            return _train(plan, allowed, requests, out, rank_log, lock, traces)
         except UserError:
             if comm.rank() == 0:
-                traces.remove()
+                traces.remove(files=True)
             raise
 
 
@@ -142,6 +142,7 @@ def _train(
     out: Path,
     rank_log: RankLog,
     lock: Callable[[], None] = lambda: None,
+    traces: Traces | None = None,
 ) -> str | None:
     recipe, rank = plan.recipe, comm.rank()
     start = find_start(plan, out, allowed)
@@ -153,6 +154,8 @@ def _train(
     _log.info("%d ranks on %s; recipe:\n%s", comm.world_size(), comm.device(), recipe.to_yaml())
     run = build_run(plan, out, start, rank_log)
     run.directory = RunDirectory(plan, out, lock)  # only now, as the recipe fits the data and the checkpoint
+    if traces:
+        traces.began = True
     keep_indices()
     rank_log.write = run.reporter.message
     run.reporter.message(_opening_line(run))  # the first report may take minutes

@@ -178,4 +178,6 @@ def unlisted(data: Data, error: Exception) -> UserError:
     remedy = f"write {form} into {LABELS_FILE}"
     if os.path.isfile(str(data.root)):
         remedy = f"pack it again with {form} in {LABELS_FILE}"
+    if data.kind != "latents":  # whose classes have no other place
+        remedy += ", or remove that file if the folders are the classes"
     return UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy)

@@ -28,20 +28,25 @@ _log = logging.getLogger(__name__)
 class Traces:
     """What a start makes in a run directory before the run begins, which a refused start removes.
 
-    It knows what was there before. Only who holds the lock may remove anything: others may start there meanwhile.
+    It knows what was there before. Only who holds the lock may remove files: others may start there meanwhile.
+
+    Attributes:
+        began: Whether the run began, so that its files stay, whatever becomes of its recipe.
     """
 
     def __init__(self, out: Path) -> None:
-        self._out = out
+        self._out, self.began = out, False
         self._new = [path for path in (out, *out.parents) if not os.path.lexists(path)]
         self._before: set[str] = set()
         with suppress(OSError):
             self._before = set(os.listdir(out))
         self._recipe = _status(out / RECIPE_FILE)
 
-    def remove(self) -> None:
-        """Remove a run's files that are new, and new directories that are empty then; nothing of a run that began."""
-        if _same(_status(self._out / RECIPE_FILE), self._recipe):  # a run begins with another file
+    def remove(self, files: bool) -> None:
+        """Remove new directories that are empty, and before them a run's new ``files``; nothing of a run that began."""
+        if self.began:
+            return
+        if files and _same(_status(self._out / RECIPE_FILE), self._recipe):  # a run begins with another file
             with suppress(OSError):
                 for name in OWN_NAMES.intersection(os.listdir(self._out)) - self._before:
                     path = self._out / name

@@ -80,6 +80,8 @@ class Reports:
         for kind in saved.kinds if names else ():
             num = int(re.sub(r"\D", "", kind))
             ranks = [rank] if num == comm.world_size() else range(num if rank == 0 else 0)
+            if num != comm.world_size():  # others may not have added to all of them when they are reduced
+                self.statistics.declare(*names)
             for each in ranks:
                 sums = self.statistics.empty(len(names))
                 saved.read(kind, _of(each), 0, sums.view(torch.uint8))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.training.directory import Traces, check_shared
-from tests.distributed.whole_runs import run_whole
+from tests.distributed.whole_runs import BATCH, run_whole
 
 
 def apart(directory: str, out: str) -> tuple[str, list[str]]:
@@ -67,13 +68,41 @@ def test_a_refused_start_leaves_what_others_made(tmp_path):
     traces = Traces(run)
     (run / "logs").mkdir(parents=True)
     (run / "notes").write_text("of another program")
-    traces.remove()
+    traces.remove(files=True)
     assert [path.name for path in run.iterdir()] == ["notes"]
     traces = Traces(run)
     (run / "logs").mkdir()
     (run / "config.yaml").write_text("of a run that began")
-    traces.remove()
+    traces.remove(files=True)
     assert {path.name for path in run.iterdir()} == {"notes", "logs", "config.yaml"}
+
+
+def test_who_does_not_hold_the_lock_removes_no_files(tmp_path):
+    run = tmp_path / "runs" / "new"
+    traces = Traces(run)
+    (run / "checkpoints").mkdir(parents=True)
+    traces.remove(files=False)
+    assert [path.name for path in run.iterdir()] == ["checkpoints"]
+
+
+def fail_without_recipe(directory: str) -> str:
+    """Save, then end with an error while the recipe is not there."""
+    run = Path(directory) / "run"
+
+    def after(update: int) -> None:
+        if update == 2:
+            (run / "config.yaml").unlink()
+            raise UserError("data.max_corrupt", 0, "is less than 1", "repair the files")
+
+    settings = {"total_nimg": 48, "report_nimg": 1000, "checkpoint_nimg": 8, "checkpoints.background": "false"}
+    return run_whole(directory, settings, after=after)
+
+
+def test_a_run_that_began_keeps_its_checkpoints(ranks, tmp_path):
+    """Though it ends with an error, and its recipe was removed since its last report."""
+    (end,) = ranks(1).run(fail_without_recipe, str(tmp_path))
+    assert end.startswith("data.max_corrupt")
+    assert (tmp_path / "run" / "checkpoints" / f"{2 * BATCH:012d}").is_dir()
 
 
 def shared(out: str) -> list[str]:

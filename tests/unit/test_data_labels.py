@@ -151,6 +151,14 @@ def test_damaged_listings_are_refused(tmp_path, kind, text):
         opened(kind, root, 3)
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_another_programs_listing_may_be_left_out(tmp_path, kind):
+    """As of Kaggle, whose dataset.json describes a data set; its folders are the classes."""
+    root = write(kind, tmp_path / "data", images(), '{"title": "cats"}')
+    with pytest.raises(UserError, match=r"has no readable dataset.json: .*, or remove that file if the folders are"):
+        opened(kind, root, 3)
+
+
 @pytest.mark.timeout(20)
 def test_a_pipe_in_the_place_of_the_listing_is_not_read(tmp_path):
     root = write("folder", tmp_path / "data", images())

@@ -9,6 +9,7 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.monitor import Statistics
+from bigsgan.runtime import comm
 from bigsgan.training.reports import REPORTS, Reports
 from tests.alone import entry, save
 
@@ -42,6 +43,20 @@ def test_sums_go_on_to_the_last_bit(tmp_path):
     assert second.statistics.reduce(lambda vector: vector) == expected
     assert expected["logits"] == math.inf
     assert list(expected) == ["grad_norm/generator", "logits", "loss/generator"]
+
+
+def test_all_ranks_know_the_sums_that_rank_0_takes(tmp_path, monkeypatch):
+    """Of other ranks than before: some names are added to in few updates, and a report may come before the next."""
+    first = begun()
+    monkeypatch.setattr(comm, "rank", lambda: 1)
+    assert save(tmp_path, 8, {REPORTS: first})
+    monkeypatch.setattr(comm, "world_size", lambda: 2)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    other = Reports(Statistics(torch.device("cpu")))
+    checkpoint.restore(found, {REPORTS: other}, checkpoint.SingleProcess())
+    assert other.statistics.names == first.statistics.names
+    assert other.statistics.reduce(lambda vector: vector) == {}
 
 
 def test_what_was_reported_goes_on(tmp_path):
