@@ -183,6 +183,14 @@ def test_sections_whose_features_are_all_off_ask_for_nothing(tmp_path):
         read(tmp_path, {"activation_checkpointing": {**off, "number_checkpoints": 4}})
 
 
+@pytest.mark.parametrize("key, shown", [("sequence_parallel_size", "{}"), ("tensor_parallel", '{{"autotp_size": {}}}')])
+def test_one_rank_is_not_parallel(tmp_path, key, shown):
+    assert read(tmp_path, {key: json.loads(shown.format(1))}).content == {}
+    for value in ("2", "true"):
+        with pytest.raises(UserError, match=f"{key}: is not supported"):
+            read(tmp_path, {key: json.loads(shown.format(value))})
+
+
 class Asked(dict):
     """Notes the keys that are looked for."""
 
