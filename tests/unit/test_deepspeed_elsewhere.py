@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from deepspeed.runtime import config
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
 from bigsgan import cli
+from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.deepspeed_elsewhere import ELSEWHERE, TAKEN
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.deepspeed_keys import FILE
@@ -243,3 +245,14 @@ def test_autotuning_ends_in_a_line_that_names_plan(tmp_path, capsys, option):
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), *option]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "bigsgan plan" in line.partition("error")[2]
+
+
+def test_both_networks_have_one_log_of_collectives(tmp_path):
+    """Whatever the order of its keys."""
+    recipe = tiny_recipe(tmp_path, *(f"engines.{name}.ds_config={tmp_path}/{name}.json" for name in NETWORKS))
+    first = {"enabled": True, "prof_all": True}
+    for second, is_same in ((dict(reversed(first.items())), True), ({**first, "prof_all": False}, False)):
+        for name, logger in zip(NETWORKS, (first, second), strict=True):
+            (tmp_path / f"{name}.json").write_text(json.dumps({"comms_logger": logger}))
+        with nullcontext() if is_same else pytest.raises(UserError, match="comms_logger: must be that of "):
+            plan_run(recipe, 1)
