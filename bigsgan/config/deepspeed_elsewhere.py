@@ -73,6 +73,9 @@ ELSEWHERE = {
 }
 """Problem and remedy, by key, of what a file cannot ask for."""
 
+_PARALLEL_SIZES = ("sequence_parallel_size", "autotp_size", "tp_size")
+"""Numbers of ranks that share a network or a sequence; 1 switches this off."""
+
 _REMOVED_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
 
@@ -92,7 +95,7 @@ def refuse_elsewhere(path: Path, network: str, content: Mapping[str, Any]) -> di
         left = {}
         for key, value in section.items():
             if found := ELSEWHERE.get(prefix + key):
-                if _asks(value):
+                if _asks(value, key):
                     raise UserError(f"{path}: {prefix}{key}", None, found[0], found[1].format(network=network))
             else:
                 left[key] = kept(value, f"{key}.") if isinstance(value, dict) and not prefix else value
@@ -123,8 +126,10 @@ def no_autotuning() -> UserError:
     return UserError("--autotuning", None, "is an error: it tunes one engine, and a GAN has two", _PLAN)
 
 
-def _asks(value: object) -> bool:
-    """Whether the value of a feature switches it on."""
+def _asks(value: object, key: str = "") -> bool:
+    """Whether the value of a feature, or of its ``key``, switches it on."""
     if isinstance(value, dict) and value:
-        return _asks(value.get("enabled", True)) and any(map(_asks, value.values()))
+        return _asks(value.get("enabled", True)) and any(_asks(each, name) for name, each in value.items())
+    if key in _PARALLEL_SIZES and type(value) is int and value == 1:
+        return False
     return not (value is None or value is False or value in ("auto", -1, 0))

@@ -271,7 +271,6 @@ FILE = Section(
         "gradient_predivide_factor": _ABOVE_0,
         "gradient_allreduce_op": _only("mean", "gradients are averaged"),
         "disable_allgather": _only(False, _NOT_READ),
-        "sparse_gradients": _only(False, "no network here has sparse gradients"),
         "zero_allow_untested_optimizer": _BOOL,
         "zero_force_ds_cpu_optimizer": _BOOL,
         "aio": AIO,

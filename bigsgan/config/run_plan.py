@@ -321,7 +321,7 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
 def _check_logger(engines: Mapping[str, EnginePlan]) -> None:
     """Refuse two logs of collectives: DeepSpeed has one in a process, with the settings of the engine built last."""
     files = [engine.file for engine in engines.values() if "comms_logger" in engine.file.content]
-    if len(files) > 1 and len({str(file.content["comms_logger"]) for file in files}) > 1:
+    if len(files) > 1 and files[0].content["comms_logger"] != files[1].content["comms_logger"]:
         problem, detail = f"must be that of {files[0].path}", "both networks have one log"
         raise UserError(f"{files[1].path}: comms_logger", None, problem, "give both files the same", detail)
 

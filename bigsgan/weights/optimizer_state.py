@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -58,8 +58,15 @@ def collected(parameters: Mapping[str, Tensor], find: Callable[[str, str], Any])
     return Moments(steps.pop(), values)
 
 
+def is_plain(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value that was read is a tensor whose numbers are there, as they are."""
+    if not isinstance(value, Tensor) or value.is_quantized or value.is_nested:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
+
+
 def _steps(value: Any) -> int:
-    is_number = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    is_number = is_plain(value) and value.numel() == 1 and not value.is_complex()
     number = float(value) if is_number else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number < _MOST_STEPS:
         raise ValueError("its number of updates is not known")
@@ -67,7 +74,7 @@ def _steps(value: Any) -> int:
 
 
 def _moment(value: Any, parameter: Tensor, what: str) -> Tensor:
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or not value.is_floating_point():
+    if not is_plain(value) or value.shape != parameter.shape or not value.is_floating_point():
         raise ValueError(f"{what} is missing or of another shape")
     if not torch.isfinite(value).all():
         raise ValueError(f"{what} is not finite")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.errors import UserError, reason
-from bigsgan.weights.optimizer_state import Moments, collected
+from bigsgan.weights.optimizer_state import Moments, collected, is_plain
 from bigsgan.weights.tensor_file import read_content
 
 _FEW = 3
@@ -105,7 +105,8 @@ class Folder:
     def _of_model(self) -> dict[str, Any]:
         """Values by name in the model's own file: buffers, and weights of lower precision."""
         module, buffers = self.told.get("module"), self.told.get("buffers")
-        return {**(module if isinstance(module, dict) else {}), **(buffers if isinstance(buffers, dict) else {})}
+        parts = [part for part in (module, buffers) if isinstance(part, dict)]
+        return {name: value for part in parts for name, value in part.items() if isinstance(name, str)}
 
     def _value(self, kind: str, entry: str, file: str, like: Tensor) -> Tensor:
         return self._fitting(kind, entry, self._content(entry, file), like)
@@ -116,7 +117,7 @@ class Folder:
 
     def _fitting(self, kind: str, entry: str, value: Any, like: Tensor) -> Tensor:
         """Return a value in float32, in the shape of the network's."""
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
+        if not is_plain(value) or value.is_complex():
             raise self._error(f"has no tensor for {entry}", "give another checkpoint")
         shape = self._shapes().get(entry, like.shape) if value.dim() == 1 and like.dim() != 1 else value.shape
         if tuple(shape) != tuple(like.shape) or value.numel() != like.numel():
@@ -129,7 +130,8 @@ class Folder:
         """Shapes of the trainer's parameters: values of ZeRO 3 are flat."""
         groups = self.told.get("param_shapes")
         groups = groups if isinstance(groups, list) else [groups]
-        return {name: shape for group in groups if isinstance(group, Mapping) for name, shape in group.items()}
+        shapes = (pair for group in groups if isinstance(group, Mapping) for pair in group.items())
+        return {name: shape for name, shape in shapes if isinstance(shape, torch.Size | tuple | list)}
 
     def _moments(self, found: Mapping[str, str], parameters: Mapping[str, Tensor]) -> Moments:
         common = cache(self._common_step)
@@ -138,7 +140,7 @@ class Folder:
             if not (self._zero / found[name] / f"{key}.pt").is_file():
                 return common() if key == "step" else None
             value, like = self._content(found[name], key), parameters[name]
-            is_flat = isinstance(value, Tensor) and value.dim() == 1 and value.numel() == like.numel()
+            is_flat = is_plain(value) and value.dim() == 1 and value.numel() == like.numel()
             return value.view(like.shape) if is_flat and key != "step" else value
 
         return collected(parameters, find)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from deepspeed.runtime import config
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
 from bigsgan import cli
+from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.deepspeed_elsewhere import ELSEWHERE, TAKEN
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.deepspeed_keys import FILE
@@ -183,6 +185,14 @@ def test_sections_whose_features_are_all_off_ask_for_nothing(tmp_path):
         read(tmp_path, {"activation_checkpointing": {**off, "number_checkpoints": 4}})
 
 
+@pytest.mark.parametrize("key, shown", [("sequence_parallel_size", "{}"), ("tensor_parallel", '{{"autotp_size": {}}}')])
+def test_one_rank_is_not_parallel(tmp_path, key, shown):
+    assert read(tmp_path, {key: json.loads(shown.format(1))}).content == {}
+    for value in ("2", "true"):
+        with pytest.raises(UserError, match=f"{key}: is not supported"):
+            read(tmp_path, {key: json.loads(shown.format(value))})
+
+
 class Asked(dict):
     """Notes the keys that are looked for."""
 
@@ -235,3 +245,14 @@ def test_autotuning_ends_in_a_line_that_names_plan(tmp_path, capsys, option):
     assert cli.main(["train", "--config", str(tmp_path / "tiny.yaml"), *option]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "bigsgan plan" in line.partition("error")[2]
+
+
+def test_both_networks_have_one_log_of_collectives(tmp_path):
+    """Whatever the order of its keys."""
+    recipe = tiny_recipe(tmp_path, *(f"engines.{name}.ds_config={tmp_path}/{name}.json" for name in NETWORKS))
+    first = {"enabled": True, "prof_all": True}
+    for second, is_same in ((dict(reversed(first.items())), True), ({**first, "prof_all": False}, False)):
+        for name, logger in zip(NETWORKS, (first, second), strict=True):
+            (tmp_path / f"{name}.json").write_text(json.dumps({"comms_logger": logger}))
+        with nullcontext() if is_same else pytest.raises(UserError, match="comms_logger: must be that of "):
+            plan_run(recipe, 1)

@@ -170,6 +170,31 @@ def test_what_is_of_another_network_or_damaged(tmp_path, discriminator, capsys, 
     assert not Path("run").exists()
 
 
+STORED = torch.zeros(8, 1, 3, 3)
+FIRST = "layers.0.conv1.weight"
+
+
+@pytest.mark.parametrize("value", [STORED.to("meta"), STORED.to_sparse()])
+def test_tensors_without_their_numbers(tmp_path, discriminator, capsys, value):
+    write(discriminator, tmp_path / "theirs")
+    torch.save({"param": value}, tmp_path / "theirs" / "zero" / FIRST / "exp_avg.pt")
+    arguments = [*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out"]
+    assert cli.main([*arguments, "run"]) == 0
+    assert f"its Adam starts from zero (exp_avg of {FIRST} is missing or of another shape)" in capsys.readouterr().out
+    torch.save({"param": value}, tmp_path / "theirs" / "zero" / FIRST / "fp32.pt")
+    assert cli.main([*arguments, "other"]) == 2
+    assert f"'theirs' has no tensor for {FIRST}; give another checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [{"param_shapes": [{FIRST: 5}]}, {"module": {5: 1, (): 2}}, {"buffers": {None: 1}}])
+def test_what_else_a_trainer_has_added_is_passed_over(tmp_path, discriminator, more):
+    write(discriminator, tmp_path / "theirs", flat=True)
+    (path,) = (tmp_path / "theirs").glob("*_model_states.pt")
+    torch.save(torch.load(path) | more, path)
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 0
+    assert checkpoint.find(Path("run")).entries == {"discriminator"}
+
+
 def test_shapes_that_differ_from_the_recipes(tmp_path, discriminator, capsys):
     write(discriminator, tmp_path / "theirs")
     arguments = [*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]
