@@ -113,12 +113,22 @@ def _values(image: Image.Image) -> tuple[int, int]:
     return 256 * int(found.min()), 256 * int(found.max()) + 255
 
 
+def _fills(low: int, high: int) -> bool:
+    return low >= 0 and high <= _WHITE and high - low > _WHITE / 2
+
+
 def used_range(values: Sequence[tuple[int, int]]) -> str:
-    """Say which part of black to white these lowest and highest values use; an empty text if it is more than half."""
-    if not values:
+    """Say which part of black to white these lowest and highest values use; an empty text if it is more than half.
+
+    Images that use more themselves, such as one with a bright pixel, do not count, unless they are half of all.
+    """
+    odd = [each for each in values if not _fills(*each)]
+    is_within = all(low >= 0 and high <= _WHITE for low, high in odd)
+    if is_within and 2 * len(odd) <= len(values):
         return ""
+    values = odd
     low, high = min(low for low, _ in values), max(high for _, high in values)
-    part, is_within = max(0, min(high, _WHITE) - max(low, 0)) / _WHITE, low >= 0 and high <= _WHITE
+    part = max(0, min(high, _WHITE) - max(low, 0)) / _WHITE
     if is_within and part > 1 / 2:
         return ""
     images = "1 image of more than 8 bits has" if len(values) == 1 else f"{len(values)} images of more than 8 bits have"

@@ -187,3 +187,12 @@ def test_floating_point_pixels_name_their_range(tmp_path):
     Image.fromarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "x.tif")
     with pytest.raises(CorruptImage, match="floating-point pixels have no known range, here from -1 to 1; 8 or 16 bit"):
         image_tensor(open_image(str(tmp_path / "x.tif")), "x", 8, 1)
+
+
+def test_one_image_of_the_whole_range_does_not_hide_the_others():
+    narrow = [(0, 4095)] * 9
+    text = "9 images of more than 8 bits have values from 0 to 4095, and use 6.25 %"
+    assert used_range([*narrow, (0, 65535)]).startswith(text)
+    assert used_range([*narrow, *[(0, 65535)] * 9]) == ""
+    assert used_range([(0, 20000), (30000, 65535)]) == ""
+    assert "become black or white" in used_range([(-1, 300), *[(0, 65535)] * 5])
