@@ -158,7 +158,7 @@ def planned(overrides, directory):
 @pytest.mark.parametrize(
     "first, second, told",
     [
-        (["data.root=a"], ["data.root=b"], None),
+        (["data.prefetch=1"], ["data.prefetch=2"], None),
         (
             ["seed=1", "optimizer.generator.lr=0.1"],
             ["seed=1", "optimizer.generator.lr=0.2"],
