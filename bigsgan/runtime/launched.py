@@ -86,7 +86,7 @@ def number(name: str, default: int, least: int, most: int = _MOST) -> int:
     text = os.environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
         problem = f"must be a whole number from {least} to {most}"
         raise UserError(name, text, problem, f"run `unset {name}`", "an environment variable")
     return int(text)

@@ -16,7 +16,8 @@ _NO_MEMORY = (
     "annot allocate memory",
     "can't allocate memory",
     "bad_alloc",
-    "could not create a ",
+    "could not create a primitive",
+    "could not create a memory object",
 )
 """Of the system's loader and calls, of C++, and of oneDNN."""
 
