@@ -166,6 +166,8 @@ def _warning(options: argparse.Namespace) -> list[str]:
         problem, remedy = "must have no time limit with --time", "give the limit once, by --time"
         raise UserError("--sbatch", among_others, problem, remedy)
     flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", among_others)
+    if text is None and os.environ.get("SBATCH_TIMELIMIT"):
+        flag, text = "SBATCH_TIMELIMIT", os.environ["SBATCH_TIMELIMIT"]
     if text is None or text.upper() in ("UNLIMITED", "INFINITE"):
         return []
     seconds = _seconds(flag, text)

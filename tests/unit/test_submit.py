@@ -61,6 +61,13 @@ def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
     assert [word for word in words if word.startswith("--signal")] == ["--signal=USR1@50"]
 
 
+def test_a_limit_in_the_environment_counts_where_no_option_gives_one(here, monkeypatch, capsys):
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    assert run("--gpus-per-node", "1") == 2
+    assert "SBATCH_TIMELIMIT: must be at least 3 minutes, got '1'" in capsys.readouterr().err
+    assert run("--gpus-per-node", "1", "--time", "12") == 0
+
+
 def test_the_status_is_that_of_sbatch(here, monkeypatch):
     monkeypatch.setenv("SBATCH_STATUS", "7")
     assert run("--tasks-per-node", "2") == 7
