@@ -153,7 +153,7 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     the autoencoder's path.
     """
     recipe = trained.recipe
-    changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
+    changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides), saved=True)
     fixed = ["resolution", "image_channels", "num_classes"]
     if changed.data.codec.kind == recipe.data.codec.kind:
         fixed += [f"codec.{key}" for key in type(changed.data.codec).model_fields if key != "path"]

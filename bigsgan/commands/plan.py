@@ -10,7 +10,7 @@ from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
 
-_MOST_GIB, _MOST_GPUS = 2**40, 2**20
+_LEAST_GIB, _MOST_GIB, _MOST_GPUS = 2**-10, 2**40, 2**20
 _LEAST_MFU, _LEAST_PEAK, _MOST_PEAK = 1e-6, 1e-6, 1e9
 """Limits of a share of the peak and of a peak in TFLOP/s, far beyond those of any device."""
 
@@ -96,5 +96,7 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
     for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
         if gib is not None and not 0 < gib < _MOST_GIB:
             raise UserError(flag, gib, "must be a positive size in GiB", "give a number such as 80")
+        if gib is not None and gib < _LEAST_GIB:
+            raise UserError(flag, gib, f"must be at least {_LEAST_GIB:g}", "give a size in GiB, such as 80")
     host = options.host_memory
     return math.ceil(options.gpu_memory * 2**30), None if host is None else math.ceil(host * 2**30)

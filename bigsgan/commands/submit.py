@@ -22,8 +22,8 @@ _NOTICE_SECONDS, _LEAST_MINUTES = 180, 3
 """How long before a job's time limit train.sbatch asks to be warned, and the least limit. Slurm may warn a minute
 early, and a run takes a minute to start."""
 
-_DAYS = re.compile(r"(\d{1,5})-(\d{1,5})(?::(\d{1,5}))?(?::(\d{1,5}))?")
-_MINUTES = re.compile(r"(?:(\d{1,5}):(?=\d+:))?(\d{1,9})(?::(\d{1,5}))?")
+_DAYS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})(?::([0-9]{1,5}))?(?::([0-9]{1,5}))?")
+_MINUTES = re.compile(r"(?:([0-9]{1,5}):(?=[0-9]+:))?([0-9]{1,9})(?::([0-9]{1,5}))?")
 """Slurm's forms: days-hours[:minutes[:seconds]], and [hours:]minutes[:seconds]."""
 
 
@@ -161,13 +161,19 @@ def _warning(options: argparse.Namespace) -> list[str]:
         UserError: The limit has not Slurm's form, or leaves no time to train before the warning.
     """
     given = {name: value for name, _, value in (text.partition("=") for text in options.others)}
-    flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", given.get("--time"))
+    among_others = _time_among(options.others)
+    if options.time is not None and among_others is not None:
+        problem, remedy = "must have no time limit with --time", "give the limit once, by --time"
+        raise UserError("--sbatch", among_others, problem, remedy)
+    flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", among_others)
+    if text is None and os.environ.get("SBATCH_TIMELIMIT"):
+        flag, text = "SBATCH_TIMELIMIT", os.environ["SBATCH_TIMELIMIT"]
     if text is None or text.upper() in ("UNLIMITED", "INFINITE"):
         return []
     seconds = _seconds(flag, text)
     if not seconds:  # no limit
         return []
-    asked = re.search(r"@(\d{1,9})", given.get("--signal", ""))
+    asked = re.search(r"@([0-9]{1,9})", given.get("--signal", ""))
     notice = int(asked[1]) if asked else min(_NOTICE_SECONDS, seconds // 4)
     if seconds < 60 * _LEAST_MINUTES:
         problem = f"must be at least {_LEAST_MINUTES} minutes"
@@ -177,6 +183,18 @@ def _warning(options: argparse.Namespace) -> list[str]:
         problem = f"must be more than a minute longer than the {notice} s that Slurm warns before"
         raise UserError(flag, text, problem, f"give a longer limit, or --sbatch=--signal=USR1@{seconds // 4}")
     return [] if asked or notice == _NOTICE_SECONDS else [f"--signal=USR1@{notice}"]
+
+
+def _time_among(others: list[str]) -> str | None:
+    """Return the time limit among sbatch's options, as -t1, --time=1, or in two words; sbatch takes the last."""
+    found = None
+    for word, following in zip(others, (*others[1:], ""), strict=False):
+        name, equals, value = word.partition("=")
+        if name == "--time":
+            found = value if equals else following
+        elif attached := re.fullmatch(r"-t\s*(.*)", word):
+            found = attached[1] or following
+    return found
 
 
 def _seconds(flag: str, text: str) -> int:

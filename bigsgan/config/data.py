@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,16 @@ _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), 
 _AUTOENCODERS = ("diffusers", "torchscript")
 _MADE = ("digits", "synthetic", "synthetic_pairs")
 """Kinds that read no files of the user."""
+
+
+def unread_keys(kind: str) -> list[str]:
+    """Return the keys with paths and names that a kind of data does not read."""
+    return [
+        *(["root"] if kind in _MADE else []),
+        *(["dataset"] if kind != "torchvision" else []),
+        *(["input_root"] if kind != "paired_folders" else []),
+        *(["input_side"] if kind != "side_by_side" else []),
+    ]
 
 
 class Codec(Section):
@@ -178,13 +188,7 @@ class Data(Section):
 
     def _refuse_unread(self) -> None:
         """Refuse paths and names that this kind of data does not read."""
-        unread = [
-            *(["root"] if self.kind in _MADE else []),
-            *(["dataset"] if self.kind != "torchvision" else []),
-            *(["input_root"] if self.kind != "paired_folders" else []),
-            *(["input_side"] if self.kind != "side_by_side" else []),
-        ]
-        for key in unread:
+        for key in unread_keys(self.kind):
             remedy = f"remove it, set data.{key}=null, or choose the data.kind that reads it"
             remedy = "remove it, or set data.kind=side_by_side" if key == "input_side" else remedy
             self.refuse_changed("data", [key], f"data.kind={self.kind}", remedy)
@@ -209,3 +213,12 @@ class Data(Section):
         if self.paired and kind != "pixels":
             problem, remedy = "must be pixels with pairs of images", "remove data.codec"
             raise UserError("data.codec.kind", kind, problem, remedy)
+
+
+def without_unread(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested dictionaries of a recipe without those keys of its data that their kind does not read."""
+    data = tree.get("data")
+    if not isinstance(data, dict):
+        return tree
+    unread = unread_keys(data.get("kind", Data.model_fields["kind"].default))
+    return {**tree, "data": {key: value for key, value in data.items() if key not in unread}}

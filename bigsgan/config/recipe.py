@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.data import Data
+from bigsgan.config.data import Data, without_unread
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
@@ -30,7 +31,7 @@ from bigsgan.config.sections import (
     PositiveInt,
     Section,
 )
-from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, read_yaml
+from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, numbers_in, read_yaml
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import parse_json, read_text
 
@@ -138,20 +139,24 @@ class Recipe(Section):
         return dump_yaml(self.model_dump())
 
 
-def load_recipe(path: Path, overrides: list[str], data_root: str | None = None) -> Recipe:
+def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False) -> Recipe:
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
-    A run directory that lacks its recipe has it in its checkpoints.
+    A run directory that lacks its recipe has it in its checkpoints. ``saved`` says that the recipe is a run's, as it is
+    in a directory with checkpoints; see ``parse_saved_recipe``.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
     tree = read_yaml(path) if tree is None else tree
+    numbers: set[float] = set()
+    if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
+        tree, numbers = without_unread(tree), numbers_in(tree)
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
-    return parse_recipe(tree)
+    return parse_recipe(tree, numbers)
 
 
 def is_lost(path: Path) -> bool:
@@ -178,14 +183,26 @@ def copy_name(network: str) -> str:
     return f"ds_{network}.json"
 
 
-def parse_recipe(tree: dict[str, Any]) -> Recipe:
-    """Build and check a recipe from nested dictionaries.
+def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
+    """Return the recipe that a run has saved, maybe by an earlier version.
+
+    That one accepted data keys that the kind of data does not read, which are left out, and numbers that float32 has
+    not, which stay.
+
+    Raises:
+        UserError: A key or a value is invalid.
+    """
+    return parse_recipe(without_unread(tree), numbers_in(tree))
+
+
+def parse_recipe(tree: dict[str, Any], saved_numbers: Collection[float] = ()) -> Recipe:
+    """Build and check a recipe from nested dictionaries; ``saved_numbers`` need not fit float32.
 
     Raises:
         UserError: A key or a value is invalid.
     """
     try:
-        recipe = Recipe.model_validate(tree)
+        recipe = Recipe.model_validate(tree, context=saved_numbers)
     except ValidationError as error:
         raise explain(error, Recipe) from None
     _check_recipe(recipe)

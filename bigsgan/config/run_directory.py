@@ -122,7 +122,7 @@ def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
     check_run_directory(run, field)
     path = run / RECIPE_FILE
     try:
-        return load_recipe(path, [])
+        return load_recipe(path, [], saved=True)
     except UserError as error:
         remedy = "fix or remove that file, or choose another directory"
         raise UserError(str(path), None, "must be a valid recipe", remedy, str(error)) from None

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from bigsgan.config import NETWORKS, Recipe, parse_recipe
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.data.autoencoders import identity
 from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.engines.base import DTYPES
@@ -162,7 +163,7 @@ def _recipe(header: Mapping[str, str]) -> Recipe:
         raise ValueError("its header is that of another program")
     tree = dict(json.loads(header["recipe"]))
     tree["augmentation"] = None  # belongs to training
-    return parse_recipe(tree)
+    return parse_saved_recipe(tree)
 
 
 def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

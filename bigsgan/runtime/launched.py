@@ -22,6 +22,9 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZ
 _LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables that only a launcher sets: torchrun, deepspeed, srun, and those of MPI."""
 
+_OF_A_SITE = ("DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_OF_A_TASK = ("SLURM_JOB_ID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID")
+
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -34,8 +37,8 @@ def forget_empty() -> None:
 
 def is_own_mistake(field: str) -> bool:
     """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
-    by_hand = field in _VARIABLES and not any(map(os.environ.get, _LAUNCHERS))
-    return by_hand or field.startswith("SLURM_STEP_") or field in ("SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID")
+    by_hand = field in (*_VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, _LAUNCHERS))
+    return by_hand or field.startswith("SLURM_STEP_") or field in _OF_A_TASK
 
 
 def take_from_slurm() -> None:
@@ -86,7 +89,7 @@ def number(name: str, default: int, least: int, most: int = _MOST) -> int:
     text = os.environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(_MOST)) or not least <= int(text) <= most:
         problem = f"must be a whole number from {least} to {most}"
         raise UserError(name, text, problem, f"run `unset {name}`", "an environment variable")
     return int(text)
@@ -102,14 +105,14 @@ def check_launcher() -> None:
     check_accelerator()
     _check_interfaces()
     check_open_files()
-    if not os.environ.get("RANK"):
-        return
-    own = number("LOCAL_RANK", default=0, least=0)
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
-        most = number(name, default=_MOST, least=1)
-        if own >= most:
+    started, own = bool(os.environ.get("RANK")), number("LOCAL_RANK", default=0, least=0)
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        most = number(name, default=_MOST, least=1, most=world_size() if started else _MOST)
+        if started and own >= most:
             raise UserError("LOCAL_RANK", own, f"must be less than {name} ({most})", "run `unset RANK`", _PLACE)
     number("MASTER_PORT", default=1, least=1, most=65_535)
+    if not started:
+        return
     for name in _REQUIRED:
         if not os.environ.get(name):
             remedy = "start with deepspeed or torchrun, or run `unset RANK`"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import traceback
+from pathlib import Path
 
 from bigsgan.errors import UserError
 
@@ -16,9 +18,13 @@ _NO_MEMORY = (
     "annot allocate memory",
     "can't allocate memory",
     "bad_alloc",
-    "could not create a ",
+    "could not create a primitive",
+    "could not create a memory object",
 )
 """Of the system's loader and calls, of C++, and of oneDNN."""
+
+_STARTERS = ("subprocess", "popen_fork", "popen_spawn_posix", "popen_forkserver")
+"""Python's modules that start processes."""
 
 _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
@@ -40,10 +46,17 @@ def reached(error: BaseException) -> UserError | None:
         return _too_few_files("more")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(part in text for part in _NO_MEMORY):
         return _unless_unlimited("ulimit -v", resource.RLIMIT_AS, 1024, "KiB of address space")
-    if number == errno.EAGAIN or any(part in text for part in _NO_THREAD):
+    starts = _starts_process(error) if isinstance(error, OSError) else any(part in text for part in _NO_THREAD)
+    if starts:
         memory = _unless_unlimited("ulimit -v", resource.RLIMIT_AS, 1024, "KiB of address space")
         return memory or _unless_unlimited("ulimit -u", resource.RLIMIT_NPROC, 1, "processes and threads of this user")
     return None
+
+
+def _starts_process(error: OSError) -> bool:
+    """Return whether the system refused a process. Locks, pipes and sockets have that number too, if they are busy."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return error.errno == errno.EAGAIN and any(Path(frame.filename).stem in _STARTERS for frame in frames)
 
 
 def _too_few_files(number: str) -> UserError:

@@ -24,9 +24,10 @@ def launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get("RANK") or not environment.get("SLURM_STEP_NUM_TASKS"):
         return {}
     node = int(_number(environment, "SLURM_NODEID"))
-    num_tasks, local_size = _number(environment, "SLURM_STEP_NUM_TASKS"), tasks_on_node(environment, node)
+    num_tasks = _number(environment, "SLURM_STEP_NUM_TASKS")
     if int(num_tasks) == 0:
         raise UserError("SLURM_STEP_NUM_TASKS", num_tasks, "must be at least 1", "start with `srun`")
+    local_size = tasks_on_node(environment, node)
     rank = _number(environment, "SLURM_PROCID", int(num_tasks), "the number of tasks of the step")
     local_rank = _number(environment, "SLURM_LOCALID", local_size, "the number of its tasks on this node")
     num_sharing = local_size
@@ -57,16 +58,23 @@ def first_host(nodelist: str) -> str:
 def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
     """Return the number of this step's tasks on one of its nodes, from a text such as ``8(x3),4``."""
     text = _text(environment, "SLURM_STEP_TASKS_PER_NODE")
-    counts: list[int] = []
+    counts: list[tuple[int, int]] = []
     for part in text.split(","):
-        found = re.fullmatch(r"0*([1-9]\d{0,4})(?:\(x0*([1-9]\d{0,5})\))?", part)
+        found = re.fullmatch(r"0*([1-9][0-9]{0,4})(?:\(x0*([1-9][0-9]{0,5})\))?", part)
         if found is None:
             raise UserError("SLURM_STEP_TASKS_PER_NODE", text, "must be as Slurm sets it", "start with `srun`")
-        counts += [int(found[1])] * int(found[2] or 1)
-    if node >= len(counts):
-        problem = f"must be less than {len(counts)}, the number of nodes of the step"
-        raise UserError("SLURM_NODEID", node, problem, "start with `srun`")
-    return counts[node]
+        counts.append((int(found[1]), int(found[2] or 1)))
+    tasks, num_tasks = sum(count * nodes for count, nodes in counts), int(_number(environment, "SLURM_STEP_NUM_TASKS"))
+    if tasks != num_tasks:
+        problem = f"must be of {num_tasks} tasks, as SLURM_STEP_NUM_TASKS is"
+        raise UserError("SLURM_STEP_TASKS_PER_NODE", text, problem, "start with `srun`")
+    first = 0
+    for count, nodes in counts:
+        first += nodes
+        if node < first:
+            return count
+    problem = f"must be less than {first}, the number of nodes of the step"
+    raise UserError("SLURM_NODEID", node, problem, "start with `srun`")
 
 
 def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
@@ -78,13 +86,19 @@ def _sees_own_device(environment: Mapping[str, str], local_size: int) -> bool:
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     # If all tasks of the node share its only GPU, each sees a single one too.
     on_node = environment.get("SLURM_GPUS_ON_NODE", "")
-    return bool(visible) and "," not in visible and on_node.isdecimal() and int(on_node) >= local_size
+    return (
+        bool(visible)
+        and "," not in visible
+        and on_node.isascii()
+        and on_node.isdecimal()
+        and int(on_node) >= local_size
+    )
 
 
 def _number(environment: Mapping[str, str], name: str, bound: int | None = None, what: str = "") -> str:
     """Return a whole number as text; ``bound``, which is ``what``, is the least that it must not be."""
     text = _text(environment, name)
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         raise UserError(name, text, "must be a whole number", "start with `srun`")
     if bound is not None and int(text) >= bound:
         raise UserError(name, int(text), f"must be less than {bound}, {what}", "start with `srun`")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bigsgan import checkpoint
-from bigsgan.config import RunPlan, parse_recipe
-from bigsgan.config.recipe import is_lost
+from bigsgan.config import RunPlan
+from bigsgan.config.recipe import is_lost, parse_saved_recipe
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, read_saved_recipe
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
@@ -77,7 +77,7 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
 
 def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
     """Refuse a recipe whose differences change what the run learns; log the other differences."""
-    saved, given = flat(parse_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
+    saved, given = flat(parse_saved_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
     for network, engine in plan.engines.items():  # precision is what changes the numbers in a DeepSpeed file
         key = f"engines.{network}.precision"
         saved[key], given[key] = found.layout.get(f"{network}.precision"), engine.file.precision

@@ -118,6 +118,13 @@ def test_a_plan_is_of_some_ranks(capsys):
 @pytest.mark.parametrize(
     "options, field, problem, remedy",
     [
+        (["--gpu-memory", "1e-300"], "--gpu-memory", "must be at least 0.000976562", "give a size in GiB, such as 80"),
+        (
+            ["--gpu-memory", "80", "--host-memory", "1e-300"],
+            "--host-memory",
+            "must be at least 0.000976562",
+            "give a size in GiB, such as 80",
+        ),
         (["--gpu-memory", "0"], "--gpu-memory", "must be a positive size in GiB, got 0.0", "give a number such as 80"),
         (
             ["--gpu-memory", "-80"],

@@ -81,3 +81,13 @@ def test_the_data_of_a_recipe_that_ships_is_an_example(tmp_path, monkeypatch, ca
     assert said == "data.root: 'data/ffhq64' does not exist; data and checkpoints are not checked\n"
     assert cli.main(["train", "--config", "r3gan_ffhq64", "--dry-run", "data.root=photos"]) == 2
     assert capsys.readouterr().err.startswith("bigsgan: data.root: 'photos' does not exist")
+
+
+@pytest.mark.parametrize("asks", [["--dry-run"], ["--print", "batch"], []])
+def test_a_rank_that_does_not_exist_is_refused(place, monkeypatch, capsys, asks):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert cli.main([*train_arguments("out=run"), *asks]) == 2
+    printed, message = capsys.readouterr()
+    assert printed == ""
+    assert "RANK: must be less than WORLD_SIZE (1), got 1" in message

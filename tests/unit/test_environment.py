@@ -147,3 +147,39 @@ def test_a_pods_name_may_come_later(monkeypatch):
         launched.check_launcher()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     launched.check_launcher()
+
+
+ALONE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({**ALONE, "LOCAL_SIZE": "3"}, "LOCAL_SIZE: must be a whole number from 1 to 2, got '3'"),
+        ({**ALONE, "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE: must be a whole number from 1 to 2, got '3'"),
+        ({**ALONE, "LOCAL_RANK": "2"}, "LOCAL_RANK: must be less than WORLD_SIZE (2), got 2"),
+        ({**ALONE, "LOCAL_RANK": "1", "LOCAL_SIZE": "1"}, "LOCAL_RANK: must be less than LOCAL_SIZE (1), got 1"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK: must be a whole number from 0"),
+        ({"LOCAL_SIZE": "0"}, "LOCAL_SIZE: must be a whole number from 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT: must be a whole number from 1 to 65535"),
+        ({"WORLD_SIZE": "\u0663", "RANK": "0"}, "WORLD_SIZE: must be a whole number from 1"),
+    ],
+)
+def test_numbers_of_a_launcher_that_do_not_fit_each_other(monkeypatch, variables, message):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        launched.check_launcher()
+    assert str(caught.value).startswith(message)
+
+
+def test_whose_mistake_a_variable_is(monkeypatch):
+    for name in launched._LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    by_hand = ("MASTER_PORT", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    assert all(map(launched.is_own_mistake, (*by_hand, "SLURM_JOB_ID", "SLURM_PROCID")))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert not any(map(launched.is_own_mistake, by_hand))
+    assert not launched.is_own_mistake("batch")

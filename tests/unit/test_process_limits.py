@@ -65,10 +65,16 @@ def test_address_space(limited, error):
     assert str(limits.reached(error)) == MORE_MEMORY
 
 
-def test_processes(limited):
-    error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-    assert limits.reached(error) is None
+def test_processes(limited, monkeypatch):
     limited(RLIMIT_NPROC=50)
+    busy = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    with pytest.raises(OSError, match="temporarily") as lock:
+        fail(busy)
+    assert limits.reached(lock.value) is None  # of a lock or a pipe
+    monkeypatch.setattr(subprocess, "_fork_exec", lambda *_: fail(busy))
+    with pytest.raises(OSError, match="temporarily") as start:
+        subprocess.run([sys.executable, "-c", ""], close_fds=True, cwd=".")
+    error = start.value
     assert str(limits.reached(error)).startswith(
         "ulimit -u: must allow more processes and threads of this user, got 50"
     )
@@ -76,7 +82,8 @@ def test_processes(limited):
 
 def test_other_errors_are_not_of_a_limit(limited):
     limited(RLIMIT_NOFILE=1, RLIMIT_AS=1, RLIMIT_NPROC=1)
-    for error in (ValueError("x"), RuntimeError("connection reset"), OSError(errno.ENOENT, "No such file", "x")):
+    for error in (ValueError("x"), RuntimeError("connection reset"), OSError(errno.ENOENT, "No such file", "x"),
+                  RuntimeError("could not create a grid")):  # fmt: skip
         assert limits.reached(error) is None
 
 

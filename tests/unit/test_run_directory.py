@@ -9,6 +9,7 @@ import pytest
 
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import Metrics
+from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.run_directory import (
     FREE_KEYS,
     check_run_directory,
@@ -20,6 +21,7 @@ from bigsgan.config.run_directory import (
     write_recipe,
 )
 from bigsgan.config.run_plan import plan_run
+from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
 from tests.bad_runs import make_run
@@ -230,3 +232,32 @@ def test_a_directory_that_lost_its_recipe_has_it_in_its_newest_checkpoint(tmp_pa
     (run / "checkpoints" / f"{64:012d}" / "manifest.json").write_text("[]")
     with pytest.raises(UserError, match=r"must be a run directory, got '.*' \(it has no config.yaml\)"):
         read_saved_recipe(run)
+
+
+UNREAD = {"root": "elsewhere", "dataset": "CIFAR10", "input_root": "inputs", "input_side": "right"}
+
+
+def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_path):
+    run = make_run(tmp_path)
+    expected = read_saved_recipe(run)
+    tree = expected.model_dump()
+    tree["data"].update(UNREAD)
+    tree["optimizer"]["generator"].update(eps=1e-40, betas=[1e-40, 0.5])
+    path = run / "config.yaml"
+    path.write_text(dump_yaml(tree))
+    (tmp_path / "config.yaml").write_text(dump_yaml(tree))
+    for recipe in (
+        read_saved_recipe(run),
+        load_recipe(path, []),
+        read_saved_recipe(tmp_path),
+        parse_saved_recipe(tree),
+    ):
+        assert recipe.data == expected.data
+        assert (recipe.optimizer.generator.eps, recipe.optimizer.generator.betas) == (1e-40, [1e-40, 0.5])
+    for key, value in UNREAD.items():
+        with pytest.raises(UserError, match=rf"^data\.{key}: must be unset with data\.kind=\w+, got '{value}'"):
+            load_recipe(path, [f"data.{key}={value}"])
+    with pytest.raises(UserError, match=r"^optimizer\.generator\.lr: must be 0 or of a size"):
+        load_recipe(path, ["optimizer.generator.lr=2e-40"])
+    with pytest.raises(UserError, match="must be"):
+        load_recipe(tmp_path / "config.yaml", [])

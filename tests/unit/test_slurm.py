@@ -82,7 +82,8 @@ def test_the_first_host(nodelist, first):
 
 @pytest.mark.parametrize("text, counts", [("1", [1]), ("2,1", [2, 1]), ("8(x3),4", [8, 8, 8, 4])])
 def test_tasks_on_each_node(text, counts):
-    found = [tasks_on_node({"SLURM_STEP_TASKS_PER_NODE": text}, node) for node in range(len(counts))]
+    environment = {"SLURM_STEP_TASKS_PER_NODE": text, "SLURM_STEP_NUM_TASKS": str(sum(counts))}
+    found = [tasks_on_node(environment, node) for node in range(len(counts))]
     assert found == counts
 
 
@@ -100,9 +101,14 @@ def test_tasks_on_each_node(text, counts):
         ({"SLURM_STEP_TASKS_PER_NODE": "2,0"}, "SLURM_STEP_TASKS_PER_NODE: must be as Slurm sets it, got '2,0'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(x0)"}, "SLURM_STEP_TASKS_PER_NODE: must be as Slurm sets it, got '2(x0)'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "SLURM_STEP_TASKS_PER_NODE: must be as Slurm sets it, got '2;1'"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "99999(x999999),3"},
+         "SLURM_STEP_TASKS_PER_NODE: must be of 3 tasks, as SLURM_STEP_NUM_TASKS is, got '99999(x999999),3'; start"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_STEP_TASKS_PER_NODE: must be of 3 tasks, as SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "\u0663"}, "SLURM_STEP_TASKS_PER_NODE: must be as Slurm sets it, got"),
+        ({"SLURM_STEP_NUM_TASKS": "\u0663"}, "SLURM_STEP_NUM_TASKS: must be a whole number, got"),
         ({"SLURM_STEP_NODELIST": "[1-2"}, "SLURM_STEP_NODELIST: must be a list of hosts, got '[1-2'; set MASTER_ADDR"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_as_slurm_sets_it(changes, message):
     with pytest.raises(UserError) as caught:
         launcher_variables({**TASK, **changes})

@@ -61,6 +61,13 @@ def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
     assert [word for word in words if word.startswith("--signal")] == ["--signal=USR1@50"]
 
 
+def test_a_limit_in_the_environment_counts_where_no_option_gives_one(here, monkeypatch, capsys):
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    assert run("--gpus-per-node", "1") == 2
+    assert "SBATCH_TIMELIMIT: must be at least 3 minutes, got '1'" in capsys.readouterr().err
+    assert run("--gpus-per-node", "1", "--time", "12") == 0
+
+
 def test_the_status_is_that_of_sbatch(here, monkeypatch):
     monkeypatch.setenv("SBATCH_STATUS", "7")
     assert run("--tasks-per-node", "2") == 7
@@ -127,6 +134,15 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a minute": (["--time", "1"], "--time: must be at least 3 minutes, got '1' ("),
     "seconds": (["--time", "0:30"], "--time: must be at least 3 minutes, got '0:30' ("),
     "a minute for sbatch": (["--sbatch=--time=1"], "--sbatch: must be at least 3 minutes, got '1' ("),
+    "-t for sbatch": (["--sbatch=-t1"], "--sbatch: must be at least 3 minutes, got '1' ("),
+    "-t and its value": (["--sbatch=-t", "--sbatch=1"], "--sbatch: must be at least 3 minutes, got '1' ("),
+    "--time and its value": (["--sbatch=--time", "--sbatch=1"], "--sbatch: must be at least 3 minutes, got '1' ("),
+    "two limits": (
+        ["--time", "24:00:00", "--sbatch=--time=1"],
+        "--sbatch: must have no time limit with --time, got '1'; give the limit once",
+    ),
+    "two limits by -t": (["--time", "24:00:00", "--sbatch=-t1"], "--sbatch: must have no time limit with --time"),
+    "other digits": (["--time", "\u0663\u0663"], "--time: must be a time limit as in Slurm, got"),
     "no time": (["--time", "a day"], "--time: must be a time limit as in Slurm, got 'a day'; write one such as 24:00"),
     "empty time": (["--time", ""], "--time: must be a time limit as in Slurm, got ''; write one such as 24:00:00"),
     "long notice": (
