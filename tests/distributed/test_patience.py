@@ -1,6 +1,5 @@
 """A wait for all ranks that may take hours: a counter in the store that they share, and no process group."""
 
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -75,18 +74,16 @@ def test_nobody_waits_for_a_rank_that_has_ended(ranks):
 
 
 def saved(overrides, ds, directory):
-    """Process groups and open files, after one save and after three."""
-    run, found = scenarios.build(overrides, ds), []
-    for nimg in (8, 16, 24):
-        run.counters.nimg = nimg
-        scenarios.save(run, Path(directory))
-        found.append((len(dist.distributed_c10d._world.pg_map), len(os.listdir("/proc/self/fd"))))
+    """How many process groups a run's saves make."""
+    run = scenarios.build(overrides, ds)
+    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+        for nimg in (8, 16, 24):
+            run.counters.nimg = nimg
+            scenarios.save(run, Path(directory))
     scenarios.destroy(run)
-    return found
+    return new_group.call_count
 
 
-def test_saves_make_no_groups_and_no_connections(ranks, tmp_path):
+def test_saves_make_no_groups(ranks, tmp_path):
     for overrides in ([], ["engines.generator.ranks=1"]):
-        for first, second, third in ranks(2).run(saved, [*ADAM, *overrides], both(1), str(tmp_path / str(overrides))):
-            assert first[0] == second[0] == third[0]
-            assert third[1] <= first[1]
+        assert ranks(2).run(saved, [*ADAM, *overrides], both(1), str(tmp_path / str(len(overrides)))) == [0, 0]
