@@ -68,7 +68,7 @@ GAT = ("gat_b_imagenet256.yaml", ["batch=64", *SYNTHETIC, *TOKENS])
 EXACT = ["objective.r1.form=exact", "objective.r2.form=exact"]
 
 CASES = {
-    "BigGAN-128, 256 images in bf16": Case(*BIGGAN, 2, launches=3_210, products=146, rest=314),
+    "BigGAN-128, 256 images in bf16": Case(*BIGGAN, 2, launches=3_060, products=149, rest=235),
     "R3GAN-256, 32 images in bf16": Case(*R3GAN, 2, launches=3_260, products=411, rest=494),
     "StyleGAN2-256 with ADA, 8 images": Case(*STYLEGAN2, 2, launches=3_040, products=9, rest=26.2),
     "the same with R1 and path length": Case(*STYLEGAN2, 16, launches=6_350, products=16.9, rest=49.7),
