@@ -75,7 +75,7 @@ def derivatives(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("in_channels", "downsample"), [(8, True), (4, False), (8, False)])
 def test_a_block_of_the_discriminator_is_the_one_that_is_drawn(form, in_channels, downsample):
-    block = ready(DiscriminatorBlock(in_channels, 8, True, downsample, BlockSection(block=form, groups=2)))
+    block = ready(DiscriminatorBlock(in_channels, 8, True, downsample, BlockSection(block=form, groups=2), False))
     h = torch.randn(3, in_channels, 8, 8, dtype=torch.float64, requires_grad=True)
     leaves = [h, *block.parameters()]
     y, expected = block(h, torch.zeros(3))[0], judged(block, h)

@@ -66,11 +66,7 @@ def fingerprint(section):
     return build_dataset(Data(resolution=8, image_channels=1, **text)).fingerprint()
 
 
-def with_unused_input_root(root, names=NAMES):
-    return {**side_by_side(root, names), "input_root": root / "inputs"}
-
-
-@pytest.mark.parametrize("make", [folder, zipped, tarred, side_by_side, with_unused_input_root, paired])
+@pytest.mark.parametrize("make", [folder, zipped, tarred, side_by_side, paired])
 def test_the_place_does_not_count_and_each_file_does(tmp_path, make):
     first = fingerprint(make(tmp_path / "one"))
     assert first.num_images == 3

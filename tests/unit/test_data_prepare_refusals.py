@@ -211,7 +211,6 @@ MISTAKES = {
         "choose one of these",
     ),
     "missing": (PREPARE[:3], "DST, --resolution, --format", "must be given", "see `bigsgan data prepare --help`"),
-    "missing command": (["data"], "COMMAND", "must be given", "see `bigsgan data --help`"),
     "option": (
         [*PREPARE, "--size=3"],
         "--size",

@@ -151,7 +151,7 @@ def test_json_is_alone_on_standard_output():
 
 
 def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
-    assert main(["plan", "--gpus", "2", "--gpu-memory", "1e-6", *WIDE]) == 2
+    assert main(["plan", "--gpus", "2", "--gpu-memory", "1e-3", *WIDE]) == 2
     printed, message = capsys.readouterr()
     assert "fits" not in printed.splitlines()[1]
     (line,) = message.splitlines()
