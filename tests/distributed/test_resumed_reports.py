@@ -56,6 +56,7 @@ def test_rows_are_those_of_a_run_that_did_not_stop(ranks, tmp_path, num, stops):
     assert {nimg: told[nimg] for nimg in kept(whole)} == kept(whole)
 
 
+@pytest.mark.slow
 def test_rows_after_a_kill_are_those_of_a_run_that_went_on(ranks, tmp_path):
     """Of one whose newest checkpoint is not its last report."""
     assert ranks(1).run(run_whole, str(tmp_path), {**SETTINGS, "total_nimg": 7 * BATCH}) == ["done"]

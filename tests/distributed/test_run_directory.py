@@ -176,6 +176,7 @@ def of_manifest(directory: str) -> str:
     return run_whole(directory, {**SETTINGS, "total_nimg": 32})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_tells_the_recipe_of_a_directory_that_lacks_it(ranks, tmp_path):
     assert ranks(1).run(of_manifest, str(tmp_path)) == ["done"]
     assert read_saved_recipe(tmp_path / "run").total_nimg == 32

@@ -27,6 +27,7 @@ def apart(directory: str, out: str) -> tuple[str, list[str]]:
         os.chdir(before)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_share_out_are_told_at_the_start(ranks, tmp_path):
     ends = ranks(4).run(apart, str(tmp_path), "runs/one")
     assert len({message for message, _ in ends}) == 1
