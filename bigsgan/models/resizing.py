@@ -21,7 +21,7 @@ from bigsgan.models.dual import has_tangent
 
 def pool_average(x: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, C, H/2, W/2), the means of four pixels, in the memory format of ``x``."""
-    return _Pool.apply(x, 0.25) if _suits(x) else F.avg_pool2d(x, 2)
+    return _Resize.apply(x, 0.25, False) if _suits(x) else F.avg_pool2d(x, 2)
 
 
 def pool_average_beside(x: Tensor, bias: Tensor | None, beside: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ def upsample_nearest(x: Tensor) -> Tensor:
     GPU its order changes from run to run. The backward pass of an expanded view is a plain sum.
     """
     if not torch.compiler.is_compiling():
-        return _Spread.apply(x, 1.0) if _suits(x, large=False) else F.interpolate(x, scale_factor=2)
+        return _Resize.apply(x, 1.0, True) if _suits(x, large=False) else F.interpolate(x, scale_factor=2)
     n, c, height, width = x.shape
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+    if is_last(x):
         pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, height, 2, width, 2, c)
         return pixels.reshape(n, 2 * height, 2 * width, c).permute(0, 3, 1, 2)
     return x[:, :, :, None, :, None].expand(n, c, height, 2, width, 2).reshape(n, c, 2 * height, 2 * width)
@@ -97,32 +97,18 @@ def _launch(name: str, x: Tensor, *others: Any) -> None:
         getattr(fused.kernels("resizing"), name)(x, *others)
 
 
-class _Pool(torch.autograd.Function):
-    """Sum of four pixels times a factor, whose transpose is ``_Spread``."""
+class _Resize(torch.autograd.Function):
+    """A factor times the sum of four pixels or, if it grows, times a pixel, four times: transposes of each other."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor, y = factor, _resized(x, grows=False)
-        _launch("pool", _last(x), y, factor)
+    def forward(ctx: Any, x: Tensor, factor: float, grows: bool) -> Tensor:
+        ctx.factor, ctx.grows, y = factor, grows, _resized(x, grows)
+        _launch("spread" if grows else "pool", _last(x), y, factor)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Spread.apply(grad, ctx.factor), None
-
-
-class _Spread(torch.autograd.Function):
-    """A pixel times a factor, four times; its transpose is ``_Pool``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor, y = factor, _resized(x, grows=True)
-        _launch("spread", _last(x), y, factor)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Pool.apply(grad, ctx.factor), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Resize.apply(grad, ctx.factor, not ctx.grows), None, None
 
 
 class _PoolBeside(torch.autograd.Function):
@@ -136,7 +122,7 @@ class _PoolBeside(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        return _Spread.apply(grad, 0.25), grad, grad
+        return _Resize.apply(grad, 0.25, True), grad, grad
 
 
 class _SpreadOnto(torch.autograd.Function):
@@ -150,7 +136,7 @@ class _SpreadOnto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pooled = _Pool.apply(grad, 1.0)
+        pooled = _Resize.apply(grad, 1.0, False)
         return grad, pooled, pooled
 
 
