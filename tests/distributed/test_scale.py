@@ -64,7 +64,7 @@ def host_bytes(run):
         engine = getattr(run.step, network)
         optimizer = engine._engine.optimizer
         assert bool(engine.outcomes.last)
-        for master in internals._keys(engine._engine):  # not ``shards``, which may be files on a drive
+        for master in internals.keys(engine._engine):  # not ``shards``, which may be files on a drive
             state = engine._engine.basic_optimizer.state.get(master, {}).values()
             tensors += [master, *(value for value in state if torch.is_tensor(value))]
         if hasattr(optimizer, "fp32_partitioned_groups_flat"):
