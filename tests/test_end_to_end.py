@@ -83,6 +83,7 @@ def test_metrics_are_measured_on_the_way(run):
     assert [event.step for event in events.Scalars("metrics/pr64_recall")] == [16, 32]
 
 
+@pytest.mark.slow
 def test_evaluate(run, capsys):
     directory, _ = run
     kept = directory / "run" / "evaluations.jsonl"
@@ -269,6 +270,7 @@ def test_an_export_without_standing_statistics_is_what_was_saved(run, tmp_path):
             assert torch.equal(exported[key.split("/")[2].removesuffix("@0")].flatten(), saved[key])
 
 
+@pytest.mark.slow
 def test_evaluate_against_a_file(run, tmp_path, capsys):
     """Samples in an archive are as near to the real images as `evaluate` says; another seed's are near to them."""
     directory, _ = run
@@ -290,6 +292,7 @@ def test_evaluate_against_a_file(run, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_ema_of_another_width(run, tmp_path, capsys):
     """A width that was kept is what the checkpoint holds; one that was not is near, as four snapshots allow."""
     directory, _ = run

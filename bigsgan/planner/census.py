@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bigsgan.models.resizing import is_last
+
 
 @dataclass(frozen=True)
 class Use:
@@ -95,10 +97,6 @@ def _copied(tensor: Tensor | None) -> int:
     return tensor.nbytes
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-
-
 class Census(TorchDispatchMode):
     """Counts the storages that operations inside the block make, as long as anything refers to them.
 
@@ -125,7 +123,7 @@ class Census(TorchDispatchMode):
         results = self._summed(*args) if func is _ADD else None
         if results is None:
             results = func(*args, **(kwargs or {}))
-        if func is _CONVOLUTION and _is_channels_last(args[0]):  # kernels keep the order; the meta device does not
+        if func is _CONVOLUTION and is_last(args[0]):  # kernels keep the order; the meta device does not
             results = results.contiguous(memory_format=torch.channels_last)
         if func is _ZEROS:
             self.ignore([results])

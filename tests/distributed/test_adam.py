@@ -28,6 +28,7 @@ def whole(parts):
     return merged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.nightly), 2])
 @pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)), 3])
 def test_gradients_and_updates(ranks, stage, accumulation):
@@ -35,6 +36,7 @@ def test_gradients_and_updates(ranks, stage, accumulation):
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
 def test_a_second_decay_rate_that_moves(ranks, stage):
     # 0.9 to 0.5 over 4 batches of 8 images: a quarter of a half-turn is 45 degrees.
@@ -44,6 +46,7 @@ def test_a_second_decay_rate_that_moves(ranks, stage):
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, betas2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_weight_decay_that_is_decoupled(ranks, stage):
     overrides = [text.replace("kind: adam", "kind: adamw, weight_decay: 0.3") for text in ADAM]

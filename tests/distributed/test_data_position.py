@@ -39,6 +39,7 @@ def read_on_resume(overrides, ds, directory, batches, num_updates):
     return read, nimg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more, d_steps", [([], 1), pytest.param(["objective.d_steps=3", "accumulation=2"], 3, marks=pytest.mark.slow)]
 )

@@ -101,6 +101,7 @@ def cells():
             yield pytest.param(stage, precision, bucket, overlaps, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage, precision, bucket, overlaps", [*cells()])
 def test_grouped_gradients_are_the_reduced_ones(ranks, stage, precision, bucket, overlaps):
     section = {"overlap_comm": overlaps, **({} if bucket is None else {"reduce_bucket_size": bucket})}
@@ -148,6 +149,7 @@ def in_turn(overrides, ds):
     return [name for name in order if name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage, then", [(0, ["images", "step"]), (1, ["step", "images"])])
 def test_gradients_of_stage_0_travel_while_images_are_made(ranks, stage, then):
     for order in ranks(2).run(in_turn, ["objective.d_steps=2"], dict.fromkeys(NETWORKS, zero(stage))):
@@ -239,6 +241,7 @@ def stage_3_norms():
     return found
 
 
+@pytest.mark.slow
 def test_the_norm_at_stage_3_is_deepspeeds_own(ranks):
     for finite, *not_finite in ranks(2).run(stage_3_norms):
         assert finite[0] == pytest.approx(finite[1], rel=1e-6)

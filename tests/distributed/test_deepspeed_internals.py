@@ -168,6 +168,7 @@ def wrappers():
     return found
 
 
+@pytest.mark.slow
 def test_only_bf16_accumulates_apart(ranks):
     for (plain, kept, _), (wrapped, summed, _) in ranks(2).run(wrappers):
         assert (plain, kept) == (False, [0.25])

@@ -96,6 +96,7 @@ def test_compiled_networks(ranks, tmp_path, fault, status):
     assert {"compiled whole", "compiled layers"} <= games.keys()
 
 
+@pytest.mark.slow
 def test_collectives_are_right(ranks, tmp_path):
     found, _ = ranks(2).run(faults.examined, "", ["layouts.collectives"], tmp_path)
     status, said, numbers, _ = found["layouts.collectives"]

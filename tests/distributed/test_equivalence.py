@@ -208,6 +208,7 @@ def test_a_norm_on_the_host_is_the_same(ranks, clip_norm):
     assert worst <= SAME, name
 
 
+@pytest.mark.slow
 def test_every_tensor_moves():
     """The matrix would prove nothing about a tensor that stays where it was."""
     start = reference.run_reference(tiny_recipe(Path(tempfile.mkdtemp()), f"seed={SEED}"), 0)

@@ -24,6 +24,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [family if family == "stylegan2" else pytest.param(family, marks=pytest.mark.slow) for family in TINY_GAMES],
@@ -111,6 +112,7 @@ def test_where_images_travel(ranks, family, layout):
     check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)}, FEWER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_labels_travel_to_where_images_are_made(ranks, layout):
     game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"

@@ -66,6 +66,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ALL)
 def test_a_check_tells_of_the_first_micro_batch_and_changes_nothing(ranks, layout):
     num, options, ds = LAYOUTS[layout]

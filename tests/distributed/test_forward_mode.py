@@ -61,6 +61,7 @@ REST = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, penalty, accumulation", [*cells(LAYOUTS, PENALTIES, CHOSEN, REST)])
 def test_matrix(ranks, layout, penalty, accumulation):
     num, options, ds = LAYOUTS[layout]
@@ -94,6 +95,7 @@ OF_G_IN_CI = ("pipelines", "zero2, offload", "stages and zero3", "recomputed sta
 REST_OF_G = [layout for layout in OF_G if layout not in OF_G_IN_CI]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, penalty, accumulation", [*cells(OF_G, OF_STYLES, PATHS, REST_OF_G)])
 def test_path_length(ranks, layout, penalty, accumulation):
     num, options, ds = OF_G[layout]

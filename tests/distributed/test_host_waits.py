@@ -146,6 +146,7 @@ ADAM = [f"optimizer.{network}={{kind: adam, lr: 1e-3}}" for network in NETWORKS]
 CLIPPED = [f"optimizer.{network}.clip_norm=1" for network in NETWORKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ds",
     [

@@ -33,6 +33,7 @@ def whole(results, key):
     return scenarios.merge([rank[key] for rank in results])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 3))])
 def test_adam_is_resumed(ranks, classes, tmp_path, stage):
     content = import_of(classes, tmp_path)
@@ -60,6 +61,7 @@ def test_adam_is_resumed(ranks, classes, tmp_path, stage):
         assert moved > 10
 
 
+@pytest.mark.slow
 def test_another_optimizer_and_other_classes_begin_anew(ranks, classes, tmp_path):
     import_of(classes, tmp_path)
     sgd = "optimizer.generator={kind: sgd, lr: 1e-3}"

@@ -13,6 +13,7 @@ def states(results):
     return [scenarios.merge([rank[i] for rank in results]) for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, weights",
     [
@@ -39,6 +40,7 @@ def test_the_weights_are_the_others(ranks, tmp_path, stage, weights):
             assert torch.equal(after["discriminator"][name], value) == is_frozen, name
 
 
+@pytest.mark.slow
 def test_other_classes_begin_anew(ranks, tmp_path):
     ds = {"generator": zero(1), "discriminator": zero(2)}
     donor, begun, _ = states(ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), ["data.num_classes=0"], 1))

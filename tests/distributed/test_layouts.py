@@ -122,6 +122,7 @@ def check_resumed(table, target, optimizer, sources, then):
         yield source, begun, later, end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target, sources",
     [

@@ -83,6 +83,7 @@ def check_muon(pool, game, ds, options=PLAIN, adjust="match_rms_adamw", more=(),
 QUICK = [(1, "gat"), (3, "cat")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage, game",
     [

@@ -53,6 +53,7 @@ def cells():
         yield pytest.param(*cell, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, accumulation, penalty", [*cells()])
 def test_matrix(ranks, name, accumulation, penalty):
     num, overrides, ds = LAYOUTS[name]

@@ -26,6 +26,7 @@ def passed(seconds):
     return found
 
 
+@pytest.mark.slow
 def test_nobody_passes_before_all_have_come(ranks):
     by_rank = ranks(2).run(passed, 0.5)
     for barrier in zip(*by_rank, strict=True):
@@ -84,6 +85,7 @@ def saved(overrides, ds, directory):
     return new_group.call_count
 
 
+@pytest.mark.slow
 def test_saves_make_no_groups(ranks, tmp_path):
     for overrides in ([], ["engines.generator.ranks=1"]):
         assert ranks(2).run(saved, [*ADAM, *overrides], both(1), str(tmp_path / str(len(overrides)))) == [0, 0]

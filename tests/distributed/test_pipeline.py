@@ -180,11 +180,13 @@ def files(stage):
     return both(1, **LOW[stage]) if stage in LOW else both(stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_adams_gradients_and_updates(ranks, stage):
     check_adam(ranks(2), [ONE_BY_ONE, "accumulation=2", *stages(2, 2)], both(stage))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", FILES)
 def test_generator_phase_leaves_the_discriminator_alone(ranks, stage):
     overrides = [*ADAM, ONE_BY_ONE, *stages(2, 2)]
@@ -193,6 +195,7 @@ def test_generator_phase_leaves_the_discriminator_alone(ranks, stage):
         assert not any(touched.values()), touched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", FILES)
 def test_ema_is_swapped_in_and_out(ranks, stage, tmp_path):
     by_rank = ranks(2).run(scenarios.ema_swap, [*ADAM, *stages(2, 2)], files(stage))
@@ -228,6 +231,7 @@ def test_resume_of_other_layouts(ranks, layout, tmp_path):
     check_same_run(whole, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("stage", FILES)
 def test_non_finite_gradients_of_one_stage_skip_the_update_of_all(ranks, stage, network):

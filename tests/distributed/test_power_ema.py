@@ -143,6 +143,7 @@ def rewound(overrides, ds, directory):
     return names
 
 
+@pytest.mark.slow
 def test_a_run_that_returns_leaves_no_snapshots_of_its_future(ranks, tmp_path):
     names = ranks(2).run(rewound, [*ADAM, *POWER], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
     assert names[0] == [f"{BATCH:012d}", "latest"]

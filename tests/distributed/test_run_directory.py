@@ -59,6 +59,7 @@ def train_and(directory: str, name: str, overrides: dict[str, object]) -> tuple[
     return run_whole(directory, {**SETTINGS, **overrides}, after=after), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, num",
     [
@@ -132,6 +133,7 @@ def another(run: Path) -> None:
     (run / "config.yaml").write_text("out: of another program\n")
 
 
+@pytest.mark.slow
 def test_another_directory_is_left_alone(ranks, tmp_path):
     ((end, _),) = ranks(1).run(train_and, str(tmp_path), "another", {})
     run = tmp_path / "run"

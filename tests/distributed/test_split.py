@@ -81,6 +81,7 @@ def timeouts(overrides, ds, patience):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options, ds", [(split(1), both(0)), (stages(2, 2), both(1)), ([], both(2))])
 def test_all_groups_are_as_patient_as_the_run(ranks, options, ds):
     """While ranks of G measure, those of D wait in a group of both; torch would give it half an hour."""
@@ -302,6 +303,7 @@ def asked_meanwhile(overrides, ds):
     return heard, own, set(total)
 
 
+@pytest.mark.slow
 def test_threads_know_the_whole_job(ranks):
     found = ranks(2).run(asked_meanwhile, split(1), both(0))
     assert found == [({(rank, 2)}, (0, 1), {2.0}) for rank in range(2)]

@@ -40,6 +40,7 @@ def test_ranks_that_do_not_share_out_are_told_at_the_start(ranks, tmp_path):
     assert [left for _, left in ends] == [[]] * 4
 
 
+@pytest.mark.slow
 def test_what_was_there_stays(ranks, tmp_path):
     for host in ("host0", "host1"):
         (tmp_path / host / "runs").mkdir(parents=True)
@@ -55,6 +56,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overrides, field", REFUSED, ids=[field for _, field in REFUSED])
 def test_a_refused_start_leaves_nothing(ranks, tmp_path, overrides, field, num):
@@ -99,6 +101,7 @@ def fail_without_recipe(directory: str) -> str:
     return run_whole(directory, settings, after=after)
 
 
+@pytest.mark.slow
 def test_a_run_that_began_keeps_its_checkpoints(ranks, tmp_path):
     """Though it ends with an error, and its recipe was removed since its last report."""
     (end,) = ranks(1).run(fail_without_recipe, str(tmp_path))

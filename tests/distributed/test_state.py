@@ -42,6 +42,7 @@ def name_of(ds):
     return f"{ds['zero_optimization']['stage']}-{next((p for p in ('bf16', 'fp16') if p in ds), 'fp32')}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_generator_phase_leaves_the_discriminator_alone(ranks, ds):
     for touched in ranks(2).run(scenarios.generator_phase_touches, ADAM, {"generator": ds, "discriminator": ds}):
@@ -81,6 +82,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ds", RESUMED, ids=name_of)
 def test_resume_is_the_same_run(ranks, ds, tmp_path):
     both = {"generator": ds, "discriminator": ds}
@@ -115,6 +117,7 @@ def refused(overrides, ds, directory):
     return said
 
 
+@pytest.mark.slow
 def test_a_value_without_a_place_is_refused(ranks, tmp_path):
     (said,) = ranks(1).run(refused, TINY_GAMES["pix2pix"], dict.fromkeys(NETWORKS, zero(1)), str(tmp_path))
     problem = "which the network of this run's recipe does not have; use another checkpoint, or the version of bigsgan"
@@ -132,12 +135,14 @@ def check_same_run(whole, parts, num_updates=6):
             assert np.array_equal(value, other["state"][key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
 @pytest.mark.parametrize("ds", ALL, ids=name_of)
 def test_non_finite_gradients_skip_the_update(ranks, ds, network):
     check_skipped(ranks(2).run(scenarios.poisoned, ADAM, {"generator": ds, "discriminator": ds}, network), network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage, low", [(1, "fp16"), pytest.param(2, "bf16", marks=pytest.mark.slow)])
 def test_an_optimizer_on_the_host_passes_over_the_update(ranks, stage, low):
     """Of gradients that lie on the device, and are looked at by their norm alone."""
@@ -181,6 +186,7 @@ def test_it_is_the_same_run_whoever_decides(ranks, ds):
             assert np.array_equal(value, other[key]), key
 
 
+@pytest.mark.slow
 @DECIDED
 @pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.nightly)])
 def test_a_device_that_decides_refuses_the_update(ranks, ds, network):

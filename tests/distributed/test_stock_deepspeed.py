@@ -51,6 +51,7 @@ LAYOUTS = {
 """Overrides, DeepSpeed's file, and what bigsgan installs beside what it installs everywhere."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_replaced(ranks, layout):
     overrides, ds, ours = LAYOUTS[layout]

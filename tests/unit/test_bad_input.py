@@ -422,6 +422,7 @@ def test_overrides_stand_anywhere(capsys):
     assert {"batch: 32", "seed: 7", "accumulation: 2"} <= set(printed.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "[]", "{}", "null", "[x]", "{a: 1}", "1e-300"])
 def test_messages_name_keys_as_the_recipe_writes_them(value):
     """Not pydantic's names for the choices of a key, as in `ranks.constrained-int`."""

@@ -62,6 +62,7 @@ def test_the_tasks_of_both_sides_are_the_operations_of_an_update(name, tmp_path)
     assert sum(kind.share for kind in work.kinds) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_counts(tmp_path):
     """By activation checkpointing, and where several micro-batches travel: G's images once more for its own update."""
     plain, several = work_of(tmp_path), work_of(tmp_path, "accumulation=2")
@@ -87,6 +88,7 @@ def by_hand(work, ranks, num, d_steps):
     return max(t_g, t_d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num, d_steps", [*itertools.product((1, 2, 4), (1, 2))])
 def test_auto_takes_the_best_of_all_divisions(num, d_steps, tmp_path):
     """Those of 8 ranks that divide the batch, by a simulation that shares nothing with the planner's."""
@@ -115,6 +117,7 @@ def test_overlapped_sides_take_the_same_time(tmp_path):
     assert found.timing.idle == pytest.approx(1 - (g + d) / (8 * slowest))
 
 
+@pytest.mark.slow
 def test_stages_wait_as_pipelines_do(tmp_path):
     """G in 2 stages with as many micro-batches as do not fit at once: no update is shorter than its busiest device."""
     work = work_of(tmp_path, *stages(2, 1), "accumulation=4")
@@ -139,6 +142,7 @@ def test_messages_and_steps_take_their_time(tmp_path):
     assert late.busy["generator"] == pytest.approx(plain.busy["generator"] + 3e9)
 
 
+@pytest.mark.slow
 def test_the_choice_is_said_and_recorded_as_numbers(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "8")
     recipe = shipped.recipe("digits")
@@ -184,6 +188,7 @@ def test_ranks_that_cannot_be_divided(world_size, overrides, text, tmp_path):
         assert plan.is_split
 
 
+@pytest.mark.slow
 def test_a_better_batch_is_named(tmp_path):
     """128 images can be divided by 4 + 4 ranks alone; 120 by others too."""
     _, text = plan_balanced(tiny_recipe(tmp_path, AUTO, "batch=128", "discriminator.channels=32"), 8, tmp_path)

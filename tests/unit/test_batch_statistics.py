@@ -120,6 +120,7 @@ def test_ranks_share_the_statistics_of_the_whole_batch(num):
     assert_close(found, expected.float(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_mean_far_from_zero_costs_no_digits_once_the_running_mean_is_there():
     lockstep, layers = ranks(2)
     x = torch.randn(8, 3, 8, 8) * 0.05 + torch.tensor([300.0, -1000.0, 0.0]).view(1, 3, 1, 1)

@@ -38,6 +38,7 @@ def state(loop):
 SEED = "seed=1"  # with others a value may lie so near 0 that ReLU has it on either side, by the order of a sum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_it_agrees_with_the_reference(game, tmp_path, one_thread):
     overrides = [*GAMES[game], SEED]

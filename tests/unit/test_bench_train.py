@@ -259,6 +259,7 @@ def test_the_speed_of_arithmetic_counts_penalties_as_the_plan_does(tmp_path, mon
     assert estimate_time(planned["zero0"], counted, Speed(share, 4e6))["update_seconds"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_teacher_counts_among_the_operations_of_an_update(tmp_path, monkeypatch):
     monkeypatch.setattr(arithmetic, "matrix_flops_per_second", lambda dtype, device: 4e6)
     taught = [*write_teacher(tmp_path / "t.pt"), "objective.r1={weight: 1}"]

@@ -315,6 +315,7 @@ def test_without_classes():
     assert d(images, y).shape == (2, 4)
 
 
+@pytest.mark.slow
 def test_parts_of_a_network_give_what_the_whole_gives():
     z, y, images = samples(2, 1, 8)
     g = drawn(generator(8, 1, 3, **TINY, latent_size=6), 0)

@@ -250,6 +250,7 @@ def test_an_autoencoder_that_is_not_there(tmp_path):
             build_codec(data, CPU)
 
 
+@pytest.mark.slow
 def test_an_autoencoder_decodes(tmp_path):
     numbers, data = write_latents(tmp_path / "data", 3, posterior=False), latents(tmp_path)
     network = save_autoencoder(tmp_path / "vae")  # in the place of the configuration alone

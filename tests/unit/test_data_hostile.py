@@ -149,6 +149,7 @@ def test_members_of_zip_files_that_are_larger_than_images_are_refused():
         build_dataset(section("zip", "data.zip"))
 
 
+@pytest.mark.slow
 @TIMEOUT
 def test_members_of_zip_files_do_not_inflate_beyond_what_their_directory_says():
     write_zip({"a.png": bytes(2**28)}, file_size=100)

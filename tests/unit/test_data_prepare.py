@@ -103,6 +103,7 @@ INTERRUPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, name, calls", INTERRUPTIONS)
 def test_an_interrupted_run_resumes_and_makes_the_same(tmp_path, source, kind, name, calls):
     whole, place = tmp_path / "whole", tmp_path / "place"

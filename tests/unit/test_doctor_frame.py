@@ -45,6 +45,7 @@ def test_every_check_of_the_list_exists():
     assert sum(check.seconds for check in machine) < 180
 
 
+@pytest.mark.slow
 def test_the_list_is_printed_without_torch():
     code = "import sys; from bigsgan.cli import main; main(['doctor', '--list']); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -55,6 +56,7 @@ def test_the_list_is_printed_without_torch():
     assert " a GPU, its name after --only " in needs["gpu.nccl"]
 
 
+@pytest.mark.slow
 def test_checks_of_the_host_need_no_torch():
     code = "import sys; from bigsgan.cli import main; main({}); assert 'torch' not in sys.modules"
     names = ("files", "locked", "shared", "cores", "paths", "locks", "clocks", "alike")

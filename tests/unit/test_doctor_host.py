@@ -29,6 +29,7 @@ def statuses(findings):
     return [finding.status for finding in findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit, status, result", [(300, 1, "fail"), (4096, 0, "pass")])
 def test_a_low_limit_of_open_files(limit, status, result):
     code = f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({limit}, 4096)); from bigsgan.cli import main; "

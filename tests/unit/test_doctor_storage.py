@@ -246,6 +246,7 @@ def test_ranks_hear_at_once_of_a_directory_that_cannot_be_written(tmp_path, monk
     examined(raised, ["a", "b"], out=tmp_path)
 
 
+@pytest.mark.slow
 def test_compilers(tmp_path, monkeypatch):
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     content = {"zero_force_ds_cpu_optimizer": True, "zero_optimization": zero}

@@ -18,6 +18,7 @@ BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
 QUICK = ("biggan", "stylegan2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*BIGGAN, *TINY_GAMES)]
 )

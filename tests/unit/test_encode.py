@@ -66,6 +66,7 @@ def contents(made: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(made.iterdir()) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_posteriors_of_an_autoencoder(tmp_path, capsys):
     network, images = save_autoencoder(tmp_path / "vae"), write_images(tmp_path / "images")
     (tmp_path / "images" / "class1" / "7.png").write_bytes(b"none")

@@ -74,6 +74,7 @@ def works(alive):
         del work
 
 
+@pytest.mark.slow
 def test_an_update_of_whole_networks():
     seen, alive = [], {}
     engines = {n: Noting(seen, alive) for n in (G, D)}

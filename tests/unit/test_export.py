@@ -380,6 +380,7 @@ def edit(folder, change):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_broken_folders(run):
     directory, _ = run
     for name, damage in BROKEN.items():

@@ -43,6 +43,7 @@ def test_a_rank_0_that_waits_for_the_others_has_not_spoken(port, monkeypatch):
         assert not first_word.rank_zero_spoke(10)
 
 
+@pytest.mark.slow
 def test_nobody_answers(port):
     assert not first_word.rank_zero_spoke(0.5)
     start = time.monotonic()

@@ -98,6 +98,7 @@ def test_logs_and_terminals_warn_of_nothing(disk, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # one line, and more than is kept back
     "key", ["out", pytest.param(None, marks=pytest.mark.slow)]
 )

@@ -168,6 +168,7 @@ def tangents_of(resample, limit, direction, x, bias):
     return dual.end(dual.differentiate(function, *dual.flat(dual.begin((x,), direction))))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", RESAMPLED)
 def test_the_gradient_of_a_tangent_is_that_of_a_double_backward(name, monkeypatch):
@@ -212,6 +213,7 @@ def test_the_limit_has_no_slope_and_leaves_what_is_no_number(monkeypatch):
     torch.testing.assert_close(grad.flatten(), torch.tensor([0.0, 0.0, 1.0, 0.2, 0.2, 0.0, 0.0, 0.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     "name",
@@ -307,6 +309,7 @@ def tier_of(family: str) -> Any:
     return pytest.param(family, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize("network", [pytest.param("generator", marks=pytest.mark.slow), "discriminator"])
 @pytest.mark.parametrize("family", ["biggan", *(tier_of(name) for name in TINY_GAMES)])

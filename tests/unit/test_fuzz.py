@@ -206,6 +206,7 @@ CHANGES = st.tuples(KEYS, VALUES.map(json.dumps) | WORDS).map("=".join)
 GOOD = st.sampled_from(["seed=3", "batch=8", "out=new/run", "ema={half_life_nimg: 5}", "generator.channels=8"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_overrides(light, depth):
     statuses: set[int] = set()
@@ -232,6 +233,7 @@ LINES = st.tuples(KEYS, TAGS, st.sampled_from(["", "", "&x", "&y"]), VALUES.map(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_recipe_files(light, depth):
     @depth

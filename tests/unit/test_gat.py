@@ -39,6 +39,7 @@ generator = partial(built, gat.generator_layers, GATGenerator)
 discriminator = partial(built, gat.discriminator_layers, GATDiscriminator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size, width, published",
     [

@@ -55,6 +55,7 @@ def exported(tmp_path):
     return bigsgan.load(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["biggan", "biggan_deep"])
 def test_biggan_pytorch(tmp_path, family):
     record = load_file(DATA / f"biggan_pytorch_{family}.safetensors")
@@ -217,6 +218,7 @@ def test_a_u_nets_dropout_is_assumed_unless_its_options_are_there(tmp_path, caps
         assert read_saved_recipe(run).generator.dropout is (file == "g.pth" and not options)
 
 
+@pytest.mark.slow
 def test_what_a_state_dict_of_biggan_does_not_tell_is_assumed(tmp_path, capsys):
     record = load_file(DATA / "biggan_pytorch_biggan.safetensors")
     state = part(record, "generator/")
@@ -248,6 +250,7 @@ def test_it_is_said_what_nothing_tells(tmp_path, capsys, source, clamp):
     assert assumed(capsys.readouterr().out) == f"as nothing in the files tells it: {keys} generator.w_avg_beta=0.995"
 
 
+@pytest.mark.slow
 def test_an_imported_run_is_sampled(tmp_path):
     record = load_file(DATA / "biggan_pytorch_biggan.safetensors")
     imported(tmp_path, "biggan-pytorch", part(record, "generator/"))

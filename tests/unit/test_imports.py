@@ -167,6 +167,7 @@ def loaded_after(statement: str) -> set[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_neither_torch_nor_deepspeed():
     assert "pydantic" not in loaded_after("import bigsgan.cli")  # whose first word is to listen to signals
     loaded = loaded_after("import bigsgan.cli, bigsgan.commands.choosing")

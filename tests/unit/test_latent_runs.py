@@ -60,6 +60,7 @@ def generator_of(run: Path) -> TrainedNetwork:
     return open_trained(run, "generator", False, None, CPU)
 
 
+@pytest.mark.slow
 def test_samples_of_a_latent_run_are_decoded_whatever_they_are_compared_with(tmp_path):
     network, run = save_autoencoder(tmp_path / "vae"), make_latent_run(tmp_path)
     inputs = (torch.randn(3, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 1]))

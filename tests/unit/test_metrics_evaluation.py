@@ -51,6 +51,7 @@ def values_of(found):
     return {name: value for measured in found for name, value in measured.values.items()}
 
 
+@pytest.mark.slow
 def test_real_images_as_samples_are_perfect(tmp_path):
     names = [f"{kind}{NUM}" for kind in ("fid", "kid", "pr", "dc", "labels")]
     asked = evaluation(names, tmp_path)
@@ -101,6 +102,7 @@ def test_class_distance_is_the_mean_over_classes(tmp_path):
     assert found["cfid1000"] == pytest.approx(sum(expected) / 10, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_real_images_are_looked_at_once(tmp_path):
     told = []
     first = values_of(evaluation(["fid500"], tmp_path, tell=told.append).measure(real_images, Replica(0, 1)))
@@ -129,6 +131,7 @@ def test_other_data_has_another_entry(tmp_path, change):
     assert any(text.startswith("real image ") for text in told)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_was_mended_has_another_entry(tmp_path):
     """It has as many images as before, and those whose pixels are hashed are the same."""
     for i in range(200):

@@ -71,6 +71,7 @@ def measured(path, cache, names=(f"fid{NUM}",), data=DIGITS):
     return values_of(made.measure(noisy, Replica(0, 1)))
 
 
+@pytest.mark.slow
 def test_statistics_images_and_torchmetrics_agree(tmp_path, digits):
     images, labels = digits
     np.savez(tmp_path / "images.npz", images, labels)
@@ -163,6 +164,7 @@ def test_other_metrics_are_against_the_images(tmp_path, digits):
     assert [both[key] for key in both if key != "fid100"] == [alone[key] for key in alone if key != "fid100"]
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_file_or_all_alike(tmp_path, digits):
     images, _ = digits
     np.savez(tmp_path / "ones.npz", images, np.ones(NUM, np.int64))

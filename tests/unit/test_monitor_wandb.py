@@ -69,6 +69,7 @@ def grid(seed: int) -> torch.Tensor:
     return torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
+@pytest.mark.slow
 def test_each_holds_what_it_can(tmp_path):
     out = tmp_path / "run"
     reporter = Reporter(out, 0, 1000, 0, ALL, RECIPE)
@@ -119,6 +120,7 @@ def test_an_alarm_that_begins_is_a_message(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_one_and_its_steps_continue(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "portraits")
     monkeypatch.setenv("WANDB_NAME", "third try")
@@ -138,6 +140,7 @@ def test_a_resumed_run_is_the_same_one_and_its_steps_continue(tmp_path, monkeypa
     assert list(merged.items()) == series_of(tmp_path, "loss/generator")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "second",
     [pytest.param("run", marks=pytest.mark.slow), "elsewhere"],  # where only W&B knows the last step

@@ -56,6 +56,7 @@ def test_a_lock_that_goes_away_in_time_is_no_trouble(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("file_is_lock")
 def test_a_running_build_is_waited_for(tmp_path):
     """A process that works in the directory, as ninja does, outlasts the grace and then removes the lock."""
@@ -76,6 +77,7 @@ def test_a_file_that_nobody_holds_is_no_trouble(tmp_path):
     assert time.monotonic() - started < 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel_locks")
 def test_a_lock_that_is_held_is_waited_for(tmp_path, caplog):
     (tmp_path / "lock").touch()

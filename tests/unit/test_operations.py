@@ -137,6 +137,7 @@ def g_pass(network, regularizer, inputs, method):
     (images.sum() + regularizer.along(along, inputs)).backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shrink", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_operations_of_path_length(method, shrink, tmp_path):
@@ -175,6 +176,7 @@ def test_both_methods_stand_side_by_side(tmp_path):
     assert path_length.split() == expected.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gat", "cat"])
 def test_operations_of_heads_for_a_teacher(tmp_path, family):
     """A D step that predicts features computes what the plan adds for them, three times for each real image."""

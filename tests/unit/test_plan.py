@@ -25,6 +25,7 @@ SKIP_FILTERS = {size: 2 * 16 * STYLEGAN2[size] for size in list(STYLEGAN2)[1:]} 
 DEMODULATION = sum(2 * b * (a + b) for a, b in pairwise(STYLEGAN2.values())) + 2 * 512**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options, expected",
     [
@@ -180,6 +181,7 @@ def test_speeds_that_are_none(options, message, capsys):
     assert capsys.readouterr().err.startswith(f"bigsgan: {message}")
 
 
+@pytest.mark.slow
 def test_each_recipe_and_micro_batch_has_its_own_counts(tmp_path, monkeypatch):
     """Whatever was counted before: as in a new process."""
     games = [[], ["batch=16"], ["discriminator.channels=8"], ["augmentation={kind: diffaugment}"]]

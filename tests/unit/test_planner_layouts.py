@@ -49,6 +49,7 @@ def test_a_recipe_that_fits_stays_as_it_is():
     assert all(layout.fits for layout in found.layouts)
 
 
+@pytest.mark.slow
 def test_the_cheapest_that_fits_is_taken():
     """Where it has only just room, what comes before it in the order of costs has none.
 
@@ -63,6 +64,7 @@ def test_the_cheapest_that_fits_is_taken():
     assert not by_name(found)["ZeRO 0", False].fits
 
 
+@pytest.mark.slow
 def test_overrides_to_paste_give_what_was_predicted():
     own = ["engines.generator.activation_checkpointing=true", "accumulation=2"]
     found, _ = survey(2, GIB, own)
@@ -73,6 +75,7 @@ def test_overrides_to_paste_give_what_was_predicted():
         assert predict(plan, Traces()).peak == layout.prediction.peak
 
 
+@pytest.mark.slow
 def test_more_micro_batches_are_tried_and_fewer_where_ranks_demand_it():
     found, _ = survey(1, GIB, ["batch=64", "accumulation=2"])
     plain = by_name(found)["ZeRO 0", False]
@@ -84,6 +87,7 @@ def test_more_micro_batches_are_tried_and_fewer_where_ranks_demand_it():
     assert "must be a multiple of 8, got 4 (2 micro-batches on 4 ranks" in found.refused["as it stands"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "double_backward"])
 def test_a_discriminator_with_a_double_backward_has_no_stages(method):
     found, _ = survey(2, GIB, [f"objective.r1={{weight: 1, every: 16, method: {method}}}"])
@@ -98,6 +102,7 @@ def test_a_discriminator_with_a_double_backward_has_no_stages(method):
         )
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_closest_says_what_it_needs():
     found, resources = survey(2, 1e6)
     with pytest.raises(
@@ -111,6 +116,7 @@ def test_where_nothing_fits_the_closest_says_what_it_needs():
     assert again.best is not None
 
 
+@pytest.mark.slow
 def test_a_recipe_in_stages_is_surveyed():
     stages = both_engines("pipeline_stages=2")
     found, _ = survey(4, GIB, stages)
@@ -128,6 +134,7 @@ def test_more_stages_than_layers_are_not_possible():
     assert found.best is not None
 
 
+@pytest.mark.slow
 def test_where_only_the_recipe_as_it_stands_fits_it_stays():
     """It has G alone on the host, which none of the layouts has."""
     files = {"generator": "zero3_offload", "discriminator": "zero2"}
@@ -150,6 +157,7 @@ def test_json_is_alone_on_standard_output():
     assert json.loads(done.stdout)["generator"]["parameters"] > 0
 
 
+@pytest.mark.slow
 def test_a_command_that_finds_nothing_ends_with_one_line(capsys):
     assert main(["plan", "--gpus", "2", "--gpu-memory", "1e-3", *WIDE]) == 2
     printed, message = capsys.readouterr()
@@ -191,6 +199,7 @@ def test_pinned_blocks_count_as_host_memory():
     assert layouts["ZeRO 3", True].prediction.on_host == 0
 
 
+@pytest.mark.slow
 def test_one_optimizer_on_the_host_comes_before_both():
     """And before everything: of what it takes from the device nothing but its weights stays there."""
     bf16 = both_engines("ds_config=ds_configs/zero1_bf16.json")
@@ -209,6 +218,7 @@ def test_one_optimizer_on_the_host_comes_before_both():
             assert offloaded == [f"engines.{network}.ds_config=ds_configs/zero2_offload.json"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json(capsys):
     arguments = ["plan", "--gpus", "2", "--gpu-memory", "1", *WIDE]
     assert main(arguments) == 0

@@ -110,6 +110,7 @@ def whole(stack: LayerStack, inputs: list[Tensor], segments: int) -> dict[str, i
 QUICK = ("gat",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "family", ["biggan", *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TINY_GAMES)]
@@ -133,6 +134,7 @@ def test_layers_make_a_whole(tmp_path, family, checkpointing):
         assert predicted == pytest.approx(found, rel=0.02, abs=4_000), (network, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["biggan", *(pytest.param(f, marks=pytest.mark.slow) for f in ("stylegan2", "pix2pix"))]
 )

@@ -47,6 +47,7 @@ def test_a_program_by_hand(tmp_path, suffix):
     assert found.peak(5) == 5 * 4 * 3 * (16**2 + 28**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TAUGHT)
 def test_operations_of_heads(tmp_path, family):
     """Of the tokens of the full image, also where D reads others."""
@@ -58,6 +59,7 @@ def test_operations_of_heads(tmp_path, family):
     assert counted["heads_flop"] == HEADS
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_teacher(tmp_path):
     here = write_teacher(tmp_path / "t.pt", FEATURES)
     plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], *here, "objective.d_steps=2"], both(0))
@@ -95,6 +97,7 @@ def peaks_of_whole(stack, inputs, num, section):
     return {"forward": forward.peak, "kept": forward.end, "backward": backward.peak}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TAUGHT)
 @pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_layers_with_heads_make_a_whole(tmp_path, checkpointing, family):

@@ -50,6 +50,7 @@ def test_images_that_are_differentiated_at_stay_until_d_has_trained_on_them(tmp_
     assert many["D trains"] - few["D trains"] == 4 * NUM * N * IMAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("g, d", [(2, 1), (1, 2)])
 def test_more_micro_batches_than_are_shown_where_one_network_is_in_stages(tmp_path, g, d):
     found = []

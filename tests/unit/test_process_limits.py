@@ -115,6 +115,7 @@ def test_a_limit_is_named_where_torch_is_loaded_and_where_ranks_work(limited, mo
     assert capsys.readouterr().err == f"bigsgan: {FILES}\n"
 
 
+@pytest.mark.slow
 def test_a_real_limit_of_open_files(tmp_path):
     script = f"ulimit -n 20; exec {sys.executable} -m bigsgan train out=run total_nimg=64"
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)

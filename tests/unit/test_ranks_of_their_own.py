@@ -97,6 +97,7 @@ def found_for(gpus, memory, *overrides, machine=None):
     return survey, comparison, apart.with_winner(survey, comparison)
 
 
+@pytest.mark.slow
 def test_overrides_to_paste_give_what_is_shown():
     _, comparison, _ = found_for(4, GIB)
     assert [each.layout.name.partition(",")[0] for each in comparison.apart] == ["ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"]
@@ -108,6 +109,7 @@ def test_overrides_to_paste_give_what_is_shown():
         assert 0 <= each.timings["overlapped"].idle < each.timings["exact"].idle < 1
 
 
+@pytest.mark.slow
 def test_they_are_recommended_where_they_win_by_much():
     slow = Machine(operations=1e12, per_node=4, inside=1e8, latency=0.0)
     survey, comparison, best = found_for(4, GIB, machine=slow)
@@ -132,6 +134,7 @@ def test_they_are_recommended_where_they_alone_fit():
     assert best.best.prediction.peak <= (least + others) / 2
 
 
+@pytest.mark.slow
 def test_a_game_that_cannot_overlap_is_not_shown_so():
     _, comparison, _ = found_for(2, GIB, "objective={fake_labels: data, reuse_fakes: true}")
     assert {name for each in comparison.apart for name in each.timings} == {"exact"}
@@ -143,6 +146,7 @@ def test_a_batch_that_no_division_has_is_told():
     assert all("finds no division of 5 ranks" in reason for reason in comparison.refused.values())
 
 
+@pytest.mark.slow
 def test_the_command_shows_them(capsys):
     arguments = ["plan", "--gpus", "2", "--gpu-memory", "1", *WIDE]
     assert main(arguments) == 0

@@ -56,6 +56,7 @@ def cells(path: Path, size: int) -> np.ndarray:
     return pixels.reshape(rows, size + 2, columns, size + 2).transpose(0, 2, 1, 3)[:, :, :size, :size]
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_the_same_samples_under_each_truncation(make_run):
     run = make_run()
     columns = [3, 1, 4]
@@ -67,6 +68,7 @@ def test_a_sweep_shows_the_same_samples_under_each_truncation(make_run):
     assert not torch.equal(*sheet.images.split(3))
 
 
+@pytest.mark.slow
 def test_an_interpolation_goes_from_sample_to_sample(make_run):
     run = make_run()
     sheet = sampler(run).interpolation([2, 7], 4, None, morph=False)
@@ -77,6 +79,7 @@ def test_an_interpolation_goes_from_sample_to_sample(make_run):
     assert all(not torch.equal(steps[i], steps[i + 1]) for i in range(3))
 
 
+@pytest.mark.slow
 def test_a_morph_ends_at_the_next_class(make_run):
     run = make_run()
     trained = open_trained(run, "generator", False, None, CPU)
@@ -133,6 +136,7 @@ def test_psi_draws_styles_to_their_mean(make_run):
     assert spread[1] < spread[0]
 
 
+@pytest.mark.slow
 def test_an_animation_has_a_frame_for_each_step(make_run, tmp_path):
     run, out = make_run(), tmp_path / "x.gif"
     arguments = ["--run", str(run), "--out", str(out), "--num", "3", "--classes", "1-3", "--interpolate", "5"]
@@ -144,6 +148,7 @@ def test_an_animation_has_a_frame_for_each_step(make_run, tmp_path):
         assert Image.open(out).size == (int(num) * 18 + 2, 20)
 
 
+@pytest.mark.slow
 def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path):
     run, out = make_run(), tmp_path / "files"
     arguments = ["sample", "--run", str(run), "--num", "7", "--classes", "4,6", "--seed", "5", "--batch", "2"]
@@ -158,6 +163,7 @@ def test_single_files_are_the_grids_images_whatever_the_ranks(make_run, tmp_path
         assert np.abs(np.asarray(Image.open(out / name)).astype(int) - grid[i]).max() <= 1  # rounded in another batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [pytest.param([], marks=pytest.mark.slow), ["--classes", "4,6"]])
 def test_an_archive_has_the_single_files_images(make_run, tmp_path, classes):
     """Classes take turns; unless asked for, all of them."""
@@ -174,6 +180,7 @@ def test_an_archive_has_the_single_files_images(make_run, tmp_path, classes):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_an_archive_without_classes(make_run, tmp_path):
     run, out = make_run("data.num_classes=0"), tmp_path / "samples.npz"
     assert main(["sample", "--run", str(run), "--num", "3", "--out", str(out)]) == 0

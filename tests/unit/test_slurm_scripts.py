@@ -228,6 +228,7 @@ def test_what_is_complete_or_bad_does_not(job, status):
     assert "requeue 7" not in calls
 
 
+@pytest.mark.slow
 def test_restarts_without_a_new_checkpoint_are_counted(job):
     def requeued(**variables: str) -> bool:
         done, calls = job.run("--config", "R.yaml", STATUS="85", **variables)

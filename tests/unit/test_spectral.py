@@ -123,6 +123,7 @@ def test_kernels_compile_for_a_gpu(dtype, tmp_path, monkeypatch):
 # --- values and derivatives ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("moving", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, dtype", CELLS)
@@ -150,6 +151,7 @@ def test_values_and_gradients(name, moving, dtype, monkeypatch):
         assert close(own, plain, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["filters", pytest.param("map", marks=pytest.mark.slow)])
 def test_gradients_of_the_second_order(name, monkeypatch):
@@ -173,6 +175,7 @@ def test_a_recomputation_finds_the_same_bits(monkeypatch):
             assert torch.equal(layer.normalized_weight(), first)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_vectors_that_move_leave_those_of_earlier_passes(monkeypatch):
     """A pass that moved has copies for its gradient; one that did not learns that its vectors are gone."""

@@ -71,6 +71,7 @@ sys.exit(command.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [number.name for number in STOPPING])
 def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, tmp_path):
     tiny_recipe(tmp_path)
@@ -194,6 +195,7 @@ def wait_until_stuck(process):
     assert process.stdout.readline() == "at once\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stuck_ends_some_time_after_its_launcher_though_it_has_something_to_save():
     parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
     command = [sys.executable, "-c", parent, STUCK, "60", "launched"]
@@ -223,6 +225,7 @@ def test_a_second_ctrl_c_ends_a_process_that_is_stuck_and_one_that_a_launcher_pa
 TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--stopped-status", "85"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, seconds",
     [

@@ -265,6 +265,7 @@ def untold(file: str, source: str, rows: tuple[Touched, ...]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_deepspeed_has_every_name():
     """Where this fails after an upgrade, each name needs another look, beginning with the file that uses it."""
     assert vanished(TOUCHED) == []

@@ -96,6 +96,7 @@ def test_who_waits_for_the_rank_that_hangs_is_named():
     assert "; rank 0 (generator) waits for them in 'D judges'" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_the_others_devices_wait_is_named(tmp_path, capfd, two_sides):
     """Long before the time of a hang, though no connection of the host breaks."""
     ended, log, board = [], rank_log(tmp_path / "rank00000.log"), Board()
@@ -194,6 +195,7 @@ def test_until_an_update_is_complete_four_times_as_long_is_allowed(tmp_path, cap
     assert f"no progress for {seconds:.0f} s: rank 0 in phase '{phases[-1]}' at" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("progresses", [True, False])
 def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     ended = threading.Event()
@@ -215,6 +217,7 @@ def test_only_a_phase_that_lasts_ends_the_run(tmp_path, capfd, progresses):
     assert "test_watchdog.py" in (tmp_path / "rank00000.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path, monkeypatch):
     """Such as a file on a full disk."""
     ended = threading.Event()
@@ -247,6 +250,7 @@ def test_the_ranks_wait_for_one_that_compiles(tmp_path, monkeypatch, compiler):
         assert ended.wait(60)
 
 
+@pytest.mark.slow
 def test_a_board_that_is_silent_does_not_keep_a_rank_from_compiling(tmp_path):
     class Gone(Board):
         def set(self, key: str, text: str = "") -> None:

@@ -153,6 +153,7 @@ def test_code_in_a_storage_and_in_features_is_refused_in_our_words(tmp_path, cap
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_bn_eps_is_given_or_refused(tmp_path, capsys):
     state = part(load_file(DATA / "biggan_pytorch_biggan.safetensors"), "generator/")
     torch.save(state, tmp_path / "g.pth")

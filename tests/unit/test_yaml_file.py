@@ -89,6 +89,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_not_valid_yaml_is_refused_with_its_place(tmp_path, name):
     text, problem = BROKEN[name]
