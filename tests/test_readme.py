@@ -160,7 +160,7 @@ def test_train_look_sample_and_export(clone, capsys):
     (tensorboard,) = [words for words in FIRST if words[0] == "tensorboard"]
     assert "loss/generator" in execute([*tensorboard, "--inspect"])  # which ends, where the server does not
     rest = [words for words in FIRST if words[0] == "bigsgan" and "--dry-run" not in words]
-    rest += [words for words in commands(IMPORTING) if words[:2] == ["bigsgan", "import"]]
+    rest += [words for words in commands(IMPORTING) if words[:2] == ["bigsgan", "import"] or "universal" in words]
     assert {words[1] for words in rest} == {"plan", "sample", "evaluate", "export", "import"}
     shutil.copy(ROOT / "tests" / "data" / "stylegan2" / "snapshot.pkl", clone / "ffhq.pkl")
     for words in rest:
@@ -187,6 +187,8 @@ def test_train_look_sample_and_export(clone, capsys):
                 assert image.size == (10 * 18 + 2, num // 10 * 18 + 2)
         elif words[1] == "import":
             assert (clone / out / "config.yaml").exists()
+        elif "universal" in words:
+            assert (clone / out / "latest_universal").exists()
         else:
             with safe_open(out, framework="pt") as file:
                 header = file.metadata()
