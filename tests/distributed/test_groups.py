@@ -1,9 +1,13 @@
 """Process groups: how many a rank makes and is in does not grow with the ranks."""
 
+from unittest import mock
+
 import pytest
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _process_group_color
 
 from bigsgan.config.placement import Placement
+from bigsgan.runtime import comm
 from tests.distributed.counting import as_one_of_many, groups
 from tests.tiny import stages
 
@@ -37,6 +41,20 @@ def test_a_rank_makes_few(world_size, layout, tmp_path):
     assert list(found.values()) == expected
     assert found["calls"] <= MOST_CALLS
     assert found["own"] <= MOST_OWN
+
+
+def gathered(size):
+    """What each rank gets of objects of growing sizes, and whether rank 0 was connected with each rank."""
+    value = {"rank": comm.rank(), "text": "x" * (size * (1 + comm.rank()))}
+    with mock.patch.object(dist, "gather_object", wraps=dist.gather_object) as gather:
+        return comm.gather_objects(value), gather.called
+
+
+@pytest.mark.parametrize("size, connects", [(0, False), (100, False), (1 << 15, True)])
+def test_small_objects_of_all_ranks_do_not_come_from_each_to_rank_0(ranks, size, connects):
+    (found, first), (nothing, second) = ranks(2).run(gathered, size)
+    assert found == [{"rank": 0, "text": "x" * size}, {"rank": 1, "text": "x" * 2 * size}]
+    assert (nothing, first, second) == (None, connects, connects)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 8, 16])
