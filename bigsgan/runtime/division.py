@@ -35,7 +35,7 @@ def partition(parts: Sequence[Sequence[int]], description: str | None = None) ->
 
     It is one call on each rank, however many parts there are. Over NCCL all ranks split the communicator of all at
     once, and those with one colour, which torch makes of a part's ranks, come together; elsewhere the ranks of a part
-    meet in the store. ``dist.split_group`` is for NCCL alone, and its colours are of another hash.
+    meet in the store. ``dist.split_group`` does the first alone.
     """
     (own,) = (part for part in parts if dist.get_rank() in part)
     return dist.new_group(list(own), use_local_synchronization=True, group_desc=description)
