@@ -6,8 +6,9 @@ The parts of a run that are restored implement the protocol ``StateEntry``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -36,16 +37,17 @@ class _Stretch(NamedTuple):
 class Reader:
     """A checkpoint's files, each opened when a value is not in the files opened before.
 
-    Shards are in the order of the ranks, however many ranks there are. So a rank begins with the files whose place
-    among all files is about its own among all ranks: in the layout that saved, with its own file.
+    The manifest says which files hold some of a value; those of older versions do not. Shards are in the order of the
+    ranks, however many ranks there are. So a rank begins with the files whose place among all files is about its own
+    among all ranks: in the layout that saved, with its own file.
     """
 
     def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1, moved: Moved = unnoticed) -> None:
         self.checkpoint, self._moved = checkpoint, moved
-        files = sorted(checkpoint.manifest["files"])
-        near = rank * len(files) // world_size
-        self._share = [name for i, name in enumerate(files) if i * world_size // len(files) == rank]
-        self._unopened = sorted(files, key=lambda name: abs(files.index(name) - near), reverse=True)
+        self._files, self._holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest.get("holders")
+        self._near = rank * len(self._files) // world_size
+        self._share = [name for i, name in enumerate(self._files) if i * world_size // len(self._files) == rank]
+        self._unopened = set(self._files)
         self._stretches: dict[str, list[_Stretch]] = {}
         self.num_opened = 0
 
@@ -92,7 +94,6 @@ class Reader:
         """
         for name in self._share:
             if name in self._unopened:
-                self._unopened.remove(name)
                 self._open(name)
         not_saved = dict(network.named_buffers()).keys() - saved_buffers(network).keys()
         computed = {value_name(entry, BUFFER, name) for name in not_saved}
@@ -112,30 +113,30 @@ class Reader:
 
     def has(self, value: str) -> bool:
         """Return whether any element of a value was saved."""
-        while value not in self._stretches and self._open_next():
-            pass
-        return value in self._stretches
+        if self._holders is not None:
+            return value in self._holders
+        return value in self._stretches or any(value in self._stretches for _ in self._opened(value))
 
     def _overlapping(self, value: str, start: int, end: int) -> Iterator[_Stretch]:
         """Yield stretches of a value that overlap [start, end), opening files as long as the caller wants more."""
         seen = 0
-        while True:
+        for _ in chain((None,), self._opened(value)):
             found = self._stretches.get(value, [])
             for stretch in found[seen:]:
                 if stretch.offset < end and start < stretch.offset + stretch.numel:
                     yield stretch
             seen = len(found)
-            if not self._open_next():
-                return
 
-    def _open_next(self) -> bool:
-        """Open one more file; return False if there is none."""
-        if not self._unopened:
-            return False
-        self._open(self._unopened.pop())
-        return True
+    def _opened(self, value: str) -> Iterator[None]:
+        """Open one more file at each turn, of those that may hold some of a value."""
+        numbers = range(len(self._files)) if self._holders is None else numbered(self._holders.get(value, ""))
+        for number in sorted(numbers, key=lambda number: abs(number - self._near)):
+            if self._files[number] in self._unopened:
+                self._open(self._files[number])
+                yield
 
     def _open(self, name: str) -> None:
+        self._unopened.remove(name)
         with self._blamed(name):
             file = safe_open(self.checkpoint.path / name, framework="pt")
             for tensor in file.keys():  # noqa: SIM118 - safe_open's own method
@@ -239,9 +240,16 @@ class SharedState(ABC):
 
 
 def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
-    """Return the names of files that hold values of an entry, and of those whose headers cannot be read."""
+    """Return the names of files that hold values of an entry, and of those whose headers cannot be read.
+
+    The headers are read where the manifest is an older one, which does not say what the files hold.
+    """
+    files, holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest.get("holders")
+    if holders is not None:
+        held = (numbered(text) for value, text in holders.items() if value.startswith(f"{entry}/"))
+        return [files[number] for number in sorted(set().union(*held))]
     found = []
-    for name in checkpoint.manifest["files"]:
+    for name in files:
         try:
             with safe_open(checkpoint.path / name, framework="pt") as file:
                 if any(tensor.startswith(f"{entry}/") for tensor in file.keys()):  # noqa: SIM118 - as above
@@ -249,6 +257,21 @@ def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
         except (OSError, SafetensorError):
             found.append(name)
     return found
+
+
+def intervals(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as a text such as "0-7 9"."""
+    parts = []
+    for _, found in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+        own = [number for _, number in found]
+        parts.append(f"{own[0]}-{own[-1]}" if len(own) > 1 else f"{own[0]}")
+    return " ".join(parts)
+
+
+def numbered(text: str) -> list[int]:
+    """Return the numbers that ``intervals`` wrote."""
+    bounds = (part.split("-") for part in text.split())
+    return [number for own in bounds for number in range(int(own[0]), int(own[-1]) + 1)]
 
 
 def restore(

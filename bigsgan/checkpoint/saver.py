@@ -9,15 +9,17 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
-from bigsgan.checkpoint.reader import tensor_name
+from bigsgan.checkpoint.reader import intervals, tensor_name, value_name
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
@@ -217,8 +219,8 @@ class _Job:
             raise _NotFiniteError(name, None, problem, "lower the learning rates, or raise precision")
         path = self._partial / f"rank{self._ranks.rank():05d}.safetensors"
         sha256 = write_tensors(path, tensors, {"format": str(FORMAT)}, self._moved)
-        kinds = {entry: sorted({part.kind for part in own}) for entry, own in parts.items()}
-        receipt = {"file": {"bytes": path.stat().st_size, "sha256": sha256}, "kinds": kinds}
+        held = {entry: _by_kinds(own) for entry, own in parts.items()}
+        receipt = {"file": {"bytes": path.stat().st_size, "sha256": sha256}, "held": held}
         write_text(path.with_suffix(_RECEIPT), json.dumps(receipt))
         self.write_seconds = time.perf_counter() - start
 
@@ -226,13 +228,14 @@ class _Job:
         receipts = self._receipts()
         if receipts is None:
             return
-        kinds = [receipt["kinds"] for receipt in receipts.values()]
+        kinds, holders = _held([receipt["held"] for receipt in receipts.values()])
         whole = {
             "format": FORMAT,
             "nimg": self.nimg,
             "world_size": self._ranks.world_size(),
             **manifest,
-            "kinds": {e: sorted({k for own in kinds for k in own.get(e, [])}) for e in sorted(set().union(*kinds))},
+            "kinds": kinds,
+            "holders": holders,
             "files": {name: receipt["file"] for name, receipt in receipts.items()},
         }
         for name in receipts:
@@ -263,6 +266,28 @@ class _Job:
                     return None
             found[path.name] = json.loads(receipt.read_text())
         return found
+
+
+def _by_kinds(parts: Iterable[StateShard]) -> dict[str, list[str]]:
+    """Return the names of an entry's values, by their kinds, separated by spaces: most names have several."""
+    kinds, names = defaultdict[str, set[str]](set), defaultdict[str, list[str]](list)
+    for part in parts:
+        kinds[part.name].add(part.kind)
+    for name, own in kinds.items():
+        names[" ".join(sorted(own))].append(name)
+    return dict(names)
+
+
+def _held(files: Sequence[Mapping[str, Mapping[str, list[str]]]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the kinds of each entry, and by value the numbers of the files that hold some of it."""
+    kinds, numbers = defaultdict[str, set[str]](set), defaultdict[str, list[int]](list)
+    for number, held in enumerate(files):
+        for entry, by_kinds in held.items():
+            kinds[entry].update(*map(str.split, by_kinds))
+            for each, names in by_kinds.items():
+                for kind, name in product(each.split(), names):
+                    numbers[value_name(entry, kind, name)].append(number)
+    return {e: sorted(kinds[e]) for e in sorted(kinds)}, {value: intervals(numbers[value]) for value in sorted(numbers)}
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

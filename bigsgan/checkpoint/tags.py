@@ -313,6 +313,7 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
         )
         and _are_counts(manifest["numbers"].get("counters", {}), manifest["nimg"])
         and all(isinstance(value, list) for value in manifest["kinds"].values())
+        and _are_numbers(manifest.get("holders", {}), len(manifest["files"]))  # older ones have none
         and all(isinstance(value, int | float | None) for value in manifest["metrics"].values())
         and all(type(bound) is int for bounds in divisions if bounds is not None for bound in bounds)
     )
@@ -320,6 +321,12 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
 
 def _is_number(value: object) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < _MOST_COUNT)
+
+
+def _are_numbers(holders: Mapping[str, Any], num_files: int) -> bool:
+    """Return whether texts such as "0-7 9" have numbers of files alone."""
+    found = {number for text in holders.values() for number in re.split("[ -]", text)}
+    return all(number.isdecimal() and int(number) < num_files for number in found)
 
 
 def _are_counts(counts: Mapping[str, Any], nimg: int) -> bool:

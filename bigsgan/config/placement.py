@@ -53,6 +53,14 @@ class Placement(NamedTuple):
         first = self.rank(stage, 0)
         return range(first, first + self.num_replicas)
 
+    def replicas(self) -> list[range]:
+        """Return the ranks of each stage, which exchange gradients."""
+        return [self.of_stage(stage) for stage in range(self.num_stages)]
+
+    def pipelines(self) -> list[list[int]]:
+        """Return the ranks of each replica, by stage, which pass activations on."""
+        return [[self.rank(s, replica) for s in range(self.num_stages)] for replica in range(self.num_replicas)]
+
     def input_ranks(self) -> list[int]:
         """Ranks that read the network's inputs, by replica."""
         return list(self.of_stage(0))

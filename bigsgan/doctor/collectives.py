@@ -13,6 +13,7 @@ from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.games import both
 from bigsgan.doctor.runs import Game, exact, played
 from bigsgan.engines.exchange import Route
+from bigsgan.engines.pipeline.transport import MESSAGES
 from bigsgan.runtime import comm
 
 SIZES = (1, 1000, 1 << 20)
@@ -67,7 +68,9 @@ class _Ring:
     def __init__(self, num: int) -> None:
         """Connect even ranks to the next ones and then odd ranks, all at the same time. Every rank calls this."""
         senders = [range(first, num, 2) for first in (0, 1)] if num > 1 else []
-        self._routes = [Route(ranks, [(rank + 1) % num for rank in ranks], (1,)) for ranks in senders]
+        following = [[(rank + 1) % num for rank in ranks] for ranks in senders]
+        groups = [dist.new_group(group_desc=MESSAGES) for _ in senders]  # ranks get ready before they send
+        self._routes = [Route(*each, (1,)) for each in zip(groups, senders, following, strict=True)]
 
     def __call__(self, own: Tensor) -> Tensor:
         """Return what the rank before this one sends, while ``own`` (numel,) goes to the next one."""

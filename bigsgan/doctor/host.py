@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.runtime.limits import files_wanted
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 256 << 20
@@ -23,12 +24,9 @@ NODES = Path("/sys/devices/system/node")
 
 
 def open_files(subject: Subject) -> Finding:
-    """Check the soft limit of open files.
-
-    A rank and its loading processes have some 100 open files, plus sockets to all ranks and shards of all ranks.
-    """
+    """Check the soft limit of open files, which the start has raised as far as the hard one allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    least = 512 + 8 * subject.ranks.size
+    least = files_wanted(subject.ranks.size)
     numbers = {"soft": soft, "hard": hard, "least": least}
     if _below(soft, least):
         remedy = f"run `ulimit -n {least}` before the launcher"

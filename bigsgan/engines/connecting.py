@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
+from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.pipeline.transport import MESSAGES
 from bigsgan.runtime import comm
 
 _NUMBERS = (1, 1 << 21)
 """Elements of a small collective, such as a norm, and of a large one: NCCL has other connections for each."""
+
+
+_STREAMS, _MOST_AT_ONCE = 32, 24
+"""Streams that torch hands out in turn, and communicators, each of which takes one; DeepSpeed takes some too."""
+
+_log = logging.getLogger(__name__)
+
+
+def num_communicators(plan: RunPlan, rank: int) -> int:
+    """Return the number of process groups of several ranks that a rank of a run is in: over NCCL communicators."""
+    if plan.world_size == 1:
+        return 0
+    held = [own for own in map(plan.placement, NETWORKS) if rank in own.ranks]
+    found = 1 + plan.images_travel
+    found += plan.is_split and len(held[0].ranks) > 1  # those that hold this network
+    found += any(own.num_stages == 1 and own.num_replicas > 1 for own in held)  # DeepSpeed's copy of that of all
+    # its pipeline, two for messages, and the replicas of its stage
+    return found + sum(3 + (own.num_replicas > 1) for own in held if own.num_stages > 1)
 
 
 def connect_groups() -> None:
@@ -21,6 +41,10 @@ def connect_groups() -> None:
     Now all come at once, and not in the middle of an update. Channels connect as they open. Every rank calls this when
     the engines are built.
     """
+    num = sum(backend == dist.Backend.NCCL for backend, _ in dist.distributed_c10d._world.pg_map.values())
+    if num > _MOST_AT_ONCE:
+        text = "%d communicators: two may share one of torch's %d streams, where their messages wait for each other"
+        _log.warning(text, num, _STREAMS)
     for group in list(_of_collectives()):
         size = dist.get_world_size(group)
         for num in _NUMBERS:

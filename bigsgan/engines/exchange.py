@@ -2,20 +2,17 @@
 
 Each micro-batch is sent as soon as it is computed, point to point, each sample once to each rank that reads it.
 
-Where DeepSpeed 0.19.8 starts NCCL (comm/torch.py), a process group has one communicator, on which a rank's messages go
-one after the other: one could wait behind another that is expected later, by another rank or in the other direction.
-So each direction has process groups of its own, each of which connects a rank with one other: see ``groups_of``. They
-are groups of all ranks, as NCCL splits a communicator on all of them: `use_local_synchronization` would keep those out
-that hold no end, and the others would wait for them.
+All messages go through one process group of all ranks. Over NCCL it has one communicator, on which a rank's messages go
+one after the other, so each rank sends and receives in the one order of ``messages``.
 
 Shapes: N samples of a micro-batch over all replicas, of which replica r of R holds the r-th N / R.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,9 +26,6 @@ from bigsgan.runtime import comm
 SENDS = ("makes images", "judges")
 """What phases do whose outputs the other network reads."""
 
-MOST_GROUPS = 8
-"""In which a rank sends to one other each, or receives from one; of more others it has several in a group."""
-
 
 def build_exchange(plan: RunPlan) -> Exchange | None:
     """The exchange of a run; None where images arise on the very ranks that read them. Every rank calls this."""
@@ -40,8 +34,10 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
     side = plan.recipe.data.side
     shape = (plan.recipe.judged_channels, side, side)
     makers, judges = plan.placement("generator").output_ranks(), plan.placement("discriminator").input_ranks()
+    group = dist.new_group(group_desc=MESSAGES)
     # The loss is a mean over the samples of a replica, of which G's has another number than D's.
-    return Exchange(Route(makers, judges, shape), Route(judges, makers, shape, len(makers) / len(judges)))
+    gradients = Route(group, judges, makers, shape, len(makers) / len(judges))
+    return Exchange(Route(group, makers, judges, shape), gradients)
 
 
 class Arrival(NamedTuple):
@@ -129,27 +125,24 @@ class Route:
     """
 
     def __init__(
-        self, sources: Sequence[int], targets: Sequence[int], shape: tuple[int, ...], scale: float = 1
+        self, group: Any, sources: Sequence[int], targets: Sequence[int], shape: tuple[int, ...], scale: float = 1
     ) -> None:
         """Open the channels of this rank. Every rank calls this.
 
         Args:
+            group: The process group of all ranks that carries the messages.
             sources: Ranks that hold the samples, by replica.
             targets: Ranks that read them, by replica.
             shape: Of a sample.
             scale: Factor on what is sent.
         """
         self._shape, self._scale, self._device, me = shape, scale, comm.device(), comm.rank()
-        pairs = list(overlaps(sources, targets))
-        numbers = groups_of([(source, target) for source, target, *_ in pairs])
-        groups = [dist.new_group(group_desc=MESSAGES) for _ in range(1 + max(numbers))]
         self.receives, self._replicas = me in targets, (len(sources), len(targets))
         self._to: list[_End] = []
         self._from: list[_End] = []
         self._kept: deque[Tensor] = deque()  # of this rank to itself
         self._expected: deque[Tensor] = deque()
-        for number, (source, target, given, taken) in zip(numbers, pairs, strict=True):
-            group = groups[number]
+        for source, target, given, taken in messages(sources, targets):
             if me == source:
                 channel = None if me == target else self._open(None, Link(group, target))
                 self._to.append(_End(target, given, channel))
@@ -206,40 +199,19 @@ class Route:
                 end.channel.settle()
 
 
-def groups_of(pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the groups in which the pairs (source, target) of ``overlaps`` exchange their messages.
+def messages(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, Share, Share]]:
+    """``overlaps`` in the order in which all ranks send and receive them; each rank sends before it receives.
 
-    A rank has two others in one group only where it has more than ``MOST_GROUPS``, and never sends in a group in which
-    it receives: ranks that hold both networks send all micro-batches before they expect any, and a message behind one
-    that nobody expects yet would keep the ranks waiting that have to expect it. Those that only receive in a group
-    expect one micro-batch after the other, in the order in which those that only send there send them.
+    Ranks that hold both networks send a micro-batch as they have made it, and get ready for others' parts of it after
+    that. All targets lie on one side of their sources, as both networks end with the last rank, or one lies behind the
+    other; those that lie farthest on that side, which send to nobody there, come first.
     """
-    sends, receives = defaultdict[int, Counter[int]](Counter), defaultdict[int, Counter[int]](Counter)
-    others = [pair for pair in pairs if pair[0] != pair[1]]
-    num_to, num_from = Counter(source for source, _ in others), Counter(target for _, target in others)
-
-    def cost(group: int) -> tuple[bool, bool, bool, int]:
-        mixes = group in receives[source] or group in sends[target]
-        num = sends[source][group] + receives[target][group]
-        crowds = num > 0 and max(num_to[source], num_from[target]) <= MOST_GROUPS
-        return mixes, crowds, group >= MOST_GROUPS, num
-
-    found = []
-    for source, target in pairs:
-        group = 0
-        if source != target:
-            group = min(range(2 * MOST_GROUPS), key=cost)
-            sends[source][group] += 1
-            receives[target][group] += 1
-        found.append(group)
-    return found
+    found = list(overlaps(sources, targets))
+    return sorted(found, key=lambda each: each[1], reverse=any(source < target for source, target, *_ in found))
 
 
 def overlaps(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, Share, Share]]:
-    """Pairs of ranks that hold samples in common: source, target, and the share that these are of each one's samples.
-
-    In the same order on all ranks, in which their first messages cannot wait for each other.
-    """
+    """Pairs of ranks that hold samples in common: source, target, and these as a share of each one's samples."""
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
             # In units of 1 / (len(sources) * len(targets)) of a micro-batch.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.engines.connecting import num_communicators
 from bigsgan.engines.phases import game_of
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.activations import Traces
@@ -31,6 +32,7 @@ class Prediction:
     # the same of an update with the penalties that are not in every one; empty if there are none
     penalized: dict[str, Peak]
     samples: Peak  # those of making images from the EMA
+    communicators: int = 0  # over NCCL; their buffers are not counted
 
     @property
     def stays(self) -> int:
@@ -69,13 +71,13 @@ def predict_each(plan: RunPlan, traces: Traces) -> list[Prediction]:
     places = [plan.placement(network) for network in NETWORKS]
     # Of many ranks that hold the same layers, only the first is looked at.
     firsts = [place.of_stage(stage).start for place in places for stage in range(place.num_stages)]
-    pairs = {tuple(place.stage(rank) for place in places) for rank in firsts}
+    pairs = {tuple(place.stage(rank) for place in places): rank for rank in firsts}
     bounds = {network: stage_bounds(plan, network, traces.network(plan, network)) for network in NETWORKS}
     found = []
     for pair in sorted(pairs):
         stages = dict(zip(NETWORKS, pair, strict=True))
         parts = {n: _part(traces.network(plan, n), bounds[n], stages[n]) for n in NETWORKS}
-        found.append(_predict_rank(plan, traces, parts))
+        found.append(_predict_rank(plan, traces, parts, num_communicators(plan, pairs[pair])))
     return found
 
 
@@ -91,7 +93,7 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices)
 
 
-def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> Prediction:
+def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], communicators: int) -> Prediction:
     """Go through an update without lazy penalties, one with them, and sampling."""
     states = {network: build_states(plan, network, part.sizes, part.in_matrices) for network, part in parts.items()}
     one = FLOAT * states["generator"].num_masters
@@ -120,7 +122,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part]) -> P
     spare += sum(size * num for size, num in built.items())
     (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
     penalized = updates[1] if updates[1:] else {}
-    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples)
+    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples, communicators)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, ema: int, kept: int) -> list[Moment]:

@@ -48,13 +48,14 @@ def table(survey: Survey, resources: Resources) -> str:
     layouts = [*([survey.own] if survey.own else []), *survey.layouts]
     is_small = max((layout.prediction.peak for layout in layouts), default=0) < GIB
     unit, name = (2**20, "MiB") if is_small else (GIB, "GiB")
-    rows = [[f"memory of the fullest rank, {name}", "micro-batches", *_COLUMNS, "host of a node", ""]]
+    rows = [[f"memory of the fullest rank, {name}", "micro-batches", *_COLUMNS, "host of a node", "communicators", ""]]
     for layout in layouts:
         sizes = [f"{size / unit:.2f}" if size else "" for size in parts(layout.prediction).values()]
         host = resources.on_node(layout.prediction)
         shape = f"{layout.accumulation} x {layout.micro_batch}"
         on_host = f"{host / unit:.1f}" if host else ""
-        rows.append([layout.label, shape, *sizes, on_host, "fits" if layout.fits else ""])
+        num = layout.prediction.communicators
+        rows.append([layout.label, shape, *sizes, on_host, f"{num}", "fits" if layout.fits else ""])
     lines = aligned(rows)
     lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
     return "\n".join(lines)
@@ -112,6 +113,7 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
             "host": prediction.host,
             "host_spare": prediction.spare,
             "host_of_a_node": resources.on_node(prediction),
+            "communicators": prediction.communicators,
             "moments": {name: prediction.stays + peak.total for name, peak in prediction.update.items()},
         }
 

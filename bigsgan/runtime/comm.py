@@ -6,6 +6,7 @@ Besides engines/, the only module that imports deepspeed.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
 import uuid
@@ -31,6 +32,9 @@ _STORE_PATIENCE = timedelta(seconds=10)
 
 _LOOK_ROUND = timedelta(seconds=5)
 """How long a rank waits for others before it looks whether they are still there."""
+
+_MOST_SENT_TO_ALL = 1 << 16
+"""Bytes of a rank's object that each rank may get to see."""
 
 _patience: timedelta | None = None  # of a collective, as ``initialize`` was given it
 
@@ -71,7 +75,7 @@ def initialize(patience_seconds: float | None = None) -> None:
         # CUDA has 8 queues otherwise. An inner stage of two pipelines has more streams, and one that waits for a
         # neighbour would hold up another that shares its queue.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        # torch warns of messages that wait for others of their group: in each, a rank only sends or only receives.
+        # torch warns of messages that wait for others of their group: all ranks have one order of them (exchange.py).
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         get_accelerator().set_device(local_rank())
         if (num_threads := _threads_beside_a_gpu()) is not None:
@@ -217,13 +221,29 @@ def from_rank(source: int, value: Any) -> Any:
 
 
 def gather_objects(value: Any) -> list[Any] | None:
-    """Return all ranks' picklable values, by rank, on rank 0; None on the others."""
+    """Return all ranks' picklable values, by rank, on rank 0; None on the others.
+
+    NCCL's gather would connect rank 0 with each other rank. So small values go to all ranks, round the ring in which
+    these are connected.
+    """
     if world_size() == 1:
         return [value]
-    values = [None] * world_size() if rank() == 0 else None
+    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     with division.scope():
-        dist.gather_object(value, values)
-    return values
+        sizes = torch.empty(world_size(), dtype=torch.int64, device=device())
+        dist.all_gather_into_tensor(sizes, sizes.new_full((1,), len(pickled)))
+        if (largest := int(sizes.max())) > _MOST_SENT_TO_ALL:
+            values = [None] * world_size() if rank() == 0 else None
+            dist.gather_object(value, values)
+            return values
+        own = torch.zeros(largest, dtype=torch.uint8, device=device())
+        own[: len(pickled)] = pickled
+        whole = own.new_empty(len(sizes) * largest)
+        dist.all_gather_into_tensor(whole, own)
+    if rank() != 0:
+        return None
+    parts = whole.view(len(sizes), largest).cpu().numpy()
+    return [pickle.loads(part[:size].tobytes()) for part, size in zip(parts, sizes.tolist(), strict=True)]
 
 
 def any_rank(flag: bool) -> bool:

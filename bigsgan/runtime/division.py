@@ -30,15 +30,24 @@ _of_thread = threading.local()
 """Whether a thread is ``within_part``: others, such as those that write checkpoints, still belong to all ranks."""
 
 
+def partition(parts: Sequence[Sequence[int]], description: str | None = None) -> Any:
+    """Return the process group of this rank's part. Every rank calls this, with parts that each rank is in one of.
+
+    It is one call on each rank, however many parts there are. Over NCCL all ranks split the communicator of all at
+    once, and those with one colour, which torch makes of a part's ranks, come together; elsewhere the ranks of a part
+    meet in the store. ``dist.split_group`` does the first alone.
+    """
+    (own,) = (part for part in parts if dist.get_rank() in part)
+    return dist.new_group(list(own), use_local_synchronization=True, group_desc=description)
+
+
 def divide(parts: Sequence[Sequence[int]]) -> None:
     """Let torch take this rank's part for all ranks. Every rank calls this, with the same parts.
 
     Groups that were made before stay what they were.
     """
     global _division
-    job = dist.group.WORLD
-    groups = [dist.new_group(list(part)) for part in parts]
-    (own,) = (group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part)
+    job, own = dist.group.WORLD, partition(parts)
     _division = _Division(job, own)
     _take_for_world(own)
 

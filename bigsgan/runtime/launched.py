@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigsgan.errors import UserError
-from bigsgan.runtime.limits import check_open_files
+from bigsgan.runtime.limits import allow_open_files
 from bigsgan.runtime.slurm import launcher_variables
 
 _MOST = 2**31 - 1
@@ -104,7 +104,7 @@ def check_launcher() -> None:
     check_rank()
     check_accelerator()
     _check_interfaces()
-    check_open_files()
+    allow_open_files(world_size())
     started, own = bool(os.environ.get("RANK")), number("LOCAL_RANK", default=0, least=0)
     for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         most = number(name, default=_MOST, least=1, most=world_size() if started else _MOST)

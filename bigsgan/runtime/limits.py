@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bigsgan.errors import UserError
 
-LEAST_FILES = 128
-"""A rank, its store and its loading processes have some 100 open files."""
+LEAST_FILES, _FILES_PER_RANK = 128, 4
+"""A rank, its store and its loading processes have some 100 open files, and connections to other ranks."""
 
 _NO_MEMORY = (
     "failed to map segment",
@@ -29,14 +29,24 @@ _STARTERS = ("subprocess", "popen_fork", "popen_spawn_posix", "popen_forkserver"
 _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 
-def check_open_files() -> None:
-    """Refuse a limit of open files with which a rank would fail, maybe only as it saves.
+def files_wanted(num_ranks: int) -> int:
+    """Return how many files a rank of so many should be allowed to open: archives, loaders, and shards of all ranks."""
+    return 512 + 8 * num_ranks
+
+
+def allow_open_files(num_ranks: int) -> None:
+    """Raise the soft limit of open files to ``files_wanted``, as far as the hard limit allows, for this process alone.
 
     Raises:
-        UserError: The limit is less than ``LEAST_FILES``.
+        UserError: A rank of so many would fail all the same, maybe only as it saves.
     """
-    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < LEAST_FILES:
-        raise _too_few_files(f"at least {LEAST_FILES}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files_wanted(num_ranks) if hard == resource.RLIM_INFINITY else min(hard, files_wanted(num_ranks))
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft := wanted, hard))
+    least = LEAST_FILES + _FILES_PER_RANK * (num_ranks - 1)
+    if 0 <= soft < least:
+        raise _too_few_files(f"at least {least}")
 
 
 def reached(error: BaseException) -> UserError | None:

@@ -17,6 +17,9 @@ from bigsgan.training.power import BEGUN, power_kind, saved_widths
 
 Number = float | int
 
+MOST_WRITERS = 8
+"""Ranks that write what each replica holds whole."""
+
 _BOUNDS = ("first", "end")
 
 
@@ -108,11 +111,14 @@ class EMAState:
 
 
 def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard]:
-    """Yield the pieces of a flat tensor with the shard's layout; of a replicated shard, this rank's share of each."""
-    replica, num_replicas = shard.copies
+    """Yield the pieces of a flat tensor with the shard's layout; of a replicated shard, this rank's share of each.
+
+    Only the first replicas write some of it, as a rank that resumes reads all of it.
+    """
+    replica, num_writers = shard.copies[0], min(shard.copies[1], MOST_WRITERS)
     for piece in shard.pieces:
-        low, high = piece.numel * replica // num_replicas, piece.numel * (replica + 1) // num_replicas
-        if low < high:
+        low, high = piece.numel * replica // num_writers, piece.numel * (replica + 1) // num_writers
+        if low < high <= piece.numel:
             stretch = values[piece.start + low : piece.start + high]
             yield StateShard(kind, piece.name, piece.offset + low, stretch)
 

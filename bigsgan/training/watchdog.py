@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch.distributed import Store
@@ -43,6 +44,15 @@ _SILENT_RANKS_WAIT_SECONDS = 3.0
 _LONGEST_WRITE_SECONDS = 20.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
+_BEATS = 2
+"""Polls after which every live process has beaten again; others wait twice as long for what the reader tells."""
+
+_BEATING, _TIMES_NAMED = "beating", 3
+"""Key of a list of the ranks that beat, and how often a rank appends itself, as a board may not answer once."""
+
+_TOLD = "told"
+"""Key of the text that says who hangs where."""
+
 _OVER = "over"
 """Key of the exit status that a rank leaves when it ends the run, for ranks that still wait for it on their devices."""
 
@@ -129,15 +139,31 @@ class Watchdog:
             elif gone and gone == before_last:
                 self._end_run(board, f"{ending.ended(gone)}{_waiting(self._beats(board), gone)}")
                 return
-            elif time.monotonic() - since > self._limit():
-                before = self._beats(board)
-                if self._stopped.wait(2 * pause):  # long enough for every live process to beat again
-                    return
-                if self._progress(board) == seen:
-                    self._beat(board)
-                    text = describe(before, self._beats(board), self._limit(), self._world_size)
-                    self._end_run(board, text)
-                    return
+            elif time.monotonic() - since > self._limit() and (text := self._diagnosis(board, seen, pause)):
+                self._end_run(board, text)
+                return
+
+    def _diagnosis(self, board: _BoundedWaitStore, seen: tuple[int, int, int], pause: float) -> str:
+        """Return who hangs where, as all ranks find that nothing happens; an empty text if something does, or the end.
+
+        One rank reads the beats of all, and tells the others; where it does not, the next one reads.
+        """
+        for turn in count():
+            reads = board.ask("add", f"reader/{seen[0]}/{turn}", 1) in (1, None)
+            before = self._beats(board) if reads else {}
+            for _ in range(_BEATS if reads else 2 * _BEATS):
+                if self._stopped.wait(pause):
+                    return ""
+                self._beat(board)
+                if not reads and board.ask("check", [_TOLD]) and (told := board.ask("get", _TOLD)):
+                    return str(told, "utf-8")
+            if self._progress(board) != seen:
+                return ""
+            if reads:
+                text = describe(before, self._beats(board), self._limit(), self._world_size)
+                board.ask("set", _TOLD, text)
+                return text
+        raise AssertionError("turns do not end")
 
     def _limit(self) -> float:
         if self._rank_log.has_updated:
@@ -165,6 +191,8 @@ class Watchdog:
         log = self._rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname(), log.awaited())
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
+        if self._count <= _TIMES_NAMED:
+            board.ask("append", _BEATING, f"{self._rank} ")
 
     def _follow(self, status: int) -> None:
         """End after another rank has reported the end of the run, unless this rank's main thread ends by itself.
@@ -198,12 +226,12 @@ class Watchdog:
             faulthandler.dump_traceback(file)
 
     def _beats(self, board: _BoundedWaitStore) -> dict[int, _Beat]:
-        found = {}
-        for rank in range(self._world_size):
-            key = f"beat/{rank}"
-            if board.ask("check", [key]) and (text := board.ask("get", key)):
-                found[rank] = _Beat(*json.loads(text))
-        return found
+        """Return the last beat of each rank that has beaten, in three requests: for a missing key the store waits."""
+        if not board.ask("check", [_BEATING]) or not (beating := board.ask("get", _BEATING)):
+            return {}
+        ranks = sorted({int(rank) for rank in beating.split()})
+        beats = board.ask("multi_get", [f"beat/{rank}" for rank in ranks]) or []
+        return {rank: _Beat(*json.loads(text)) for rank, text in zip(ranks, beats, strict=False)}
 
 
 class _BoundedWaitStore:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from datetime import timedelta
 from itertools import product
 from unittest import mock
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from bigsgan.config.placement import Placement
 from bigsgan.engines import build
-from bigsgan.engines.exchange import MOST_GROUPS, groups_of, overlaps
+from bigsgan.engines.exchange import messages, overlaps
 from bigsgan.errors import UserError
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division, roster
@@ -146,47 +145,22 @@ def test_each_sample_travels_once_from_where_it_is_to_where_it_is_read(num_sourc
     assert sorted(found) == [*range(num)]
 
 
-def ends_of_groups(sources, targets):
-    """By group and rank, whom the rank sends to there, and whom it receives from; and the number of groups."""
-    pairs = [(source, target) for source, target, *_ in overlaps(sources, targets)]
-    numbers, found = groups_of(pairs), {}
-    for group, (source, target) in zip(numbers, pairs, strict=True):
-        if source != target:
-            found.setdefault((group, source), ([], []))[0].append(target)
-            found.setdefault((group, target), ([], []))[1].append(source)
-    return found, 1 + max(numbers)
-
-
-@pytest.mark.parametrize("num_sources, num_targets", [*product((1, 2, 3, 5, 400, 512), (1, 2, 3, 4, 512, 624))])
-def test_no_rank_has_two_others_in_a_group(num_sources, num_targets):
-    """Whose messages would wait for each other; and there are no more groups than that takes."""
-    found, num = ends_of_groups(range(num_sources), range(2000, 2000 + num_targets))
-    others = Counter()
-    for (_, rank), ends in found.items():
-        others[rank] += len(ends[0]) + len(ends[1])
-    most = max(others.values())
-    assert num == min(most, MOST_GROUPS)
-    if most <= MOST_GROUPS:
-        assert all(len(to) + len(by) == 1 for to, by in found.values())
-
-
 @pytest.mark.parametrize("world_size", [4, 12, 24, 32, 96])
-def test_ranks_of_both_networks_never_send_and_receive_in_a_group(world_size):
-    """One network in stages, or both in different numbers of them, and both directions."""
+def test_all_messages_have_one_order_in_which_each_rank_sends_before_it_receives(world_size):
+    """One network in stages, or both in different numbers of them, or each on ranks of its own; both directions."""
     stages = [num for num in range(1, world_size + 1) if world_size % num == 0]
-    for of_g, of_d in product(stages, stages):
+    for of_g, of_d, apart in product(stages, stages, (False, True)):
         makers = Placement(of_g, world_size // of_g).output_ranks()
-        judges = Placement(of_d, world_size // of_d, reversed=True).input_ranks()
+        behind = world_size if apart else 0
+        judges = Placement(of_d, world_size // of_d, reversed=True, first=behind).input_ranks()
         for sources, targets in ((makers, judges), (judges, makers)):
-            found, num = ends_of_groups(sources, targets)
-            assert not any(to and by for to, by in found.values()), (of_g, of_d)
-            assert num <= 2 * MOST_GROUPS
-            for side in (0, 1):
-                others = Counter()
-                for (_, rank), ends in found.items():
-                    others[rank] += len(ends[side])
-                crowded = {rank for (_, rank), ends in found.items() if len(ends[side]) > 1}
-                assert all(others[rank] > MOST_GROUPS for rank in crowded), (of_g, of_d)
+            found = messages(sources, targets)
+            assert sorted(found) == sorted(overlaps(sources, targets))
+            has_received = set()
+            for source, target, *_ in found:
+                if source != target:
+                    assert source not in has_received, (of_g, of_d)
+                    has_received.add(target)
 
 
 STATES = {

@@ -134,6 +134,7 @@ def test_the_manifest_tells_what_other_tools_need(tmp_path):
     assert manifest == {
         "format": 2, "nimg": 64, "world_size": 1, "layout": LAYOUT, "recipe": {"batch": 8}, "metrics": {},
         "numbers": {"generator": {"num_applied": 4}}, "kinds": {"generator": ["master"]},
+        "holders": {"generator/master/layers.0.w": "0"},
         "files": {FILE: {"bytes": file.stat().st_size, "sha256": printed}}, "sha256": manifest["sha256"],
     }  # fmt: skip
     del manifest["sha256"]

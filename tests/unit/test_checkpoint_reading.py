@@ -7,7 +7,10 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.checkpoint import StateShard
+from bigsgan.checkpoint.reader import intervals, numbered
+from bigsgan.engines.base import Piece, Shard
 from bigsgan.errors import UserError
+from bigsgan.training.state import MOST_WRITERS, _shard_parts
 from tests.alone import Entry, entry, save
 from tests.unit.test_checkpoint import FILE, A, B, ThreadRank, on_ranks, rank_entries
 
@@ -47,6 +50,76 @@ def test_a_rank_opens_no_more_files_than_it_needs(tmp_path):
             reader.entry("g").read("master", "a", rank * share, out)
             assert torch.equal(out, values[rank * share : (rank + 1) * share])
             assert reader.num_opened <= most
+
+
+def written_by(num_ranks, directory):
+    """A checkpoint: each rank has a stretch of one value, the fourth half of a second one, rank 0 all of a third."""
+    parts = [[StateShard("master", "a", 4 * rank, A4 + rank)] for rank in range(num_ranks)]
+    parts[0] += [StateShard("buffer", "mean", 0, A4), StateShard("master", "b", 0, A4)]
+    parts[3] += [StateShard("master", "b", 4, A4)]
+    entries = [{"g": Entry(own), "shared": Entry([StateShard("state", "s", 0, A4, everywhere=True)])} for own in parts]
+    assert all(on_ranks(lambda ranks, part: save(directory, 64, part, ranks), entries))
+    found = checkpoint.newest(directory)
+    assert found is not None
+    return found
+
+
+A4 = torch.arange(4.0)
+
+
+def restored(found, num_ranks):
+    """What each rank of the same layout reads, and how many files it opens for that."""
+    for rank in range(num_ranks):
+        reader = checkpoint.Reader(found, rank, num_ranks)
+        own, mean, other, state = torch.zeros(4), torch.zeros(4), torch.zeros(8), torch.zeros(4)
+        values = reader.entry("g")
+        values.read("master", "a", 4 * rank, own)
+        values.read("buffer", "mean", 0, mean)
+        values.read("master", "b", 0, other)
+        reader.entry("shared").read("state", "s", 0, state)
+        assert not values.has("exp_avg", "a")
+        assert values.has("master", "b")
+        for read, value in ((own, A4 + rank), (mean, A4), (other, torch.cat([A4, A4])), (state, A4)):
+            assert torch.equal(read, value)
+        yield reader.num_opened
+
+
+@pytest.mark.parametrize("num_ranks", [8, 24])
+def test_a_rank_that_resumes_opens_its_own_file_and_those_of_the_few_that_hold_what_all_need(num_ranks, tmp_path):
+    found = written_by(num_ranks, tmp_path)
+    assert found.manifest["holders"] == {
+        "g/buffer/mean": "0",
+        "g/master/a": f"0-{num_ranks - 1}",
+        "g/master/b": "0 3",
+        "shared/state/s": "0",
+    }
+    opened = list(restored(found, num_ranks))
+    assert opened == [2, 3, 3, 2] + [3] * (num_ranks - 4)
+    older = checkpoint.tags.Checkpoint(found.path, {k: v for k, v in found.manifest.items() if k != "holders"})
+    assert sum(restored(older, num_ranks)) == num_ranks**2  # which does not say that there is no `exp_avg`
+    for name in ("g", "shared", "none"):
+        assert checkpoint.files_with(found, name) == sorted(checkpoint.files_with(older, name))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3, 8, 9, 1024])
+def test_few_of_many_replicas_write_what_all_hold(num_replicas):
+    """Each element is written once, of tiny values too; otherwise each of N replicas would open N files."""
+    values = torch.arange(36.0)
+    pieces = [Piece("a", 0, 30, 0), Piece("b", 0, 1, 30), Piece("c", 7, 5, 31)]
+    found, writers = [], set()
+    for replica in range(num_replicas):
+        own = list(_shard_parts(Shard(values, {}, pieces, (replica, num_replicas)), "master", values))
+        found += [(part.name, part.offset + i, value) for part in own for i, value in enumerate(part.values.tolist())]
+        writers |= {replica} if own else set()
+    assert len(writers) == min(num_replicas, MOST_WRITERS)
+    assert sorted(found) == [
+        (piece.name, piece.offset + i, float(piece.start + i)) for piece in pieces for i in range(piece.numel)
+    ]
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [3, 4], [0, 1, 2, 5, 7, 8]])
+def test_numbers_of_files_as_a_text(numbers):
+    assert numbered(intervals(numbers)) == numbers
 
 
 def test_missing_elements_are_counted_and_named(tmp_path):

@@ -1,19 +1,20 @@
 """No rank waits for ever, even if each task waits for all that the rank has sent and got ready for.
 
 On a GPU a message that is under way holds up whatever waits for the device: the first use of a kernel, memory that is
-freed, a new connection. These ranks wait so before every task, and the sender of a message waits too.
+freed, a new connection. These ranks wait so before every task, and the sender of a message waits too. All messages of
+a rank, of all communicators, are under way one after the other, in the order in which it sends and gets ready for them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.exchange import overlaps
+from bigsgan.engines.exchange import messages
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Phase, Task, game_of, update_phases
 from bigsgan.engines.pipeline.schedule import Cost
@@ -41,6 +42,7 @@ class Ranks:
         self.at = [0] * len(self.turns)
         self.is_ready = [False] * len(self.turns)
         self.num_read = Counter[Channel]()
+        self.under_way: list[deque[tuple[Channel, int]]] = [deque() for _ in self.turns]  # by rank
 
     def play(self) -> list[tuple[int, Task]]:
         """Compute; return who stands before which task in the end."""
@@ -65,8 +67,21 @@ class Ranks:
         for task in turns[self.at[rank]].receives:
             assert task not in before, "it is received after it has been read"
             for channel, message in self.read_by(rank, task):
+                self.under_way[rank].append((channel, len(self.ready[channel])))
                 self.ready[channel].append(message)
         self.is_ready[rank] = True
+        self.deliver(rank)
+
+    def deliver(self, rank: int) -> None:
+        """Let messages arrive that are the next of both their ranks, from this one on."""
+        ranks = [rank]
+        while ranks:
+            own = self.under_way[ranks.pop()]
+            if own and all(self.under_way[end] and self.under_way[end][0] == own[0] for end in own[0][0][1:]):
+                ends = own[0][0][1:]
+                for end in ends:
+                    self.under_way[end].popleft()
+                ranks += ends
 
     def meeting(self, rank: int) -> list[int]:
         """The ranks that compute a task together: all of a network at a step, and else the replicas of a stage."""
@@ -80,9 +95,7 @@ class Ranks:
         others = [self.turns[other][self.at[other]].task for other in self.meeting(rank) if self.has_more(other)]
         if len(others) < len(self.meeting(rank)) or len(set(others)) > 1 or not self.is_ready[rank]:
             return False
-        late = [channel for channel in {*self.sent, *self.ready} if len(self.sent[channel]) < len(self.ready[channel])]
-        full = [channel for channel in {*self.sent, *self.ready} if len(self.sent[channel]) > len(self.ready[channel])]
-        return rank not in [source for _, source, _ in full] + [target for *_, target in late]
+        return not self.under_way[rank]
 
     def has_more(self, rank: int) -> bool:
         return self.at[rank] < len(self.turns[rank])
@@ -96,9 +109,11 @@ class Ranks:
             assert self.sent[channel][self.num_read[channel]] == message, "another message arrived first"
             self.num_read[channel] += 1
         for channel, message in self.sent_by(rank, task):
+            self.under_way[rank].append((channel, len(self.sent[channel])))
             self.sent[channel].append(message)
         self.at[rank] += 1
         self.is_ready[rank] = False
+        self.deliver(rank)
 
     def ends(self) -> tuple[list, list]:
         return self.plan.placement(G).output_ranks(), self.plan.placement(D).input_ranks()
@@ -141,7 +156,7 @@ class Ranks:
 
     def travelling(self, task: Task, **end: int):
         makers, judges = self.ends()
-        pairs = overlaps(makers, judges) if task.kind == "forward" else overlaps(judges, makers)
+        pairs = messages(makers, judges) if task.kind == "forward" else messages(judges, makers)
         for source, target, *_ in pairs:
             if source != target and {"source": source, "target": target}.items() >= end.items():
                 yield (f"seam {task.kind}", source, target), task
@@ -157,6 +172,8 @@ LAYOUTS = {
     "D in stages": (2, stages(1, 2), 1),
     "2 + 4": (4, stages(2, 4), 1),
     "4 + 2": (4, stages(4, 2), 1),
+    "2 + 3": (12, stages(2, 3), 1),  # of 6 and 4 replicas: some ranks send to two, of which one sends to the other
+    "3 + 2": (12, stages(3, 2), 1),
     "2 of 2 replicas + 1": (4, stages(2, 1), 1),
     "ranks of their own": (2, ["engines.generator.ranks=1"], 3),
     "ranks of their own, 2 + 4": (6, ["engines.generator.ranks=2"], 2),
@@ -202,7 +219,7 @@ def ranks_of(plan: RunPlan, phases: list[Phase]) -> Ranks:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_rank_waits_for_ever(tmp_path, layout, game):
     world_size, options, stage = LAYOUTS[layout]
-    plan = tiny_plan(tmp_path, world_size, ["batch=16", "accumulation=2", *GAMES[game], *options], both(stage))
+    plan = tiny_plan(tmp_path, world_size, ["batch=48", "accumulation=2", *GAMES[game], *options], both(stage))
     for phases in updates(plan):
         ranks = ranks_of(plan, phases)
         assert ranks.play() == []

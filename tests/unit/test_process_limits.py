@@ -98,6 +98,31 @@ def test_few_open_files_are_refused_before_a_rank_would_fail_at_its_first_save(l
     assert str(caught.value) == TWENTY
 
 
+@pytest.mark.parametrize(
+    "soft, hard, num_ranks, raised",
+    [
+        (64, 4096, 1, 520),
+        (256, UNLIMITED, 64, 1024),
+        (1024, 1 << 19, 1024, 8704),
+        (1024, 4400, 1024, 4400),
+        (1024, 1024, 2, None),
+        (UNLIMITED, UNLIMITED, 1024, None),
+        (1024, 4000, 1024, "ulimit -n: must allow at least 4220 open files, got 4000; run `ulimit -n 65536` before"),
+    ],
+)
+def test_the_soft_limit_of_open_files_is_raised_as_the_ranks_need_it(monkeypatch, soft, hard, num_ranks, raised):
+    now = [soft, hard]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(now))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: now.__setitem__(slice(None), both))
+    if isinstance(raised, str):
+        with pytest.raises(UserError) as caught:
+            limits.allow_open_files(num_ranks)
+        assert str(caught.value) == raised
+    else:
+        limits.allow_open_files(num_ranks)
+        assert now == [raised or soft, hard]
+
+
 def fail(error: Exception) -> int:
     raise error
 

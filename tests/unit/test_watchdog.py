@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,43 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path,
             assert ended.wait(15)
         with suppress(OSError):
             full.close()
+
+
+def test_one_rank_reads_what_the_others_do_and_all_tell_the_same(tmp_path, capfd, monkeypatch):
+    """However many hang, of which one does not beat any more: what the store is asked grows with the ranks alone."""
+    num_ranks = 12
+    monkeypatch.setattr(watchdog, "FORWARDING_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.1)
+    asked, ended, board = Counter(), threading.Semaphore(0), Board()
+    board.set("beat/0", json.dumps(UPDATE))
+    board.set(watchdog._BEATING, "0 ")
+
+    class Counting:
+        def __getattr__(self, method):
+            asked[method] += 1
+            return getattr(board, method)
+
+    with ExitStack() as stack:
+        logs = [rank_log(tmp_path / f"rank{rank}.log") for rank in range(num_ranks)]
+        for rank in range(1, num_ranks):
+            dog = Watchdog(rank, num_ranks, 1.0, logs[rank], Counting, end=lambda _: ended.release())
+            stack.enter_context(dog.watching())
+        for _ in range(1, num_ranks):
+            assert ended.acquire(timeout=60)
+    assert asked["multi_get"] == 2
+    assert sum(asked.values()) < 200 * num_ranks
+    expected = f"no progress for 1 s: rank 0 does not answer, last seen in phase 'update 6' on host-a{REMEDY}"
+    assert capfd.readouterr().err == f"bigsgan: {expected}\n"
+    assert all(f"ending this rank: {expected}" in log.path.read_text() for log in logs[1:])
+
+
+def test_where_the_reader_does_not_tell_the_next_rank_reads(tmp_path, capfd):
+    log, board, ended = rank_log(tmp_path / "rank00000.log"), Board(), threading.Event()
+    board.set("reader/2/0", "1")  # of the rank's two phases
+    with Watchdog(0, 1, 0.4, log, lambda: board, end=lambda _: ended.set()).watching():
+        assert ended.wait(60)
+    assert "no progress for 0 s: rank 0 in phase 'report' at" in capfd.readouterr().err
+    assert board.get("reader/2/0") == b"2"
 
 
 @pytest.mark.slow

@@ -6,13 +6,15 @@ Files are under deepspeed/runtime/. Parameters are typed Any where DeepSpeed add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import deepspeed.comm
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from bigsgan.config.placement import Placement
 from bigsgan.engines.base import Piece
 from bigsgan.runtime.atomic import fsync
+from bigsgan.runtime.division import partition
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _PARTITIONS = (
@@ -305,8 +308,27 @@ def pipeline_module(part: nn.Module, placement: Placement, rank: int) -> Pipelin
     """
     layers: list[Any] = [_computed_elsewhere] * placement.num_stages
     layers[placement.stage(rank)] = part
-    with redirect_stdout(StringIO()):  # it prints a seed that nothing uses
+    groups = [partition(parts) for parts in (placement.pipelines(), placement.replicas())]
+    with redirect_stdout(StringIO()), _handing_out(groups):  # it prints a seed that nothing uses
         return PipelineModule(layers, topology=_Topology(placement), partition_method="uniform")
+
+
+@contextmanager
+def _handing_out(groups: Sequence[Any]) -> Iterator[None]:
+    """Let DeepSpeed have these process groups where it would make some of the same ranks, and no others.
+
+    PipelineModule and its grid make one of all ranks, and one after the other those of each pipeline twice, of the
+    replicas of each stage, and of each rank alone, of which only layers split over ranks make use: thousands on each
+    of 1,024 ranks, and each is a split of all ranks over NCCL (pipe/module.py, pipe/topology.py).
+    """
+    own = {tuple(range(dist.get_world_size())): dist.group.WORLD}
+    own |= {tuple(dist.get_process_group_ranks(group)): group for group in groups}
+    new_group = deepspeed.comm.new_group
+    deepspeed.comm.new_group = lambda ranks: own.get(tuple(sorted(ranks)), dist.GroupMember.NON_GROUP_MEMBER)
+    try:
+        yield
+    finally:
+        deepspeed.comm.new_group = new_group
 
 
 def _computed_elsewhere(*carry: Tensor) -> None:

@@ -47,6 +47,7 @@ TOUCHED = (
         "all_gather_coalesced all_gather_object allgather_fn reduce_scatter reduce_scatter_tensor reduce_scatter_fn "
         "all_to_all_single barrier",
     ),
+    Touched("comm/comm.py", _INTERNALS, replaces="new_group"),
     Touched("comm/comm.py", _REPORTS, reads="comms_logger"),
     Touched("ops/__init__.py", "runtime/comm.py", replaces="__compatible_ops__"),
     Touched("ops/op_builder/async_io.py", "engines/deepspeed/native_ops.py", reads="NAME", calls="AsyncIOBuilder"),

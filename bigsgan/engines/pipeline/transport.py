@@ -1,7 +1,7 @@
 """Messages between neighbouring stages.
 
-Each pair of neighbours has a process group for each direction of each network, in which a rank only sends or only
-receives. On an NCCL communicator that did both, a message could wait behind one that is expected later.
+Each pipeline has two process groups: in one the even stages send and the odd ones receive, in the other the reverse. On
+an NCCL communicator in which a rank did both, a message could wait behind one that is expected later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bigsgan.config.placement import Placement
 from bigsgan.engines.pipeline.partition import TensorSpec
+from bigsgan.runtime.division import partition
 
 MESSAGES = "messages"
 """Description of process groups that carry messages, and no collectives."""
@@ -50,21 +51,15 @@ def arrived(tensor: Tensor) -> Tensor:
 
 def open_channels(placement: Placement, rank: int, device: torch.device) -> tuple[Channel, Channel]:
     """Open the channels of a network, to the next stage and back. Every rank calls this."""
-    stage = placement.stage(rank)
-    channels = []
-    for step in (1, -1):
-        source = target = None
-        for replica in range(placement.num_replicas):
-            for other in range(placement.num_stages):
-                if not 0 <= other + step < placement.num_stages:
-                    continue
-                pair = placement.rank(other, replica), placement.rank(other + step, replica)
-                group = dist.new_group(list(pair), group_desc=MESSAGES)
-                if rank == pair[0]:
-                    target = Link(group, pair[1])
-                if rank == pair[1]:
-                    source = Link(group, pair[0])
-        channels.append(Channel(source, target, device))
+    stage, replica = placement.stage(rank), placement.replica(rank)
+    pipelines = placement.pipelines()
+    groups = [partition(pipelines, MESSAGES) for _ in range(2)]  # of messages from even stages, and from odd ones
+
+    def link(other: int, source: int) -> Link | None:
+        within = 0 <= other < placement.num_stages
+        return Link(groups[source % 2], placement.rank(other, replica)) if within else None
+
+    channels = [Channel(link(stage - step, stage - step), link(stage + step, stage), device) for step in (1, -1)]
     for channel in channels:
         channel.greet(sends_first=stage % 2 == 0)
     return channels[0], channels[1]
