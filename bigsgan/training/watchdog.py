@@ -1,10 +1,11 @@
-"""Ends a hanging run, and reports which rank hangs where."""
+"""Ends a run on all ranks: with one that fails or is gone, and where it hangs, which it names."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -20,7 +21,10 @@ from torch.distributed import Store
 
 from bigsgan.errors import EXIT_BAD_INPUT, EXIT_FAILED, FORWARDING_SECONDS, UserError
 from bigsgan.monitor import RankLog
-from bigsgan.runtime import comm, ending, roster
+from bigsgan.runtime import ending, launched, limits, roster
+from bigsgan.runtime.board import OVER as _OVER
+from bigsgan.runtime.board import last_word
+from bigsgan.runtime.neighbour import Door, Line
 from bigsgan.runtime.roster import MOST_NAMED, holds, named
 
 MOVING = frozenset({"checkpoint", "EMA snapshot", "rollback"})
@@ -39,13 +43,16 @@ _POLLS = 8
 """Checks per timeout."""
 
 _LONGEST_POLL_SECONDS = 10.0
+_SECOND_LOOK_SECONDS = 1.0
+"""What seems lost is looked at again after so long."""
+
+_SILENT_BOARD_SECONDS = 30.0
+"""A board that has answered and does not for so long is lost, with the host that keeps it."""
+
 _SILENT_RANKS_WAIT_SECONDS = 3.0
 _LONGEST_WRITE_SECONDS = 20.0
 _BOARD_PATIENCE_SECONDS = 5.0
 _WAITING_IN = ("torch/distributed", "deepspeed/comm", "bigsgan/runtime/comm", "bigsgan/engines/pipeline/transport")
-_OVER = "over"
-"""Key of the exit status that a rank leaves when it ends the run, for ranks that still wait for it on their devices."""
-
 _REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 _log = logging.getLogger(__name__)
@@ -65,7 +72,11 @@ class _Beat(NamedTuple):
 
 
 class Watchdog:
-    """A thread that checks whether this rank's phase still changes, and reports to the other ranks."""
+    """A thread that reports to the other ranks, and checks whether they are still there and make progress.
+
+    Whatever ends a rank ends all: it leaves its last word on the board, and the others, which may wait for it on their
+    devices, follow. The rank before it in the ring of ranks leaves it for one that is killed.
+    """
 
     def __init__(
         self,
@@ -81,15 +92,17 @@ class Watchdog:
 
         Args:
             timeout: A run hangs if for so many seconds no rank begins a phase or a task of an update, or moves a byte
-                of a checkpoint. Until the first update is complete, the limit may be longer, see ``FIRST``.
-            rank_log: Knows the phase and the bytes moved, and receives the stacks of a rank that hangs.
-            open_board: Opens the shared store. Called in the thread, before the watch begins.
+                of a checkpoint. Until the first update is complete, the limit may be longer, see ``FIRST``. Infinite
+                while a run is built, which may take as long as it needs; see ``judging``.
+            rank_log: Knows the phase and the bytes moved, and receives the stacks of a rank that hangs. May be
+                replaced by assignment.
+            open_board: Opens the shared store, as soon as it is there. Called in the thread.
             seconds_compiling: How long this rank has been compiling; 0 if it is not. While a rank compiles, the
                 others wait for it.
             end: Ends the process with a status.
         """
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
-        self._rank_log, self._open_board, self._end = rank_log, open_board, end
+        self.rank_log, self._open_board, self._end = rank_log, open_board, end
         self._seconds_compiling = seconds_compiling
         self._stopped = threading.Event()
         self._main = threading.get_ident()
@@ -106,47 +119,59 @@ class Watchdog:
             yield
         except Exception as error:
             self._stopped.set()
-            if not (isinstance(error, RuntimeError) and comm.is_lost_connection(error)):
-                status = EXIT_BAD_INPUT if isinstance(error, UserError) else EXIT_FAILED
-                _BoundedWaitStore(self._open_board).ask("set", _OVER, str(status))
+            found = error if isinstance(error, UserError) else limits.reached(error)
+            status, said = EXIT_BAD_INPUT if found else EXIT_FAILED, f"{type(error).__name__}: {error}"
+            _leave_word(_BoundedWaitStore(self._open_board), status, f"{named([self._rank])}: {found or said}")
             raise
         finally:
             self._stopped.set()
 
+    @contextmanager
+    def judging(self, timeout: float) -> Iterator[None]:
+        """Inside the block, a run without progress for ``timeout`` seconds hangs."""
+        self._timeout = timeout
+        try:
+            yield
+        finally:
+            self._timeout = math.inf
+
     def _watch(self) -> None:
         board = _BoundedWaitStore(self._open_board)
-        seen, since, gone = self._progress(board), time.monotonic(), list[int]()
-        pause = min(_LONGEST_POLL_SECONDS, self._timeout / _POLLS)
+        others, lost = _Others(board, self._rank, self._world_size), ""
+        seen, since = (self._timeout, self._progress(board)), time.monotonic()
         self._beat(board)
-        while not self._stopped.wait(pause):
+        while not self._stopped.wait(self._pause(lost)):
             self._beat(board)
-            if board.ask("check", [_OVER]) and (status := board.ask("get", _OVER)):
-                self._follow(int(status))
+            if word := _word(board):
+                self._follow(*word)
                 return
-            before_last, gone = gone, roster.gone()
-            if (now := self._progress(board)) != seen:
+            before_last, lost = lost, others.lost(self._pause())
+            if lost and lost == before_last:
+                self._end_run(board, f"{lost}{_waiting(self._beats(board), others.gone)}")
+                return
+            if (now := (self._timeout, self._progress(board))) != seen:
                 seen, since = now, time.monotonic()
-            elif gone and gone == before_last:
-                self._end_run(board, f"{ending.ended(gone)}{_waiting(self._beats(board), gone)}")
-                return
             elif time.monotonic() - since > self._limit():
                 before = self._beats(board)
-                if self._stopped.wait(2 * pause):  # long enough for every live process to beat again
+                if self._stopped.wait(2 * self._pause()):  # long enough for every live process to beat again
                     return
-                if self._progress(board) == seen:
+                if (self._timeout, self._progress(board)) == seen:
                     self._beat(board)
                     text = describe(before, self._beats(board), self._limit(), self._world_size)
                     self._end_run(board, text)
                     return
 
+    def _pause(self, lost: str = "") -> float:
+        return min(_SECOND_LOOK_SECONDS if lost else _LONGEST_POLL_SECONDS, self._timeout / _POLLS)
+
     def _limit(self) -> float:
-        if self._rank_log.has_updated:
+        if self.rank_log.has_updated:
             return self._timeout
         return max(self._timeout, min(FIRST * self._timeout, FIRST_SECONDS))
 
     def _progress(self, board: _BoundedWaitStore) -> tuple[int, int, int]:
         """Return numbers that change as long as the run makes progress."""
-        log, totals = self._rank_log, self._totals
+        log, totals = self.rank_log, self._totals
         phase, num_phases, moved = log.phase, log.num_phases + log.num_tasks(), log.num_moved
         compiles = 0 < self._seconds_compiling() < _LONGEST_COMPILATION_SECONDS
         # Phases of all ranks: D's ranks wait for images while G's ranks sample or measure, phase by phase.
@@ -162,38 +187,43 @@ class Watchdog:
     def _beat(self, board: _BoundedWaitStore) -> None:
         self._count += 1
         place, waits = _innermost(self._main)
-        log = self._rank_log
+        log = self.rank_log
         beat = _Beat(self._count, log.num_phases, log.phase, place, waits, socket.gethostname(), log.awaited())
         board.ask("set", f"beat/{self._rank}", json.dumps(beat))
 
-    def _follow(self, status: int) -> None:
+    def _follow(self, status: int, reason: str) -> None:
         """End after another rank has reported the end of the run, unless this rank's main thread ends by itself.
 
         A checkpoint that is being written is waited for, as it is by the rank that ends the run.
         """
-        _log.info("another rank has ended the run, with status %d", status)
-        moved, latest = self._rank_log.num_moved, time.monotonic() + _LONGEST_WRITE_SECONDS
+        _log.info("another rank has ended the run, with status %d: %s", status, reason)
+        if status == EXIT_FAILED:
+            self._log_stacks_soon(reason)
+        moved, latest = self.rank_log.num_moved, time.monotonic() + _LONGEST_WRITE_SECONDS
         while not self._stopped.wait(_SILENT_RANKS_WAIT_SECONDS):
-            if self._rank_log.num_moved == moved or time.monotonic() > latest:
+            if self.rank_log.num_moved == moved or time.monotonic() > latest:
                 self._end(status)
                 return
-            moved = self._rank_log.num_moved
+            moved = self.rank_log.num_moved
 
     def _end_run(self, board: _BoundedWaitStore, text: str) -> None:
-        speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer
+        speaks = _leave_word(board, EXIT_FAILED, text)
         if speaks:
             with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
-        # In a thread, because the file system may be what hangs.
-        logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
-        logging_.start()
-        logging_.join(_SILENT_RANKS_WAIT_SECONDS)
+        self._log_stacks_soon(text)
         # Launchers terminate all ranks as soon as one exits, and srun drops late output.
         time.sleep(FORWARDING_SECONDS if speaks else _SILENT_RANKS_WAIT_SECONDS)
         self._end(EXIT_FAILED)
 
+    def _log_stacks_soon(self, text: str) -> None:
+        """Log the stacks in a thread, because the file system may be what hangs."""
+        logging_ = threading.Thread(target=self._log_stacks, args=(text,), daemon=True)
+        logging_.start()
+        logging_.join(_SILENT_RANKS_WAIT_SECONDS)
+
     def _log_stacks(self, text: str) -> None:
-        with open(self._rank_log.path, "a") as file:
+        with suppress(OSError), open(self.rank_log.path, "a") as file:
             file.write(f"ending this rank: {text}\n")
             faulthandler.dump_traceback(file)
 
@@ -204,6 +234,53 @@ class Watchdog:
             if board.ask("check", [key]) and (text := board.ask("get", key)):
                 found[rank] = _Beat(*json.loads(text))
         return found
+
+
+class _Others:
+    """Looks whether ranks are gone: those of this host, the next one in the ring, and the host of the board.
+
+    Attributes:
+        gone: The ranks that are.
+    """
+
+    def __init__(self, board: _BoundedWaitStore, rank: int, world_size: int) -> None:
+        self.gone: list[int] = []
+        self._board, self._next = board, (rank + 1) % world_size
+        self._is_connected, self._silent_seconds = False, 0.0
+        self._line, self._door = Line(), Door() if launched.world_size() == world_size > 1 else None
+        if self._door:
+            self._board.ask("set", f"door/{rank}", self._door.address)
+
+    def lost(self, pause: float) -> str:
+        """Return a text about ranks that are gone, or an empty one. Asked every ``pause`` seconds."""
+        if found := roster.gone():
+            self.gone = found
+            return ending.ended(found)
+        door = f"door/{self._next}"
+        came = self._board.ask("check", [door])
+        self._is_connected |= came is not None
+        self._silent_seconds = self._silent_seconds + pause if came is None and self._is_connected else 0.0
+        if self._silent_seconds > _SILENT_BOARD_SECONDS:
+            self.gone = [0]
+            return f"{named([0])} does not answer, nor does the store that it or its launcher hosts"
+        if self._door and came and (address := self._board.ask("get", door)) and self._line.is_lost(address.decode()):
+            self.gone = [self._next]
+            return ending.ended([self._next])
+        return ""
+
+
+def _word(board: _BoundedWaitStore) -> tuple[int, str] | None:
+    """Return the status with which a rank has ended the run, and why; None if none has."""
+    if board.ask("check", [_OVER]) and (word := board.ask("get", _OVER)):
+        status, _, reason = word.decode().partition(" ")
+        return int(status), reason
+    return None
+
+
+def _leave_word(board: _BoundedWaitStore, status: int, reason: str) -> bool:
+    """Leave a last word; return whether it is the first, or nobody can be asked."""
+    word = last_word(status, reason)
+    return board.ask("compare_set", _OVER, "", word) in (word.encode(), None)
 
 
 class _BoundedWaitStore:
