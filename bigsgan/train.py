@@ -115,7 +115,7 @@ def _run(
             rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
             if watchdog:
                 watchdog.rank_log = rank_log
-            choose_kernels(recipe.deterministic)
+            choose_kernels(recipe.deterministic, searches=not plan.has_messages)
             return _train(plan, allowed, requests, out, rank_log, lock, traces, watchdog)
         except UserError:
             if comm.rank() == 0:
