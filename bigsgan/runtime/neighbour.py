@@ -41,18 +41,19 @@ class Line:
         """Begin without one."""
         self._socket: socket.socket | None = None
 
-    def is_lost(self, address: str) -> bool:
-        """Return whether the connection was there, has ended, and cannot be made again; make it if it was not.
+    def holds(self, address: str) -> bool | None:
+        """Return whether the connection is there, made now if need be: not if it has ended and cannot be made again.
 
-        What cannot be connected at all, as behind a firewall, is not lost. Waits for 3 s at most.
+        None if it was never made: the other rank has ended already, or is behind a firewall. Waits for 3 s at most.
         """
         if self._socket is not None and not _has_ended(self._socket):
-            return False
+            return True
         host, _, port = address.rpartition(" ")
         try:
             made = socket.create_connection((host, int(port)), _CONNECTING_SECONDS)
         except OSError:
-            return self._socket is not None
+            return None if self._socket is None else False
+        made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _ALIVE.items():
             if hasattr(socket, name):
@@ -60,12 +61,12 @@ class Line:
         if self._socket is not None:
             self._socket.close()
         self._socket = made
-        return False
+        return True
 
 
 def _has_ended(connection: socket.socket) -> bool:
     try:
-        return not connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:

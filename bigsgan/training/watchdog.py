@@ -44,10 +44,11 @@ _POLLS = 8
 
 _LONGEST_POLL_SECONDS = 10.0
 _SECOND_LOOK_SECONDS = 1.0
-"""What seems lost is looked at again after so long."""
+"""What seems lost is looked at again after so long, and a rank that has not come yet."""
 
-_SILENT_BOARD_SECONDS = 30.0
-"""A board that has answered and does not for so long is lost, with the host that keeps it."""
+_SILENT_SECONDS = 30.0
+"""A board that has answered and does not for so long is lost, with the host that keeps it; and so is the next rank, if
+no connection to it was ever made and it does not beat."""
 
 _SILENT_RANKS_WAIT_SECONDS = 3.0
 _LONGEST_WRITE_SECONDS = 20.0
@@ -137,15 +138,15 @@ class Watchdog:
 
     def _watch(self) -> None:
         board = _BoundedWaitStore(self._open_board)
-        others, lost = _Others(board, self._rank, self._world_size), ""
+        others, lost, pause = _Others(board, self._rank, self._world_size), "", 0.0
         seen, since = (self._timeout, self._progress(board)), time.monotonic()
         self._beat(board)
-        while not self._stopped.wait(self._pause(lost)):
+        while not self._stopped.wait(pause := self._pause(bool(lost) or others.is_strange)):
             self._beat(board)
             if word := _word(board):
                 self._follow(*word)
                 return
-            before_last, lost = lost, others.lost(self._pause())
+            before_last, lost = lost, others.lost(pause)
             if lost and lost == before_last:
                 self._end_run(board, f"{lost}{_waiting(self._beats(board), others.gone)}")
                 return
@@ -161,8 +162,8 @@ class Watchdog:
                     self._end_run(board, text)
                     return
 
-    def _pause(self, lost: str = "") -> float:
-        return min(_SECOND_LOOK_SECONDS if lost else _LONGEST_POLL_SECONDS, self._timeout / _POLLS)
+    def _pause(self, soon: bool = False) -> float:
+        return min(_SECOND_LOOK_SECONDS if soon else _LONGEST_POLL_SECONDS, self._timeout / _POLLS)
 
     def _limit(self) -> float:
         if self.rank_log.has_updated:
@@ -241,32 +242,46 @@ class _Others:
 
     Attributes:
         gone: The ranks that are.
+        is_strange: Whether the next one is not connected yet.
     """
 
     def __init__(self, board: _BoundedWaitStore, rank: int, world_size: int) -> None:
         self.gone: list[int] = []
         self._board, self._next = board, (rank + 1) % world_size
-        self._is_connected, self._silent_seconds = False, 0.0
+        self._is_connected, self._silent = False, dict[str, float]()
+        self._beat: bytes | None = None
         self._line, self._door = Line(), Door() if launched.world_size() == world_size > 1 else None
         if self._door:
             self._board.ask("set", f"door/{rank}", self._door.address)
+        self.is_strange = self._door is not None
 
     def lost(self, pause: float) -> str:
         """Return a text about ranks that are gone, or an empty one. Asked every ``pause`` seconds."""
         if found := roster.gone():
             self.gone = found
             return ending.ended(found)
-        door = f"door/{self._next}"
-        came = self._board.ask("check", [door])
+        came = self._board.ask("check", [f"door/{self._next}"])
         self._is_connected |= came is not None
-        self._silent_seconds = self._silent_seconds + pause if came is None and self._is_connected else 0.0
-        if self._silent_seconds > _SILENT_BOARD_SECONDS:
+        if self._is_silent("board", pause, self._is_connected and came is None):
             self.gone = [0]
             return f"{named([0])} does not answer, nor does the store that it or its launcher hosts"
-        if self._door and came and (address := self._board.ask("get", door)) and self._line.is_lost(address.decode()):
-            self.gone = [self._next]
-            return ending.ended([self._next])
+        if self._door and came and (door := self._board.ask("get", f"door/{self._next}")):
+            holds = self._line.holds(door.decode())
+            self.is_strange = holds is None
+            if holds is False or (holds is None and self._is_still(pause)):
+                self.gone = [self._next]
+                return ending.ended(self.gone)
         return ""
+
+    def _is_still(self, pause: float) -> bool:
+        """Whether the next rank has not beaten for long."""
+        before, self._beat = self._beat, self._board.ask("get", f"beat/{self._next}")
+        return self._is_silent("beat", pause, self._beat == before)
+
+    def _is_silent(self, what: str, pause: float, now: bool) -> bool:
+        """Count the seconds of silence, in looks: a process that stands still itself does not hear the others."""
+        self._silent[what] = self._silent.get(what, 0.0) + pause if now else 0.0
+        return self._silent[what] > _SILENT_SECONDS
 
 
 def _word(board: _BoundedWaitStore) -> tuple[int, str] | None:
