@@ -275,7 +275,8 @@ class _Others:
 
     def _is_still(self, pause: float) -> bool:
         """Whether the next rank has not beaten for long."""
-        before, self._beat = self._beat, self._board.ask("get", f"beat/{self._next}")
+        beat, before = f"beat/{self._next}", self._beat
+        self._beat = self._board.ask("get", beat) if self._board.ask("check", [beat]) else None
         return self._is_silent("beat", pause, self._beat == before)
 
     def _is_silent(self, what: str, pause: float, now: bool) -> bool:
