@@ -1,4 +1,4 @@
-"""A rank of a run that fails where it is told to: `python -m tests.distributed.failing WHERE HOW WHO WORDS...`.
+"""A rank of a run that fails where it is told to: `python tests/distributed/failing.py WHERE HOW WHO WORDS...`.
 
 It takes itself for the only rank of its host. The other rank goes on; or, if WHO begins with "-", sleeps from there on,
 as a rank does whose device waits for a message: no collective fails there.
@@ -32,13 +32,6 @@ PLACES = {
     "end": (loop.Run, "close"),
 }
 
-MESSAGES = {
-    "killed": "rank 1 on host1 (process {pid}) ended without a message: killed, or crashed, or its host is gone",
-    "unknown": "rank 1 ended without a message: killed, or crashed, or its host is gone",
-    "raises": "failed in phase '{phase}': KeyError: 'planted'",
-    "refuses": "data.root: 'images' is planted; plant nothing",
-}
-
 
 def fail(how: str) -> None:
     """End this rank as it is told."""
@@ -69,5 +62,6 @@ if __name__ == "__main__":
     here = f"host{os.environ['RANK']}"
     mock.patch.object(roster, "_numbering", return_value=here).start()
     mock.patch("socket.gethostname", return_value=here).start()
-    plant(sys.argv[1], sys.argv[2], abs(int(sys.argv[3])), sys.argv[3].startswith("-"))
-    sys.exit(main(["train", *sys.argv[4:]]))
+    where, how, who, *words = [word for word in sys.argv[1:] if not word.startswith("--local_rank=")]  # deepspeed's
+    plant(where, how, abs(int(who)), who.startswith("-"))
+    sys.exit(main(["train", *words]))
