@@ -58,6 +58,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
             requests.joined()
             stopped_by = _run(plan, allowed, requests, watchdog)
             requests.end_undisturbed()
+            comm.barrier()  # none ends before the others have come so far: they would take it for killed
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
@@ -179,7 +180,6 @@ def _train(
             complete = training_loop(run, requests)
     finally:
         run.close()
-    comm.barrier()  # of the ranks that are watched none ends before the others have come so far
     stopped_by = None if complete else _stopped_by(requests)
     if text := reports.summary():
         run.reporter.message(text)

@@ -43,7 +43,7 @@ _POLLS = 8
 """Checks per timeout."""
 
 _LONGEST_POLL_SECONDS = 10.0
-_SECOND_LOOK_SECONDS = 1.0
+_SECOND_LOOK_SECONDS = 3.0
 """What seems lost is looked at again after so long, and a rank that has not come yet."""
 
 _SILENT_SECONDS = 30.0
@@ -250,6 +250,7 @@ class _Others:
         self._board, self._next = board, (rank + 1) % world_size
         self._is_connected, self._silent = False, dict[str, float]()
         self._beat: bytes | None = None
+        self._address = ""  # of the next rank, once it has come
         self._line, self._door = Line(), Door() if launched.world_size() == world_size > 1 else None
         if self._door:
             self._board.ask("set", f"door/{rank}", self._door.address)
@@ -265,8 +266,10 @@ class _Others:
         if self._is_silent("board", pause, self._is_connected and came is None):
             self.gone = [0]
             return f"{named([0])} does not answer, nor does the store that it or its launcher hosts"
-        if self._door and came and (door := self._board.ask("get", f"door/{self._next}")):
-            holds = self._line.holds(door.decode())
+        if self._door and came and not self._address:
+            self._address = (self._board.ask("get", f"door/{self._next}") or b"").decode()
+        if self._address:
+            holds = self._line.holds(self._address)
             self.is_strange = holds is None
             if holds is False or (holds is None and self._is_still(pause)):
                 self.gone = [self._next]
