@@ -8,6 +8,7 @@ message. Slow modules are imported by name: the parser here, the modules behind 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
@@ -16,7 +17,15 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error, rank_from_environment, wait_for_termination
+from bigsgan.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    UserError,
+    number_from_environment,
+    print_error,
+    rank_from_environment,
+    wait_for_termination,
+)
 from bigsgan.runtime import first_word, launched, limits
 from bigsgan.runtime.signals import STOPPING, Noted, is_training
 from bigsgan.training.stopping import StopRequests
@@ -47,7 +56,8 @@ def main(arguments: Sequence[str] | None = None, noted: Noted | None = None) -> 
             raise unwritten
         return status
     except UserError as error:
-        _print_once(error, already_ended=requests.signal is not None)
+        if _print_once(error, already_ended=requests.signal is not None) and is_training(words):
+            _tell_ranks(EXIT_BAD_INPUT, error)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:  # training saves instead
         return 128 + signal.SIGINT
@@ -56,6 +66,10 @@ def main(arguments: Sequence[str] | None = None, noted: Noted | None = None) -> 
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would flush again at its end
         return 128 + signal.SIGPIPE
+    except Exception as error:
+        if is_training(words):
+            _tell_ranks(EXIT_FAILED, error)
+        raise
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -104,8 +118,8 @@ def _reader_is_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _print_once(error: UserError, already_ended: bool) -> None:
-    """Print on rank 0, while the other ranks wait to be terminated.
+def _print_once(error: UserError, already_ended: bool) -> bool:
+    """Print on rank 0, and return whether this rank did, while the other ranks wait to be terminated.
 
     Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
     whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
@@ -116,11 +130,21 @@ def _print_once(error: UserError, already_ended: bool) -> None:
     is_own = launched.is_own_mistake(error.field)
     if rank > 0 and not is_own:
         if already_ended:
-            return
+            return False
         if not first_word.is_on_another_host():
             wait_for_termination()
         elif first_word.rank_zero_spoke():
-            return
+            return False
     print_error(error)
     if rank == 0 and not is_own:
         first_word.tell_other_hosts()
+    return True
+
+
+def _tell_ranks(status: int, error: Exception) -> None:
+    """End ranks too that have found no mistake and wait for this one; rank 0 keeps their store, if not torchrun."""
+    if number_from_environment("WORLD_SIZE", 1) == 1 or launched.keeps_store(rank_from_environment()):
+        return
+    with contextlib.suppress(Exception):  # it may be torch that cannot be imported
+        board = importlib.import_module("bigsgan.runtime.board")
+        board.tell_ranks(status, f"rank {rank_from_environment()}: {error}")

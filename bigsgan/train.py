@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
-import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+
+from torch.distributed import HashStore
 
 from bigsgan import shipped
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
@@ -19,7 +20,7 @@ from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
-from bigsgan.runtime import comm, memory, roll_call, roster
+from bigsgan.runtime import board, comm, launched, memory, roll_call, roster
 from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import choose_kernels
@@ -48,13 +49,16 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         stopped_status: The status if a signal stopped the run before its end.
     """
 
+    watchdog = _watchdog()
+
     def work() -> int:
-        with requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
+        with watchdog.watching(), requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
             with roll_call.taken():
                 comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             requests.joined()
-            stopped_by = _run(plan, allowed, requests)
+            stopped_by = _run(plan, allowed, requests, watchdog)
             requests.end_undisturbed()
+            comm.barrier()  # none ends before the others have come so far: they would take it for killed
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
@@ -66,6 +70,13 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         except OSError:  # Python would flush again at its end, fail, and replace the status by 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
+
+
+def _watchdog() -> Watchdog:
+    """Build what ends this rank with the others, from before they meet; without limits of time until it is told one."""
+    rank, size, here = launched.rank(), launched.world_size(), HashStore()
+    unopened = RankLog(Path(os.devnull), rank, print)
+    return Watchdog(rank, size, math.inf, unopened, board.of_job if size > 1 else lambda: here, CLOCK.seconds)
 
 
 def check(plan: RunPlan, allowed: Collection[str]) -> None:
@@ -86,7 +97,9 @@ def _check_libraries(recipe: Recipe) -> None:
         for_rank_zero(comm, check_wandb)
 
 
-def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str | None:
+def _run(
+    plan: RunPlan, allowed: Collection[str], requests: StopRequests, watchdog: Watchdog | None = None
+) -> str | None:
     """Train; return None if the run is complete, else what stopped it, the same on all ranks."""
     check_plans(plan)
     roster.know(comm.from_rank_zero(comm.gather_objects(roster.own(plan.held_by(comm.rank())))))
@@ -101,8 +114,10 @@ def _run(plan: RunPlan, allowed: Collection[str], requests: StopRequests) -> str
     with _alone_in(out) as lock:
         try:
             rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
-            choose_kernels(recipe.deterministic)
-            return _train(plan, allowed, requests, out, rank_log, lock, traces)
+            if watchdog:
+                watchdog.rank_log = rank_log
+            choose_kernels(recipe.deterministic, searches=not plan.has_messages)
+            return _train(plan, allowed, requests, out, rank_log, lock, traces, watchdog)
         except UserError:
             if comm.rank() == 0:
                 traces.remove(files=True)
@@ -143,11 +158,12 @@ def _train(
     rank_log: RankLog,
     lock: Callable[[], None] = lambda: None,
     traces: Traces | None = None,
+    watchdog: Watchdog | None = None,
 ) -> str | None:
-    recipe, rank = plan.recipe, comm.rank()
+    recipe = plan.recipe
     start = find_start(plan, out, allowed)
     if start.nimg >= recipe.total_nimg:
-        if rank == 0:
+        if comm.rank() == 0:
             print(f"{out} is complete at {start.nimg} images; raise total_nimg to continue")
         return None
     rank_log.phase = "build"
@@ -159,12 +175,8 @@ def _train(
     keep_indices()
     rank_log.write = run.reporter.message
     run.reporter.message(_opening_line(run))  # the first report may take minutes
-    board = partial(
-        comm.open_board, comm.from_rank_zero(uuid.uuid4().hex)
-    )  # a launcher may keep its store for a restart
-    watchdog = Watchdog(rank, comm.world_size(), recipe.hang_timeout_seconds, rank_log, board, CLOCK.seconds)
     try:
-        with watchdog.watching():
+        with watchdog.judging(recipe.hang_timeout_seconds) if watchdog else nullcontext():
             complete = training_loop(run, requests)
     finally:
         run.close()
@@ -194,14 +206,14 @@ def _stopping_line(reason: str, nimg: int) -> str:
 
 
 def _closing_lines(out: Path, run: Run) -> str:
-    nimg, board = run.counters.nimg, "tensorboard" in run.recipe.monitor
+    nimg, has_board = run.counters.nimg, "tensorboard" in run.recipe.monitor
     return "\n".join(
         [
             f"done: {nimg} images",
             f"  samples      {out / 'samples'}",
             f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
-            f"  TensorBoard  {out / 'tensorboard'}" if board else f"  reports      {out / 'metrics.jsonl'}",
-            *([f"look at it:    tensorboard --logdir {out.parent}"] if board else []),
+            f"  TensorBoard  {out / 'tensorboard'}" if has_board else f"  reports      {out / 'metrics.jsonl'}",
+            *([f"look at it:    tensorboard --logdir {out.parent}"] if has_board else []),
             f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]
     )

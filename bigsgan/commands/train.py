@@ -17,7 +17,7 @@ from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_
 from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
-from bigsgan.runtime.gpus import own_device
+from bigsgan.runtime.gpus import launch_order, own_device
 
 
 def add(commands: Commands) -> None:
@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
             print(planned.recipe.to_yaml().rstrip("\n") if key is None else _value(planned.recipe, key))
         return 0
     launched.check_launcher()
+    os.environ.update(launch_order(planned.has_messages, os.environ))
     if planned.recipe.compiles:
         os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)

@@ -49,6 +49,11 @@ class RunPlan:
         return generator.of_stage(generator.num_stages - 1) != discriminator.of_stage(0)
 
     @property
+    def has_messages(self) -> bool:
+        """Whether ranks send each other images, activations or gradients, and so make their own kernels and waits."""
+        return self.is_split or _has_stages(self)
+
+    @property
     def objective(self) -> Objective:
         """The recipe's objective, in which each penalty has a ``sigma``: its own, or that for D's coarsest type."""
         own, sigma = self.recipe.objective, SIGMAS[_coarsest(self.recipe, self.engines["discriminator"].file)]

@@ -40,7 +40,7 @@ def devices(subject: Subject) -> Finding:
         remedy = "start at most one rank for each GPU; look at CUDA_VISIBLE_DEVICES"
         return failed(f"local rank {rank} has none of the {num} GPUs that it sees", remedy, numbers)
     sharing = [other for other, uuid in enumerate(by_rank) if uuid == own and other != subject.ranks.rank]
-    if sharing:
+    if sharing and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":  # as NCCL asks, from 2.30 on
         remedy = "show each rank a GPU of its own, or all ranks all GPUs (CUDA_VISIBLE_DEVICES, Slurm: --gpus-per-task)"
         return failed(f"GPU {own} is rank {sharing[0]}'s too", remedy, numbers, len(sharing))
     free, total = torch.cuda.mem_get_info(rank)

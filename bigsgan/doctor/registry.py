@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigsgan.doctor import clone
-from bigsgan.doctor.checks import Check
+from bigsgan.doctor.checks import Check, Need
 from bigsgan.errors import UserError
+
+_APART: tuple[Need, ...] = ("ranks", "only")
+"""Checks on new ranks, for a report of several GPUs: what hangs or crashes in one ends no later one."""
 
 CHECKS = (
     Check("environment.files", "enough files can be open at once", 0.1, "host:open_files"),
@@ -87,6 +90,17 @@ CHECKS = (
         "updates:compiled_updates",
         ("config", "group"),
     ),
+    Check("nccl.links", "what links the GPUs and hosts have", 5, "topology:facts", _APART),
+    Check("nccl.machine", "GPUs, versions and limits fit", 40, "apart:machine", _APART),
+    Check("nccl.collectives", "collectives give what they should, again and again", 40, "apart:collectives", _APART),
+    Check("nccl.zero", "ZeRO 0 to 3 agree with plain PyTorch", 40, "apart:zero", _APART),
+    Check("nccl.pipelines", "pipeline stages agree with it", 40, "apart:pipelines", _APART),
+    Check("nccl.separate_ranks", "separate ranks agree with it", 40, "apart:separate_ranks", _APART),
+    Check("nccl.penalties", "exact penalties agree with it", 40, "apart:penalties", _APART),
+    Check("nccl.checkpoints", "another layout reads what one saves", 40, "apart:checkpoints", _APART),
+    Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "apart:killed", _APART),
+    Check("nccl.bandwidth", "ranks talk as fast as links let them", 40, "apart:bandwidth", _APART),
+    Check("nccl.speed", "how an update's speed grows with the ranks", 90, "apart:speed", _APART),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
@@ -123,7 +137,8 @@ def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list
     if lists and not only:
         return list(every)
     short = {check.group for check in every if "only" not in check.needs}
-    asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group not in short]
+    named = set(only) - short
+    asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group in named]
     if only:
         return [check for check in asked if check.name in only or check.group in only]
     return [check for check in asked if ("run" in check.needs) == examines_run]

@@ -22,14 +22,11 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from bigsgan.errors import UserError
-from bigsgan.runtime import division, launched, memory, roster
+from bigsgan.runtime import board, division, launched, memory, roster
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
 _SPEAKER_KEY, _FAILURE_KEY = "bigsgan/speaker", "bigsgan/failure"
-_STORE_PATIENCE = timedelta(seconds=10)
-"""How long a store is looked for: a board's, and by rank 0 the one that it keeps itself."""
-
 _LOOK_ROUND = timedelta(seconds=5)
 """How long a rank waits for others before it looks whether they are still there."""
 
@@ -166,15 +163,15 @@ def patient_barrier() -> Callable[[], None]:
     size = world_size()
     if size == 1:
         return lambda: None
-    board = open_board(f"barrier/{from_rank_zero(uuid.uuid4().hex)}")
+    come = open_board(f"barrier/{from_rank_zero(uuid.uuid4().hex)}")
 
     def wait() -> None:
         latest = time.monotonic() + 3600 * PATIENCE_HOURS
-        if board.add("come", 1) == size:
-            board.set("all", "")
+        if come.add("come", 1) == size:
+            come.set("all", "")
         while True:
             try:
-                board.wait(["all"], _LOOK_ROUND)
+                come.wait(["all"], _LOOK_ROUND)
                 return
             except dist.DistStoreError:  # not yet
                 if roster.gone() or another_rank_spoke() or time.monotonic() > latest:
@@ -288,18 +285,15 @@ def open_board(name: str) -> dist.Store:
     Raises:
         RuntimeError: Its host does not answer.
     """
-    store: dist.Store = _process_store
-    if world_size() > 1:
-        host, port = launched.meeting_place()
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_PATIENCE)
-    return dist.PrefixStore(f"bigsgan/{name}", store)
+    return board.connect(name) if world_size() > 1 else dist.PrefixStore(f"bigsgan/{name}", _process_store)
 
 
 def claim_message() -> bool:
     """Return True on exactly one of the ranks that call this, so that one message is printed and not many."""
-    if not dist.is_initialized():
+    num = _spoken(1)
+    if num is None and not dist.is_initialized():
         return rank() == 0
-    return _spoken(1) == 1  # not where the store's host is gone already: that rank has ended, so it has spoken
+    return num == 1  # not where the store's host is gone already: that rank has ended, so it has spoken
 
 
 def claim_failure() -> bool:
@@ -320,7 +314,9 @@ def another_rank_spoke() -> bool | None:
 def _spoken(more: int, key: str = _SPEAKER_KEY) -> int | None:
     """Return how many ranks have spoken, with ``more`` of them; None where the store's host is gone."""
     try:
-        return division.store().add(key, more)
+        if not dist.is_initialized() and launched.world_size() > 1:
+            return board.of_job(board.PATIENCE).add(key, more)  # before the ranks have met
+        return (division.store() if dist.is_initialized() else dist.HashStore()).add(key, more)
     except RuntimeError:
         return None
 
@@ -374,7 +370,7 @@ def _meeting_place() -> dist.Store | None:
     host, port = launched.meeting_place()
     try:
         return dist.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, timeout=_STORE_PATIENCE, multi_tenant=True
+            host, port, is_master=True, wait_for_workers=False, timeout=board.PATIENCE, multi_tenant=True
         )
     except RuntimeError as error:
         raise launched.unfit_meeting_place(host, port, error) from error

@@ -95,9 +95,12 @@ def lost_connection(gone: Sequence[int], reason: str) -> str:
 
 
 def ended(gone: Sequence[int]) -> str:
-    """Return the text that says that ranks of this host are gone."""
-    who = f"{roster.named(gone)} on {socket.gethostname()} (process {roster.processes(gone)})"
-    return f"{who} ended without a message: killed, or crashed"
+    """Return the text that says that ranks of one host are gone."""
+    if not (host := roster.host(gone[0])):
+        return f"{roster.named(gone)} ended without a message: killed, or crashed, or its host is gone"
+    who = f"{roster.named(gone)} on {host} (process {roster.processes(gone)})"
+    lost = "" if host == socket.gethostname() else ", or its host is gone"
+    return f"{who} ended without a message: killed, or crashed{lost}"
 
 
 def _end_failed(error: Exception) -> None:

@@ -16,7 +16,7 @@ from bigsgan.runtime.launched import keeps_store
 _PATIENCE_SECONDS = 30.0
 """How long rank 0 and the others wait for each other: few imports come before this point."""
 
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _WORD = b"rank 0 of bigsgan has spoken\n"
 

@@ -35,6 +35,21 @@ def own_device(environment: Mapping[str, str]) -> dict[str, str]:
     return {**own, "LOCAL_WORLD_SIZE": str(launched.local_size(environment))}  # ranks divide the host's cores
 
 
+def launch_order(has_messages: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for CUDA and NCCL that are not set yet. Set them before the process uses CUDA.
+
+    Args:
+        has_messages: Whether ranks compute different tasks and send each other messages. A message under way holds up
+            the first use of a kernel, which loads it: all are loaded at the start then. Otherwise the hosts of all
+            ranks make the same collectives in the same order, and NCCL may keep to it over all communicators; so none
+            waits for another one that was begun after it elsewhere. Ignored before NCCL 2.26.
+        environment: Of this process.
+    """
+    chosen = {"CUDA_MODULE_LOADING": "EAGER"} if has_messages else {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+    is_one = environment.get("WORLD_SIZE", "1") == "1"
+    return {} if is_one else {name: value for name, value in chosen.items() if not environment.get(name)}
+
+
 def _opens(path: Path) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY))

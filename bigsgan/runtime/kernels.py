@@ -15,13 +15,14 @@ from bigsgan.runtime import comm
 _log = logging.getLogger(__name__)
 
 
-def choose_kernels(deterministic: bool) -> None:
+def choose_kernels(deterministic: bool, searches: bool = True) -> None:
     """Set torch's switches for this process, before it computes anything.
 
     ``deterministic`` kernels sum in the same order in every run, so that a resumed run on a GPU equals an
     uninterrupted one bit for bit; if an operation has no such kernel, torch raises RuntimeError. Otherwise cuDNN
     measures some of its algorithms (torch.backends.cudnn.benchmark_limit) when it meets a new shape, and takes the
-    fastest: two runs may take different ones.
+    fastest: two runs may take different ones. It waits for the device as it does so, and for messages under way there:
+    without ``searches`` cuDNN takes what it holds for the fastest.
     """
     debugging: Any = torch.utils.deterministic
     if deterministic:
@@ -29,11 +30,13 @@ def choose_kernels(deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     debugging.fill_uninitialized_memory = not deterministic  # filling would cost a kernel for each new tensor
     torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = not deterministic and comm.device().type == "cuda"
+    torch.backends.cudnn.benchmark = searches and not deterministic and comm.device().type == "cuda"
     if deterministic:
         _log.info("kernels: deterministic in torch, cuDNN, cuBLAS and torch.compile")
     elif torch.backends.cudnn.benchmark:
         _log.info("kernels: cuDNN takes the fastest of %d algorithms", torch.backends.cudnn.benchmark_limit)
+    elif comm.device().type == "cuda":
+        _log.info("kernels: cuDNN takes what it holds for the fastest, as a search would wait for messages under way")
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bigsgan import preflight
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, print_error
-from bigsgan.runtime import launched
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, end_process, print_error
+from bigsgan.runtime import first_word, launched
 
 _FIRST_LOOK_SECONDS, _PATIENCE_SECONDS = 15.0, 30.0
 _CONNECTION = timedelta(minutes=30)
@@ -29,11 +29,14 @@ def taken(first_look: float = _FIRST_LOOK_SECONDS, patience: float = _PATIENCE_S
     """Register this rank; inside the block, rank 0 prints every ``patience`` seconds which ranks are missing.
 
     After ``first_look`` seconds rank 0 checks the hosts of missing ranks over ssh, if `deepspeed` has named them. If
-    one cannot run a rank, this process prints a message and exits with status 2, and the launcher ends the others.
+    one cannot run a rank, this process prints a message and exits with status 2, and the launcher ends the others. So
+    does this one, in silence, where rank 0 on another host has printed one before it could be asked.
     """
     if launched.world_size() == 1 or not os.environ.get("RANK"):
         yield
         return
+    if first_word.is_on_another_host() and first_word.rank_zero_spoke(_CONNECTION.total_seconds()):
+        end_process(EXIT_BAD_INPUT)
     joined = threading.Event()
     threading.Thread(target=_take, args=(joined, first_look, patience), daemon=True).start()
     try:

@@ -51,6 +51,11 @@ def holds(rank: int) -> str:
     return _members[rank].holds if rank < len(_members) else ""
 
 
+def host(rank: int) -> str:
+    """Return the name of a rank's host; empty if it is not known."""
+    return _members[rank].host if rank < len(_members) else ""
+
+
 def gone() -> list[int]:
     """Return the ranks of this host whose processes have ended. Any thread may call this."""
     here = socket.gethostname(), _numbering()

@@ -170,3 +170,28 @@ def test_pods_of_the_manifest_are_drained_and_refuse_bad_input(tmp_path):
     assert "stopped by SIGTERM at " in logs["first"]
     assert "Resuming from " in logs["first"]
     assert checkpoint.find_intact(tmp_path / "run").nimg == 400
+
+
+@pytest.mark.slow
+def test_pdsh_returns_when_a_rank_of_another_host_fails(tmp_path):
+    """Though pdsh waits for all hosts, and the rank that is left for a message that never comes."""
+    tiny_recipe(tmp_path)
+    (tmp_path / "hosts").write_text("node1 slots=1\nnode2 slots=1\n")
+    script = """
+        start="deepspeed --hostfile hosts --master_addr node1 $REPOSITORY/tests/distributed/failing.py"
+        for how in killed refuses; do
+            $start build $how -1 --config tiny.yaml out=$how > $how.log 2>&1 || echo "$how $? $(date +%s)"
+        done
+    """
+    done = laboratory.run("ssh", script, tmp_path)
+    assert done.returncode == 0
+    for line, said in zip(
+        done.stdout.splitlines(), (" ended without a message: killed, or", "'images' is planted"), strict=True
+    ):
+        how, status, now = line.split()
+        text = (tmp_path / f"{how}.log").read_text()
+        print(text[-4000:])
+        (failed,) = [float(each.split()[-2]) for each in text.splitlines() if each.endswith(" fails")]
+        assert int(now) - failed < 60
+        assert status != "0"
+        assert sum("bigsgan: " in each and said in each for each in text.splitlines()) == 1

@@ -2,7 +2,9 @@
 
 import pytest
 
+from bigsgan.config import NETWORKS
 from bigsgan.runtime import gpus
+from tests.tiny import tiny_plan, zero
 
 RANK = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}
 ENVIRONMENTS = {
@@ -35,3 +37,22 @@ def test_a_rank_sees_its_own_device(environment, device):
 def test_a_machine_without_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "DEVICES", tmp_path / "none")
     assert gpus.own_device({**RANK, "LOCAL_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == {}
+
+
+EAGER, IMPLICIT = {"CUDA_MODULE_LOADING": "EAGER"}, {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+
+
+@pytest.mark.parametrize(
+    "num, overrides, own, expected",
+    [
+        (2, ["engines.generator.pipeline_stages=2"], {}, EAGER),
+        (2, ["engines.generator.ranks=1"], {}, EAGER),
+        (2, ["engines.generator.ranks=1"], {"CUDA_MODULE_LOADING": "LAZY"}, {}),
+        (2, [], {}, IMPLICIT),
+        (2, [], {"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, {}),
+        (1, [], {}, {}),
+    ],
+)
+def test_kernels_are_loaded_before_messages_and_collectives_keep_their_order(tmp_path, num, overrides, own, expected):
+    plan = tiny_plan(tmp_path, num, overrides, dict.fromkeys(NETWORKS, zero(1)))
+    assert gpus.launch_order(plan.has_messages, {"WORLD_SIZE": str(num), **own}) == expected

@@ -130,7 +130,7 @@ def test_comm_and_the_bottom_stand_alone():
     assert {target for name in LEVELS[0] for target in edges[name]} == set()
     below = {
         "bigsgan.errors",
-        *(f"bigsgan.runtime.{name}" for name in ("division", "idle_gpus", "launched", "memory", "roster")),
+        *(f"bigsgan.runtime.{name}" for name in ("board", "division", "idle_gpus", "launched", "memory", "roster")),
     }
     assert edges["bigsgan.runtime.comm"] <= below
     # Whoever asks for the protocol must not get deepspeed with it.

@@ -34,11 +34,13 @@ def test_what_has_no_deterministic_kernel_raises():
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
 
 
-@pytest.mark.parametrize("device, measures", [("cuda", True), ("cpu", False)])
-def test_cudnn_measures_its_algorithms_on_a_gpu(monkeypatch, device, measures):
-    torch.backends.cudnn.benchmark = False
+@pytest.mark.parametrize(
+    "device, searches, measures", [("cuda", True, True), ("cpu", True, False), ("cuda", False, False)]
+)
+def test_cudnn_measures_its_algorithms_on_a_gpu(monkeypatch, device, searches, measures):
+    torch.backends.cudnn.benchmark = not measures
     monkeypatch.setattr(comm, "device", lambda: torch.device(device))
-    choose_kernels(deterministic=False)
+    choose_kernels(deterministic=False, searches=searches)
     assert torch.backends.cudnn.benchmark is measures
     assert torch.backends.cudnn.benchmark_limit == 10  # of cuDNN's algorithms, for each shape
     assert not torch.are_deterministic_algorithms_enabled()

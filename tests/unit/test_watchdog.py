@@ -21,14 +21,15 @@ from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import roster
 from bigsgan.training import watchdog
-from bigsgan.training.watchdog import Watchdog, _Beat, describe
+from bigsgan.training.heartbeats import Beat, describe
+from bigsgan.training.watchdog import Watchdog
 from tests.alone import entry
 
-UPDATE = _Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
+UPDATE = Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
 REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"
 
 
-def later(beat: _Beat, **changes: object) -> _Beat:
+def later(beat: Beat, **changes: object) -> Beat:
     return beat._replace(number=beat.number + 2, **changes)
 
 

@@ -1,0 +1,49 @@
+"""Opens the store that the ranks of a job meet at once more, for what they tell each other beside their work."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from bigsgan.runtime import launched
+
+OVER = "over"
+"""Key of the last word on a job's board: the exit status, and why, of the first rank that ends the job by a failure."""
+
+PATIENCE = timedelta(seconds=10)
+JOINING = timedelta(minutes=30)
+"""How long ranks wait for the store before they have met: imports may take minutes on a slow file system."""
+
+
+def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
+    """Connect to the meeting place's store, for the keys of one board, whose name is the same on all ranks.
+
+    Raises:
+        RuntimeError: Its host does not answer.
+    """
+    host, port = launched.meeting_place()
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    return dist.PrefixStore(f"bigsgan/{name}", store)
+
+
+def of_job(patience: timedelta = JOINING) -> dist.Store:
+    """Connect to the board of this start of the job: a launcher may keep its store for the next one.
+
+    Raises:
+        RuntimeError: Its host does not answer.
+    """
+    return connect(f"job/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", patience)
+
+
+def last_word(status: int, reason: str) -> str:
+    """Return the word that ``OVER`` holds: what a rank ends with."""
+    return f"{status} {reason}"
+
+
+def tell_ranks(status: int, reason: str) -> None:
+    """Leave the last word of this rank, which ends before it has met the others; without effect if none is there."""
+    with suppress(RuntimeError):
+        of_job(PATIENCE).compare_set(OVER, "", last_word(status, reason))
