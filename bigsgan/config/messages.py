@@ -107,6 +107,9 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
     section, below = root, [root]
     for each in location:
         part = str(each)
+        if isinstance(each, int):  # a place in a list, of sections or of values
+            path.append(part)
+            continue
         if not below and isinstance(each, str):  # below a key that holds no section
             continue
         tagged = [each for each in below if len(below) > 1 and part in _tags(each)]

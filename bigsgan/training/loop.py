@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,18 @@ from bigsgan.config import Recipe
 from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.metrics.outside import MetricError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.training import alarms
+from bigsgan.training.callbacks import Callbacks
 from bigsgan.training.directory import RunDirectory
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
-from bigsgan.training.reports import REPORTS, Reports
+from bigsgan.training.reports import REPORTS, Report, Reports
 from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
@@ -66,6 +68,7 @@ class Run:
     measuring: Measuring | None  # None unless the recipe asks for metrics
     snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
     directory: RunDirectory | None = None  # None in tests and measurements
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""
@@ -87,14 +90,17 @@ class Run:
         self.reporter.close()
 
 
-def training_loop(run: Run, requests: StopRequests) -> bool:
+def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, bool]:
     """Train until ``total_nimg`` images have been seen, or until any rank is asked to stop; then save.
+
+    Yields:
+        Each report, after what is due with it; the time until the next is asked for does not count.
 
     Returns:
         Whether the run is complete.
 
     Raises:
-        UserError: The last checkpoint or EMA snapshot could not be saved.
+        UserError: The last checkpoint or EMA snapshot could not be saved; or code from outside failed.
     """
     recipe, counters = run.recipe, run.counters
     clock, agreement = _Clock(counters.nimg, run.reals), Agreement()
@@ -104,8 +110,11 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         _report_samples(run)
     if run.measuring and run.reports.owed:
         with clock.paused():
-            if _measure(run, run.measuring, requests):
-                return False
+            owed, error = _measure(run, run.measuring, requests)
+        if error:
+            raise error
+        if owed:
+            return False
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
@@ -124,27 +133,52 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if due.reports:
             with run.reports.counting(is_due(recipe.report_nimg, counters.nimg, recipe.batch)):
                 _report_metrics(run, numbers, decay, clock)
-        if due.samples:
-            with clock.paused(), run.reports.counting(is_due(recipe.sample_nimg, counters.nimg, recipe.batch)):
-                _report_samples(run)
-        if run.measuring and due.measures:
-            with clock.paused():
-                if _measure(run, run.measuring, requests, later=done and not complete):
-                    done, due = True, due._replace(saves=True)
-        if run.snapshots and due.snapshot:
-            run.rank_log.phase = "EMA snapshot"
-            with clock.paused():
-                run.snapshots.save(counters.nimg)
-        if due.saves:
-            with clock.paused():
+        with clock.paused():
+            owed, error = _show(run, due, requests, later=done and not complete)
+            report = Report(counters.nimg, run.reports.metrics_at(counters.nimg))
+            is_reported = due.reports or due.measures
+            error = error or (run.callbacks.tell("on_report", *report) if is_reported else None)
+            done = done or owed or error is not None
+            if due.saves or done:
                 _finish_snapshots(run, must=complete)
-                _save(run, must=done)
-            if run.saver.lost:
-                _roll_back(run, attempt, clock)
-                continue
+                error = error or save(run, must=done)
+        if error:
+            raise error
+        if run.saver.lost:
+            _roll_back(run, attempt, clock)
+            continue
+        if is_reported:
+            with clock.paused():
+                yield report
         if done:
             return complete
     return True
+
+
+def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[bool, UserError | None]:
+    """Make the grids of samples, quality metrics and the EMA snapshot that are due, but put metrics off for ``later``.
+
+    See ``_measure`` for the result.
+    """
+    counters, recipe, owed, error = run.counters, run.recipe, False, None
+    if due.samples:
+        with run.reports.counting(is_due(recipe.sample_nimg, counters.nimg, recipe.batch)):
+            _report_samples(run)
+    if run.measuring and due.measures:
+        owed, error = _measure(run, run.measuring, requests, later)
+    if run.snapshots and due.snapshot:
+        run.rank_log.phase = "EMA snapshot"
+        run.snapshots.save(counters.nimg)
+    return owed, error
+
+
+def finished(loop: Generator[Report, None, bool]) -> bool:
+    """Go through a training loop to its end; return whether the run is complete."""
+    while True:
+        try:
+            next(loop)
+        except StopIteration as end:
+            return bool(end.value)
 
 
 class _Due(NamedTuple):
@@ -268,22 +302,31 @@ def _report_samples(run: Run) -> None:
         run.reports.diversity = alarms.diversity(images, grid.columns, grid.reals)
 
 
-def _measure(run: Run, measuring: Measuring, requests: StopRequests, later: bool = False) -> bool:
+def _measure(
+    run: Run, measuring: Measuring, requests: StopRequests, later: bool = False
+) -> tuple[bool, UserError | None]:
     """Report metrics of the EMA's samples, unless a rank of G is asked to stop. G's ranks compute, rank 0 writes.
 
     A collective. ``later`` puts it off until the run resumes.
 
     Returns:
-        Whether the run owes them, as it is asked to stop.
+        Whether the run owes them, as it is asked to stop; and what a metric from outside raised.
     """
-    nimg, values = run.counters.nimg, None
+    nimg, values, error = run.counters.nimg, None, None
 
     def stopped() -> bool:
         return comm.any_rank(requests.reason is not None)
 
     if run.step.generator.is_held and not later:
-        with division.within_part():
-            values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+        try:
+            with division.within_part():
+                values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+        except MetricError as failed:  # on all ranks of G
+            error = failed
+    if measuring.has_outside:
+        error = comm.from_rank_zero(error)
+        if error:
+            return False, error
     if values is not None:
         run.reports.measured = nimg, values
         run.reporter.measured(nimg, values)
@@ -291,7 +334,7 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests, later: bool
     run.reports.owed = comm.any_rank(run.step.generator.is_held and values is None)
     if run.reports.owed:
         _log.info("metrics at %d images follow when the run resumes: asked to stop", nimg)
-    return run.reports.owed
+    return run.reports.owed, None
 
 
 def _finish_snapshots(run: Run, must: bool) -> None:
@@ -303,14 +346,22 @@ def _finish_snapshots(run: Run, must: bool) -> None:
         raise _not_saved(run.out / SNAPSHOTS, "EMA snapshot")
 
 
-def _save(run: Run, must: bool) -> None:
-    """Start to save a checkpoint. With ``must``, wait until it is complete, unless the state turns out to be lost."""
-    run.rank_log.phase = "checkpoint"
-    metrics = run.reports.metrics_at(run.counters.nimg)
-    description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
-    saved = run.saver.save(run.counters.nimg, {**run.entries, REPORTS: run.reports}, description)
-    if must and not (saved and run.saver.finish()) and not run.saver.lost:
+def save(run: Run, must: bool) -> UserError | None:
+    """Start to save a checkpoint; return what a callback raised that was told of it.
+
+    With ``must``, wait until it is complete, unless the state turns out to be lost.
+
+    Raises:
+        UserError: It is not complete.
+    """
+    run.rank_log.phase, nimg = "checkpoint", run.counters.nimg
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, run.reports.metrics_at(nimg))
+    waits = must or run.callbacks.has("on_save")
+    saved = run.saver.save(nimg, {**run.entries, REPORTS: run.reports}, description)
+    complete = saved and (not waits or run.saver.finish())
+    if must and not complete and not run.saver.lost:
         raise _not_saved(run.out / "checkpoints", "checkpoint")
+    return run.callbacks.tell("on_save", nimg, str(run.saver.path(nimg))) if complete else None
 
 
 def _not_saved(directory: Path, what: str) -> UserError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bigsgan import train
+from bigsgan import trainer as train
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError

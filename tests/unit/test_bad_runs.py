@@ -18,7 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import cli, train
+from bigsgan import cli
+from bigsgan import trainer as train
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.runtime.locking import hold

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigsgan import cli, train
+from bigsgan import cli
+from bigsgan import trainer as train
 from bigsgan.checkpoint import find_intact
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress

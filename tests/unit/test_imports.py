@@ -184,6 +184,6 @@ def test_sampling_and_exporting_need_no_deepspeed():
 @pytest.mark.slow
 def test_training_on_digits_loads_nothing_that_takes_seconds():
     digits = "from bigsgan.config.data import Data; bigsgan.training.build.build_dataset(Data())"
-    loaded = loaded_after(f"import bigsgan.train; {digits}")
+    loaded = loaded_after(f"import bigsgan.trainer; {digits}")
     assert "deepspeed" in loaded
     assert not loaded & {"torchvision", "sklearn", "scipy", "torch._dynamo", "torch._inductor.compile_fx"}

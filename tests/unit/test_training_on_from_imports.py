@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigsgan import train
+from bigsgan import trainer as train
 from bigsgan.cli import main
 from bigsgan.config import plan_run
 from bigsgan.config.run_directory import read_saved_recipe
