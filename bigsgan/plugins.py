@@ -99,23 +99,33 @@ def load(field: str, name: str, kind: str = "") -> Any:
     return found
 
 
-def build(field: str, name: str, kind: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
+def build(
+    field: str, name: str, kind: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], keys: str = ""
+) -> Any:
     """Call what a name stands for, with ``arguments``, and with those ``offered`` that its signature names.
 
     Args:
-        field: The recipe's key that has the name; the key ``arguments`` beside it has the arguments.
+        field: The recipe's key that has the name.
         name: See ``load``.
         kind: See ``load``.
         arguments: What the recipe gives.
         offered: What else it may take.
+        keys: The recipe's key that has the arguments; by default ``arguments`` beside ``field``.
 
     Raises:
         UserError: See ``load``; an argument is unknown or missing; or the call fails.
     """
     found = load(field, name, kind)
-    given = {**_taken(found, offered), **arguments}
-    _check(found, name, given, f"{field.rpartition('.')[0]}.arguments".lstrip("."))
+    named = takes(found)
+    given = {**{key: value for key, value in offered.items() if key in named}, **arguments}
+    _check(found, name, given, keys or f"{field.rpartition('.')[0]}.arguments".lstrip("."))
     return called(field, name, lambda: found(**given))
+
+
+def takes(found: Any) -> list[str]:
+    """Return the names of the arguments that can be given by name; none if Python does not know them."""
+    parameters = _parameters(found) or {}
+    return [n for n, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
 def called(field: str, name: str, work: Callable[[], Any], what: str = "fails") -> Any:
@@ -162,22 +172,12 @@ def _parameters(found: Any) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
-def _taken(found: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    named = _by_name(_parameters(found) or {})
-    return {name: value for name, value in offered.items() if name in named}
-
-
-def _by_name(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the names of parameters that can be given by name."""
-    return [n for n, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-
-
 def _check(found: Any, name: str, given: Iterable[str], keys: str) -> None:
     """Refuse arguments that a signature lacks, and those that are missing."""
     parameters = _parameters(found)
     if parameters is None:
         return
-    own = _by_name(parameters)
+    own = takes(found)
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     for key in given:
         if key not in own and not takes_all:

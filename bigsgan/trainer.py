@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from bigsgan import shipped
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
+from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.engines.deepspeed import reports
 from bigsgan.monitor import RankLog
@@ -23,6 +26,7 @@ from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.training.build import open_inputs
 from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.looking import evaluated, sampled, saved
 from bigsgan.training.loop import Run, finished, training_loop
 from bigsgan.training.opening import Opened, built, check_libraries, opened
 from bigsgan.training.reports import Report
@@ -139,6 +143,48 @@ class Trainer:
             found = self._open().start.source
             return Report(self.nimg, {} if found is None else found.manifest["metrics"])
         return Report(self.nimg, self._run.reports.metrics_at(self.nimg))
+
+    def save(self) -> Path:
+        """Save a checkpoint of the run as it is, and return its directory. A collective.
+
+        Raises:
+            UserError: It cannot be saved, or a callback fails that is told of it.
+        """
+        return self._around.alike(lambda: saved(self._built()))
+
+    def sample(
+        self, num: int = 16, *, seed: int = 0, classes: Sequence[int] | None = None, live: bool = False
+    ) -> Tensor:
+        """Make images of the generator's EMA, those that `bigsgan sample` makes of a checkpoint. A collective.
+
+        Args:
+            num: Number of images.
+            seed: Seed of the latents.
+            classes: Classes of the images, in turn; by default all that the data has.
+            live: Take the weights being trained instead of their EMA.
+
+        Returns:
+            Images (num, C, R, R) in [-1, 1] on the host; none on ranks that do not hold the generator.
+
+        Raises:
+            UserError: The generator translates images, or a number is out of range.
+        """
+        return self._around.alike(lambda: sampled(self._built(), num, seed, classes, live))
+
+    def evaluate(self, metrics: Sequence[str], features: FeatureNetwork | None = None) -> dict[str, float]:
+        """Measure the EMA's samples as the run's own metrics do. A collective.
+
+        Args:
+            metrics: Names such as fid10k, or of code such as ``mypackage.metrics:Sharpness``.
+            features: The feature network; by default the recipe's, or ``auto``.
+
+        Returns:
+            Numbers by name, such as ``metrics/fid10k``, which are recorded in ``evaluations.jsonl`` too.
+
+        Raises:
+            UserError: A metric is unknown, fails, or does not fit the data.
+        """
+        return self._around.alike(lambda: evaluated(self._built(), self.plan, metrics, features))
 
     def to_end(self) -> str | None:
         """Train to the end; return None if the run is complete, else what stopped it, the same on all ranks."""

@@ -75,6 +75,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
 def _problem(finding: Any) -> str:
     """Return what an error of pydantic requires."""
     limits = finding.get("ctx", {})
+    if finding["type"] == "unfit":  # by a validator of ours
+        return str(limits["problem"])
     numbers = {key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()}
     return _TEXTS.get(finding["type"], ("must be valid", ""))[0].format(**numbers)
 

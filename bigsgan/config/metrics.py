@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from bigsgan import plugins
 from bigsgan.config.sections import PathText, PositiveInt, Section
@@ -66,10 +66,10 @@ def parse_metric(name: str, field: str, section: Metrics | None = None) -> Metri
     Raises:
         UserError: It is not the name of a metric.
     """
-    if plugins.is_name(name) or name in plugins.names("metrics"):
+    found = _NAME.fullmatch(name.strip().lower())
+    if found is None and (plugins.is_name(name) or name in plugins.names("metrics")):
         num, arguments = (DEFAULT_NUM, {}) if section is None else (section.num, section.arguments.get(name, {}))
         return Metric(re.split("[.:]", name)[-1], OUTSIDE, num, name, arguments)
-    found = _NAME.fullmatch(name.strip().lower())
     if found is None:
         known = ", ".join(KINDS)
         problem = f"must be one of {known} and a number of images, or {plugins.FORM}"
@@ -130,9 +130,22 @@ class Metrics(Section):
         return self
 
     @property
+    def needs_features(self) -> bool:
+        """Whether some metric compares features."""
+        return any(metric.kind != OUTSIDE for metric in self.asked)
+
+    @property
     def asked(self) -> list[Metric]:
         """The metrics, parsed."""
         return [parse_metric(name, "metrics.names", self) for name in self.names]
+
+
+def _listed(given: Any, info: ValidationInfo) -> Any:
+    """Let a list of names be short for metrics that are measured with each checkpoint."""
+    return {"names": given, "every_nimg": info.data.get("checkpoint_nimg")} if isinstance(given, list) else given
+
+
+MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
 
 
 def check_distinct(metrics: Sequence[Metric], field: str) -> None:

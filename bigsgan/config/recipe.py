@@ -14,7 +14,7 @@ from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data, without_unread
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
-from bigsgan.config.metrics import Metrics
+from bigsgan.config.metrics import MaybeMetrics
 from bigsgan.config.objective import Objective
 from bigsgan.config.outside import Callback
 from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
@@ -85,7 +85,7 @@ class Recipe(Section):
     augmentation: Augmentation | None = None
     optimizer: Optimizers
     ema: EMA
-    metrics: Metrics | None = None
+    metrics: MaybeMetrics = None
     callbacks: list[Callback] = Field(default=[])
     """Code of yours that is told of reports and checkpoints, on rank 0; an exception in it ends the run."""
     init_from: InitFrom | None = None

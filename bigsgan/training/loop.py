@@ -140,7 +140,7 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
             error = error or (run.callbacks.tell("on_report", *report) if is_reported else None)
             done = done or owed or error is not None
             if due.saves or done:
-                _finish_snapshots(run, must=complete)
+                finish_snapshots(run, must=complete)
                 error = error or save(run, must=done)
         if error:
             raise error
@@ -337,7 +337,7 @@ def _measure(
     return run.reports.owed, None
 
 
-def _finish_snapshots(run: Run, must: bool) -> None:
+def finish_snapshots(run: Run, must: bool) -> None:
     """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
     if not run.snapshots:
         return

@@ -43,7 +43,7 @@ def check_libraries(recipe: Recipe) -> None:
     Raises:
         UserError: It is missing.
     """
-    if recipe.metrics:
+    if recipe.metrics and recipe.metrics.needs_features:
         check_features(recipe.metrics.features, recipe.data, RECIPE)
     if "wandb" in recipe.monitor:
         for_rank_zero(comm, check_wandb)
