@@ -91,7 +91,7 @@ def load(field: str, name: str, kind: str = "") -> Any:
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [each for each in dir(found) if each[0] != "_"], n=1)
             remedy = f"did you mean {close[0]}?" if close else f"give the name of a class or function in {module}"
-            raise UserError(field, name, f"names nothing: {module} has no {part}", remedy)
+            raise UserError(field, name, f"is not in {module}, which has no {part}", remedy)
         found = getattr(found, part)
     if not callable(found):
         detail = f"it is of type {type(found).__name__}"
@@ -128,8 +128,8 @@ def takes(found: Any) -> list[str]:
     return [n for n, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
-def called(field: str, name: str, work: Callable[[], Any], what: str = "fails") -> Any:
-    """Do something in code from outside; a UserError names what it raises, and the line.
+def called(field: str, name: str, work: Callable[[], Any], where: str = "") -> Any:
+    """Do something in code from outside; a UserError names what it raises, and the line. ``where`` is as " in compute".
 
     Raises:
         UserError: It failed.
@@ -140,7 +140,7 @@ def called(field: str, name: str, work: Callable[[], Any], what: str = "fails") 
         raise
     except Exception as error:
         raise UserError(
-            field, name, f"{what}: {described(error)}", "fix its code, or what the recipe gives it"
+            field, name, f"fails{where}: {described(error)}", "fix its code, or what the recipe gives it"
         ) from error
 
 

@@ -157,5 +157,5 @@ def check_distinct(metrics: Sequence[Metric], field: str) -> None:
     named: dict[str, str] = {}
     for metric in metrics:
         if metric.kind == OUTSIDE and named.setdefault(metric.name, metric.use) != metric.use:
-            problem, detail = f"names its values as {named[metric.name]} does", f"metrics/{metric.name}"
+            problem, detail = f"has values of the same name as those of {named[metric.name]}", f"metrics/{metric.name}"
             raise UserError(field, metric.use, problem, "give one of them another name in its module", detail)

@@ -75,7 +75,7 @@ def build_outside(data: Data) -> OutsideImages:
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         detail = f"it returns {type(source).__name__}"
         raise UserError("data.kind", data.kind, "must return a map-style data set", remedy, detail)
-    if not plugins.called("data.kind", data.kind, lambda: len(source), "fails in __len__"):
+    if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
         raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
     _check_sample(source, data)
     return OutsideImages(source, data)
@@ -83,7 +83,7 @@ def build_outside(data: Data) -> OutsideImages:
 
 def _check_sample(source: Any, data: Data) -> None:
     """Check the first sample, and its class: in a loading process, each would count as an unreadable image."""
-    sample = plugins.called("data.kind", data.kind, lambda: source[0], "fails in __getitem__(0)")
+    sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
         image, label = _parts(sample)
         _pil_image(image)

@@ -81,7 +81,7 @@ class Meter:
         fakes, found, error = self._gathered(), dict[str, float](), None
         if comm.rank() == 0:
             try:
-                found = plugins.called("metrics", self.metric.use, lambda: self._numbers(fakes), "fails in compute")
+                found = plugins.called("metrics", self.metric.use, lambda: self._numbers(fakes), " in compute")
             except UserError as failed:
                 error = failed
         self._raise(error)

@@ -49,7 +49,7 @@ class Callbacks:
             if hasattr(each, hook):
                 work = partial(getattr(each, hook), *arguments)
                 try:
-                    plugins.called("callbacks", name_of(each), work, f"fails in {hook}")
+                    plugins.called("callbacks", name_of(each), work, f" in {hook}")
                 except UserError as error:
                     _log.info("a callback failed", exc_info=error)
                     raise

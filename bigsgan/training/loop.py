@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.training import alarms
 from bigsgan.training.callbacks import Callbacks
+from bigsgan.training.clock import Clock
 from bigsgan.training.directory import RunDirectory
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
@@ -103,7 +102,7 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
         UserError: The last checkpoint or EMA snapshot could not be saved; or code from outside failed.
     """
     recipe, counters = run.recipe, run.counters
-    clock, agreement = _Clock(counters.nimg, run.reals), Agreement()
+    clock, agreement = Clock(counters.nimg, run.reals), Agreement()
     if comm.any_rank(requests.reason is not None):  # a rank was asked to stop while the run was put together
         return False
     if counters.nimg == 0:
@@ -135,30 +134,28 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
                 _report_metrics(run, numbers, decay, clock)
         with clock.paused():
             owed, error = _show(run, due, requests, later=done and not complete)
-            report = Report(counters.nimg, run.reports.metrics_at(counters.nimg))
-            is_reported = due.reports or due.measures
-            error = error or (run.callbacks.tell("on_report", *report) if is_reported else None)
             done = done or owed or error is not None
             if due.saves or done:
                 finish_snapshots(run, must=complete)
-                error = error or save(run, must=done)
+                error = save(run, must=done) or error
         if error:
             raise error
         if run.saver.lost:
             _roll_back(run, attempt, clock)
             continue
-        if is_reported:
+        if due.tells:
             with clock.paused():
-                yield report
+                yield Report(counters.nimg, run.reports.metrics_at(counters.nimg))
         if done:
             return complete
     return True
 
 
 def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[bool, UserError | None]:
-    """Make the grids of samples, quality metrics and the EMA snapshot that are due, but put metrics off for ``later``.
+    """Make the grids of samples, quality metrics and the EMA snapshot that are due, and tell callbacks of a report.
 
-    See ``_measure`` for the result.
+    Metrics may be put off for ``later``. Returns whether the run owes them, as it is asked to stop; and what code from
+    outside raised.
     """
     counters, recipe, owed, error = run.counters, run.recipe, False, None
     if due.samples:
@@ -169,6 +166,8 @@ def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[boo
     if run.snapshots and due.snapshot:
         run.rank_log.phase = "EMA snapshot"
         run.snapshots.save(counters.nimg)
+    if due.tells and error is None:
+        error = run.callbacks.tell("on_report", counters.nimg, run.reports.metrics_at(counters.nimg))
     return owed, error
 
 
@@ -190,6 +189,11 @@ class _Due(NamedTuple):
     snapshot: bool
     saves: bool
 
+    @property
+    def tells(self) -> bool:
+        """Whether it is a report, or quality metrics."""
+        return self.reports or self.measures
+
 
 def _due(run: Run, complete: bool, done: bool) -> _Due:
     """Return what is due. A run that is asked to stop makes no report for that, as it would make none if it went on."""
@@ -207,7 +211,7 @@ def _due(run: Run, complete: bool, done: bool) -> _Due:
     )
 
 
-def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
+def _roll_back(run: Run, failed: Attempt, clock: Clock) -> None:
     run.rank_log.phase = "rollback"
     with clock.paused():
         run.saver.finish()
@@ -219,7 +223,7 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
     clock.restart(run.counters.nimg)
 
 
-def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
+def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: Clock) -> None:
     """Report metrics. Only here does the loop wait for the device, to copy the statistics to the host."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
@@ -367,34 +371,3 @@ def save(run: Run, must: bool) -> UserError | None:
 def _not_saved(directory: Path, what: str) -> UserError:
     remedy = "fix what the warnings above name, then run the same command, which resumes from the newest checkpoint"
     return UserError(str(directory), None, f"does not hold the last {what}", remedy)
-
-
-class _Clock:
-    """Measures speed between two reports, without the time that samples and checkpoints take."""
-
-    def __init__(self, nimg: int, reals: RealImages) -> None:
-        self._reals = reals
-        self.restart(nimg)
-
-    def data_wait(self) -> float:
-        """Return the share of the time since the last report that this rank waited for images."""
-        waited = self._reals.waited_seconds - self._waited
-        return waited / max(time.perf_counter() - self._since, 1e-9)
-
-    def images_per_second(self, nimg: int) -> float:
-        """Return the speed since the last report, and begin to measure anew."""
-        now = time.perf_counter()
-        speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
-        self.restart(nimg)
-        return speed
-
-    def restart(self, nimg: int) -> None:
-        """Begin to measure anew, at ``nimg`` images."""
-        self._nimg, self._since, self._waited = nimg, time.perf_counter(), self._reals.waited_seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside the block."""
-        start = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - start

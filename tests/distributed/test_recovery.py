@@ -22,8 +22,8 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.runtime.locking import hold
-from bigsgan.training.opening import alone_in
 from bigsgan.training.loop import finished, training_loop
+from bigsgan.training.opening import alone_in
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
 from tests.alone import entry, save

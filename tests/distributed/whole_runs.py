@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bigsgan import trainer as train
+from bigsgan import trainer
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
@@ -52,7 +52,7 @@ def run_whole(
 
     try:
         with mock.patch.object(AdversarialStep, "__call__", noted):
-            return train._run(plan, (), requests) or "done"
+            return trainer._run(plan, (), requests) or "done"
     except UserError as error:
         return str(error)
     finally:

@@ -70,7 +70,7 @@ def test_a_name_leads_to_a_class_or_function(outside):
             r"cannot be imported \(ModuleNotFoundError: .*nothing_of_this_name.*broken.py:1\)\); fix pa",
         ),
         ("parts.ends:a", r"cannot be imported \(SystemExit: 3 \(ends.py:1\)\); fix parts.ends"),
-        ("parts.own:Face", "names nothing: parts.own has no Face; did you mean Faces?"),
+        ("parts.own:Face", "is not in parts.own, which has no Face; did you mean Faces?"),
         ("parts.own:NUMBER", r"cannot be called \(it is of type int\); give the name of a class or function"),
     ],
 )
@@ -162,7 +162,10 @@ def test_entry_points_are_listed_and_named(installed, capsys):
         ({"callbacks": ["told"]}, r"^callbacks.0.*: must be package.module:attribute, got 'told'"),
         ({"callbacks": [{"use": "a:b", "argument": {}}]}, r"^callbacks.0.argument: unknown key; did you mean callba"),
         ({"metrics": ["sharp10"]}, r"^metrics.names: must be one of fid, .* images, or package.module:attribute, got"),
-        ({"metrics": ["a:M", "b:M"]}, r"^metrics.names: 'b:M' names its values as a:M does \(metrics/M\)"),
+        (
+            {"metrics": ["a:M", "b:M"]},
+            r"^metrics.names: 'b:M' has values of the same name as those of a:M \(metrics/M\)",
+        ),
         (
             {"metrics": {"names": ["a:M"], "every_nimg": 8, "arguments": {"b:M": {}}}},
             r"^metrics.arguments: must be a name of your own code in metrics.names, got 'b:M'",
