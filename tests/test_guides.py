@@ -39,13 +39,19 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in "".join(blocks).replace("\\\n", " ").splitlines()]
 
 
+def merged(words: list[str]) -> list[str]:
+    """The words of a command with the last of the overrides of each key, as no key may be given twice."""
+    keys = [word.partition("=")[0] if re.match(r"[\w.]+=", word) else None for word in words]
+    return [word for i, word in enumerate(words) if keys[i] is None or keys[i] not in keys[i + 1 :]]
+
+
 def execute(words: list[str], *more: str, status: int = 0) -> str:
-    program, *rest = words
+    program, *rest = merged([*words, *more])
     launches = ["--master_port", str(free_port())] if program == "torchrun" else []
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [program, *launches, *rest, *more], env=environment, text=True, timeout=300,
+        [program, *launches, *rest], env=environment, text=True, timeout=300,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
