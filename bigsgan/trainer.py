@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from bigsgan.engines.deepspeed import reports
 from bigsgan.monitor import RankLog
 from bigsgan.planner.balance import plan_balanced
 from bigsgan.runtime import comm, launched, memory, roll_call, roster
-from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.training.build import open_inputs
 from bigsgan.training.callbacks import build_callbacks
@@ -33,7 +30,6 @@ from bigsgan.training.reports import Report
 from bigsgan.training.script import Command, Script
 from bigsgan.training.start import find_start
 from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
-from bigsgan.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +151,9 @@ class Trainer:
     def sample(
         self, num: int = 16, *, seed: int = 0, classes: Sequence[int] | None = None, live: bool = False
     ) -> Tensor:
-        """Make images of the generator's EMA, those that `bigsgan sample` makes of a checkpoint. A collective.
+        """Make images of the generator's EMA, of the latents that `bigsgan sample` takes with that seed. A collective.
+
+        Batch norm has the statistics of the run's own sample grids.
 
         Args:
             num: Number of images.
@@ -190,7 +188,7 @@ class Trainer:
         """Train to the end; return None if the run is complete, else what stopped it, the same on all ranks."""
         if not self._is_complete():
             loop = self._begun()
-            with self._ending(), self._around.listening(), self._watchdog().watching():
+            with self._ending(), self._around.listening(), self._watching():
                 complete = finished(loop)
             self._end(complete)
         return self.stopped_by
@@ -199,7 +197,7 @@ class Trainer:
         if self._is_complete():
             return None
         loop = self._begun()
-        with self._ending(), self._around.listening(), self._watchdog().watching():
+        with self._ending(), self._around.listening(), self._watching():
             try:
                 return next(loop)
             except StopIteration as end:
@@ -260,12 +258,9 @@ class Trainer:
         with self._ending():
             run.callbacks.require("on_end", run.counters.nimg, complete)
 
-    def _watchdog(self) -> Watchdog:
-        """Build a watch over the run's next steps. A collective."""
-        name = comm.from_rank_zero(uuid.uuid4().hex)  # a launcher may keep its store for a restart
-        patience, log = self.recipe.hang_timeout_seconds, self._open().rank_log
-        board = partial(comm.open_board, name)
-        return Watchdog(comm.rank(), comm.world_size(), patience, log, board, CLOCK.seconds)
+    def _watching(self) -> AbstractContextManager[None]:
+        """Watch inside the block whether the run goes on. A collective."""
+        return self._around.watching(self.recipe.hang_timeout_seconds, self._open().rank_log)
 
 
 def train(recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Collection[str] = ()) -> Report:

@@ -15,7 +15,7 @@ from bigsgan.config.data import Data, without_unread
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics
-from bigsgan.config.objective import Objective
+from bigsgan.config.objective import Objective, check_penalties
 from bigsgan.config.outside import Callback
 from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
@@ -232,7 +232,7 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_images_per_sample(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
-    _check_penalties(recipe.objective)
+    check_penalties(recipe.objective)
     for network in NETWORKS:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
@@ -352,24 +352,6 @@ def _check_objective(recipe: Recipe) -> None:
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"
         remedy = "give both the same form and every; their weights may differ"
         raise UserError("objective.r2", f"{r2.form}, every {r2.every}", problem, remedy)
-
-
-def _check_penalties(objective: Objective) -> None:
-    asked = {name: method for name, method in objective.methods("discriminator").items() if method != "auto"}
-    if len(set(asked.values())) > 1:
-        (first, method), *_, (last, other) = asked.items()
-        problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
-        raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    for name, penalty in objective.gradient_norms.items():
-        if penalty.form != "exact" and penalty.method != "auto":
-            field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
-            raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        if penalty.form == "exact" and penalty.antithetic:
-            field, remedy = f"objective.{name}.antithetic", f"set objective.{name}.form=finite_difference, or remove it"
-            raise UserError(field, True, "must be false with form=exact", remedy)
-        if penalty.decay_nimg is not None and penalty.final_weight is None:
-            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-            raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)
 
 
 def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
-from bigsgan.monitor.logs import current_log
+from bigsgan.monitor.logs import RankLog, current_log
 from bigsgan.runtime import comm, launched, memory, roll_call, roster
+from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.signals import STOPPING
 from bigsgan.training.stopping import StopRequests
+from bigsgan.training.watchdog import Watchdog
 
 _Result = TypeVar("_Result")
 
@@ -39,6 +43,12 @@ class Command:
     def listening(self) -> AbstractContextManager[None]:
         """Take note of signals inside the block."""
         return nullcontext()
+
+    def watching(self, timeout: float, rank_log: RankLog) -> AbstractContextManager[None]:
+        """End the run if for ``timeout`` seconds no rank makes progress inside the block. A collective."""
+        name = comm.from_rank_zero(uuid.uuid4().hex)  # a launcher may keep its store for a restart
+        board = partial(comm.open_board, name)
+        return Watchdog(comm.rank(), comm.world_size(), timeout, rank_log, board, CLOCK.seconds).watching()
 
 
 class Script(Command):
