@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import FeatureNetwork, Metric
+from bigsgan.config.metrics import OUTSIDE, FeatureNetwork, Metric, parse_metric
 from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
@@ -26,6 +26,7 @@ from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
+from bigsgan.metrics.features import no_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reference import Reference
@@ -80,9 +81,11 @@ def _evaluate(options: Options) -> None:
     compute_in_float32(trained.network)
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
-    features = open_features(options.features, recipe.data, directory())
+    metrics = [parse_metric(m.use, "--metrics", recipe.metrics) if m.use else m for m in options.metrics]
+    needed = any(metric.kind != OUTSIDE for metric in metrics)
+    features = open_features(options.features, recipe.data, directory()) if needed else no_features()
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
-    of_images = [metric for metric in options.metrics if metric.kind != "ppl"]
+    of_images = [metric for metric in metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
         sampler = Sampler(trained, options.seed, options.batch)
@@ -190,8 +193,13 @@ def _print(lines: Sequence[dict[str, Any]], options: Options) -> None:
         for name, value in values.items():
             print(f"{name:<24}{'not finite' if value is None else f'{value:.5g}'}")
     first = lines[0]
+    of = [
+        f"features of {n['features']} ({n['features_sha256']}), resizer {n['resizer']}; "
+        for n in lines
+        if "features" in n
+    ]
     width = "" if options.width is None else f" of width {options.width:g}"
     print(
-        f"{first['weights']} weights{width} at {first['nimg']} images; features of {first['features']} "
-        f"({first['features_sha256']}), resizer {first['resizer']}; full records in {options.run / RECORDS_FILE}"
+        f"{first['weights']} weights{width} at {first['nimg']} images; {''.join(of[:1])}"
+        f"full records in {options.run / RECORDS_FILE}"
     )

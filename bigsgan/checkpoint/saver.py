@@ -86,6 +86,10 @@ class Saver:
         self._job: _Job | None = None
         self._barrier: Callable[[], None] = ranks.barrier
 
+    def path(self, nimg: int) -> Path:
+        """Return the directory of the tag at ``nimg`` images."""
+        return self.directory / f"{nimg:012d}"
+
     def save(self, nimg: int, entries: Mapping[str, SavedEntry], description: Description) -> bool:
         """Save all entries under one tag, after the previous save is complete. A collective.
 
@@ -167,7 +171,7 @@ class _Job:
 
     def __init__(self, saver: Saver, nimg: int) -> None:
         self._ranks, self._section, self._moved, self._what = saver._ranks, saver._section, saver._moved, saver._what
-        self._directory, self._tag = saver.directory, f"{nimg:012d}"
+        self._directory, self._tag = saver.directory, saver.path(nimg).name
         self._partial = self._directory / f"{self._tag}{PARTIAL}"
         self._bad = frozenset(saver.bad)  # a copy, as a thread reads it
         self.nimg, self.num_bytes, self.write_seconds = nimg, 0, 0.0

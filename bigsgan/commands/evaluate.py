@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from bigsgan import plugins
 from bigsgan.commands.parsing import (
     Commands,
     add_number,
@@ -15,7 +16,7 @@ from bigsgan.commands.parsing import (
     picked,
 )
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
-from bigsgan.config.metrics import FeatureNetwork, parse_metric
+from bigsgan.config.metrics import FeatureNetwork, check_distinct, parse_metric
 from bigsgan.runtime import launched
 
 
@@ -24,6 +25,7 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("evaluate", help="measure the quality of a run's samples: FID and other metrics")
     add_run(command)
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
+    text += f"; or {plugins.FORM}"
     command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
     text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
     command.add_argument("--features", type=path_type("--features", str), default="auto", help=text)
@@ -47,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     launched.check_launcher()
     features = FeatureNetwork(network=options.features, weights=options.weights, resizer=options.resizer)
-    metrics = [parse_metric(name, "--metrics") for name in options.metrics.split(",")]
+    names = options.metrics.split(",")
+    plugins.give(names)
+    metrics = [parse_metric(name, "--metrics") for name in names]
+    check_distinct(metrics, "--metrics")
     module = import_quietly("bigsgan.evaluate")
     others = {"run": options.run_directory, "width": options.ema_width, "metrics": metrics, "features": features}
     return int(module.main(picked(module.Options, options, **others)))

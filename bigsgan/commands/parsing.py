@@ -106,7 +106,7 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = shipped.D
     """Add the options that choose a recipe."""
     text = "recipe: a YAML file, or the name of a built-in one"
     text += f" (default: {default})" if default else ""
-    command.add_argument("--config", default=default, type=path_type("--config", _recipe_path), help=text)
+    command.add_argument("--config", default=default, type=path_type("--config", shipped.found_recipe), help=text)
     text = "DeepSpeed file of both engines: short for engines.generator.ds_config and engines.discriminator.ds_config"
     command.add_argument("--deepspeed_config", metavar="FILE", type=path_type("--deepspeed_config", str), help=text)
     command.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)  # scripts for DeepSpeed give it
@@ -123,12 +123,6 @@ def given_overrides(options: argparse.Namespace) -> list[str]:
 
 def _refuse_autotuning(_: str) -> NoReturn:
     raise no_autotuning()
-
-
-def _recipe_path(word: str) -> Path:
-    """Return a recipe's path, from a path or the name of a built-in recipe."""
-    name = word.removesuffix(".yaml")
-    return shipped.recipe(name) if name in shipped.recipe_names() and not os.path.exists(word) else Path(word)
 
 
 def add_run(command: argparse.ArgumentParser) -> None:

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if planned.recipe.compiles:
         os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)
-    module = import_late("bigsgan.train")
+    module = import_late("bigsgan.trainer")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status))
 
 
@@ -79,7 +79,7 @@ def _check(planned: RunPlan, options: argparse.Namespace) -> None:
         print(f"data.root: {data.root!r} does not exist; data and checkpoints are not checked", file=sys.stderr)
         return
     with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of this machine
-        module = import_quietly("bigsgan.train")
+        module = import_quietly("bigsgan.trainer")
     module.check(planned, options.allowed)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, Pixels, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
 
@@ -15,9 +16,24 @@ _MADE = ("digits", "synthetic", "synthetic_pairs")
 """Kinds that read no files of the user."""
 
 
+_Kind = Literal[
+    "digits",
+    "folder",
+    "zip",
+    "tar",
+    "torchvision",
+    "synthetic",
+    "paired_folders",
+    "side_by_side",
+    "synthetic_pairs",
+    "latents",
+]
+
+
 def unread_keys(kind: str) -> list[str]:
-    """Return the keys with paths and names that a kind of data does not read."""
+    """Return the keys with paths, names and arguments that a kind of data does not read."""
     return [
+        *(["arguments"] if kind in get_args(_Kind) else []),
         *(["root"] if kind in _MADE else []),
         *(["dataset"] if kind != "torchvision" else []),
         *(["input_root"] if kind != "paired_folders" else []),
@@ -69,20 +85,14 @@ class Codec(Section):
 class Data(Section):
     """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
-    kind: Literal[
-        "digits",
-        "folder",
-        "zip",
-        "tar",
-        "torchvision",
-        "synthetic",
-        "paired_folders",
-        "side_by_side",
-        "synthetic_pairs",
-        "latents",
-    ] = "digits"
+    kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
     """``paired_folders``, ``side_by_side`` and ``synthetic_pairs`` hold pairs of an input and a target, for a generator
-    that translates images. ``latents`` holds images that an autoencoder has already encoded."""
+    that translates images. ``latents`` holds images that an autoencoder has already encoded. Or code of your own, such
+    as ``mypackage.data:Faces``, which returns a map-style ``torch.utils.data.Dataset`` of images with or without
+    labels. It is called with ``arguments``, and with those of ``root``, ``resolution``, ``image_channels`` and
+    ``num_classes`` that its signature names."""
+    arguments: dict[str, Any] = Field(default={})
+    """Arguments of code of your own."""
     root: PathText | None = None
     """For ``folder``, a directory with a sub-folder for each class; for ``torchvision``, its ``root`` argument.
 
@@ -123,6 +133,11 @@ class Data(Section):
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 
     @property
+    def is_outside(self) -> bool:
+        """Whether code of the user's own reads it."""
+        return self.kind not in get_args(_Kind)
+
+    @property
     def paired(self) -> bool:
         """Whether the data holds pairs of an input and a target."""
         return self.kind in ("paired_folders", "side_by_side", "synthetic_pairs")
@@ -158,7 +173,7 @@ class Data(Section):
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
         self._refuse_unread()
-        if self.kind not in _MADE and not self.root:
+        if self.kind not in _MADE and not self.is_outside and not self.root:
             remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
             raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
         if self.kind == "torchvision" and not self.dataset:

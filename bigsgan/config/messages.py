@@ -75,6 +75,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
 def _problem(finding: Any) -> str:
     """Return what an error of pydantic requires."""
     limits = finding.get("ctx", {})
+    if finding["type"] == "unfit":  # by a validator of ours
+        return str(limits["problem"])
     numbers = {key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()}
     return _TEXTS.get(finding["type"], ("must be valid", ""))[0].format(**numbers)
 
@@ -107,6 +109,9 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
     section, below = root, [root]
     for each in location:
         part = str(each)
+        if isinstance(each, int):  # a place in a list, of sections or of values
+            path.append(part)
+            continue
         if not below and isinstance(each, str):  # below a key that holds no section
             continue
         tagged = [each for each in below if len(below) > 1 and part in _tags(each)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from bigsgan import plugins
 from bigsgan.config.sections import PathText, PositiveInt, Section
 from bigsgan.errors import UserError
 
@@ -32,29 +34,45 @@ ENDINGS = {
 """Endings of the names of a metric's values; others have one value, of the metric's name."""
 
 LEAST_IMAGES, MOST_IMAGES = 10, 10**8
+DEFAULT_NUM = 10_000
+"""Samples of a metric from outside."""
 
 _NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")
+
+
+OUTSIDE = "outside"
+"""Kind of metrics of the user's own code."""
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric over a number of samples."""
 
-    name: str  # as the user wrote it
-    kind: str  # a key of `KINDS`
+    name: str  # as the user wrote it; of one from outside the last part, which names its values
+    kind: str  # a key of `KINDS`, or `OUTSIDE`
     num: int  # number of samples; for `ppl`, of pairs of samples
+    use: str = ""  # of one from outside: its whole name
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # and its arguments
 
 
-def parse_metric(name: str, field: str) -> Metric:
-    """Read a metric's name, such as fid50k, kid1000 or is5k; ``field`` is the key or option that gave it.
+def parse_metric(name: str, field: str, section: Metrics | None = None) -> Metric:
+    """Read a metric's name, such as fid50k, kid1000 or is5k, or that of one from outside.
+
+    Args:
+        name: The name.
+        field: The key or option that gave it.
+        section: The section that has arguments and the number of samples of metrics from outside.
 
     Raises:
         UserError: It is not the name of a metric.
     """
     found = _NAME.fullmatch(name.strip().lower())
+    if found is None and (plugins.is_name(name) or name in plugins.names("metrics")):
+        num, arguments = (DEFAULT_NUM, {}) if section is None else (section.num, section.arguments.get(name, {}))
+        return Metric(re.split("[.:]", name)[-1], OUTSIDE, num, name, arguments)
     if found is None:
         known = ", ".join(KINDS)
-        problem = f"must be one of {known} and a number of images"
+        problem = f"must be one of {known} and a number of images, or {plugins.FORM}"
         raise UserError(field, name, problem, "write a name such as fid50k")
     num = int(found[2]) * (1000 if found[3] else 1)
     if not LEAST_IMAGES <= num <= MOST_IMAGES:
@@ -80,13 +98,18 @@ class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k."""
+    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k; or of your own code, such as
+    ``mypackage.metrics:Sharpness``, whose values are called ``metrics/Sharpness``."""
     every_nimg: PositiveInt
     """Images between two measurements. The end of the run is measured too."""
     reference: PathText | None = None
     """An ``.npz`` file of images or of their statistics to compare with instead of the data, as of
     ``bigsgan evaluate --reference``. ``data.kind=latents`` needs it."""
     features: FeatureNetwork = FeatureNetwork()
+    num: Annotated[int, Field(ge=LEAST_IMAGES, le=MOST_IMAGES)] = DEFAULT_NUM
+    """Samples, and real images, that metrics of your own code see."""
+    arguments: dict[str, dict[str, Any]] = Field(default={})
+    """Arguments of metrics of your own code, by their names in ``names``."""
 
     @field_validator("names")
     @classmethod
@@ -97,7 +120,42 @@ class Metrics(Section):
                 raise UserError("metrics.names", name, "is not available during training", remedy)
         return names
 
+    @model_validator(mode="after")
+    def _check_outside(self) -> Metrics:
+        outside = [metric for metric in self.asked if metric.kind == OUTSIDE]
+        if unknown := self.arguments.keys() - {metric.use for metric in outside}:
+            problem, remedy = "must be a name of your own code in metrics.names", "add it there, or remove this"
+            raise UserError("metrics.arguments", min(unknown), problem, remedy)
+        check_distinct(self.asked, "metrics.names")
+        return self
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether some metric compares features."""
+        return any(metric.kind != OUTSIDE for metric in self.asked)
+
     @property
     def asked(self) -> list[Metric]:
         """The metrics, parsed."""
-        return [parse_metric(name, "metrics.names") for name in self.names]
+        return [parse_metric(name, "metrics.names", self) for name in self.names]
+
+
+def _listed(given: Any, info: ValidationInfo) -> Any:
+    """Let a list of names be short for metrics that are measured with each checkpoint."""
+    return {"names": given, "every_nimg": info.data.get("checkpoint_nimg")} if isinstance(given, list) else given
+
+
+MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
+
+
+def check_distinct(metrics: Sequence[Metric], field: str) -> None:
+    """Refuse metrics from outside whose values would have the same name.
+
+    Raises:
+        UserError: Two have.
+    """
+    named: dict[str, str] = {}
+    for metric in metrics:
+        if metric.kind == OUTSIDE and named.setdefault(metric.name, metric.use) != metric.use:
+            problem, detail = f"has values of the same name as those of {named[metric.name]}", f"metrics/{metric.name}"
+            raise UserError(field, metric.use, problem, "give one of them another name in its module", detail)

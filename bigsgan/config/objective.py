@@ -230,3 +230,26 @@ class Objective(Section):
         if network == "discriminator":
             return {name: penalty.method for name, penalty in self.exact_penalties.items()}
         return {"path_length": self.path_length.method} if self.path_length else {}
+
+
+def check_penalties(objective: Objective) -> None:
+    """Refuse penalties whose keys do not fit each other.
+
+    Raises:
+        UserError: Some do not.
+    """
+    asked = {name: method for name, method in objective.methods("discriminator").items() if method != "auto"}
+    if len(set(asked.values())) > 1:
+        (first, method), *_, (last, other) = asked.items()
+        problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
+        raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
+    for name, penalty in objective.gradient_norms.items():
+        if penalty.form != "exact" and penalty.method != "auto":
+            field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
+            raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
+        if penalty.form == "exact" and penalty.antithetic:
+            field, remedy = f"objective.{name}.antithetic", f"set objective.{name}.form=finite_difference, or remove it"
+            raise UserError(field, True, "must be false with form=exact", remedy)
+        if penalty.decay_nimg is not None and penalty.final_weight is None:
+            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
+            raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
+from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data, without_unread
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
-from bigsgan.config.metrics import Metrics
-from bigsgan.config.objective import Objective
+from bigsgan.config.metrics import MaybeMetrics
+from bigsgan.config.objective import Objective, check_penalties
+from bigsgan.config.outside import Callback
+from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
     EMA,
+    NETWORKS,
     BatchSize,
     Checkpoints,
     Engine,
@@ -31,20 +34,15 @@ from bigsgan.config.sections import (
     PositiveInt,
     Section,
 )
-from bigsgan.config.yaml_file import apply_override, apply_overrides, dump_yaml, numbers_in, read_yaml
+from bigsgan.config.yaml_file import (
+    apply_override,
+    apply_overrides,
+    dump_yaml,
+    numbers_in,
+    parse_override,
+    read_yaml,
+)
 from bigsgan.errors import UserError
-from bigsgan.runtime.paths import parse_json, read_text
-
-NETWORKS = ("generator", "discriminator")
-RECIPE_FILE = "config.yaml"
-"""The recipe in a run directory."""
-
-_MOST_MANIFEST_BYTES = 1 << 26
-
-
-def both_engines(*settings: str) -> list[str]:
-    """Return overrides of the engines of both networks, given those of one, such as ``compile=whole``."""
-    return [f"engines.{network}.{setting}" for network in NETWORKS for setting in settings]
 
 
 class Recipe(Section):
@@ -87,10 +85,35 @@ class Recipe(Section):
     augmentation: Augmentation | None = None
     optimizer: Optimizers
     ema: EMA
-    metrics: Metrics | None = None
+    metrics: MaybeMetrics = None
+    callbacks: list[Callback] = Field(default=[])
+    """Code of yours that is told of reports and checkpoints, on rank 0; an exception in it ends the run."""
     init_from: InitFrom | None = None
     engines: Engines = Engines()
     pipeline: Pipeline = Pipeline()
+
+    @classmethod
+    def read(cls, name: str | os.PathLike[str], *overrides: str) -> Recipe:
+        """Return a recipe, of a YAML file or a built-in one by its name, with overrides such as ``total_nimg=20000``.
+
+        Raises:
+            UserError: The recipe or an override is invalid.
+        """
+        return load_recipe(shipped.found_recipe(os.fspath(name)), list(overrides))
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Recipe:
+        """Return the recipe in nested dictionaries, as YAML would have them.
+
+        Raises:
+            UserError: A key or a value is invalid.
+        """
+        return parse_recipe(dict(tree))
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        _check_recipe(self)  # pydantic passes a UserError on unchanged, because it is not a ValueError
+        return self
 
     def engine(self, network: str) -> Engine:
         """Return the engine section of ``generator`` or ``discriminator``."""
@@ -143,44 +166,22 @@ def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, 
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
     A run directory that lacks its recipe has it in its checkpoints. ``saved`` says that the recipe is a run's, as it is
-    in a directory with checkpoints; see ``parse_saved_recipe``.
+    in a directory with checkpoints; see ``parse_saved_recipe``. Such a recipe may be anybody's: of the code from
+    outside that it names, only what an override names too may be imported.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
-    tree = read_yaml(path) if tree is None else tree
+    is_given, tree = tree is None and not saved, read_yaml(path) if tree is None else tree
     numbers: set[float] = set()
     if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
         tree, numbers = without_unread(tree), numbers_in(tree)
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
-    return parse_recipe(tree, numbers)
-
-
-def is_lost(path: Path) -> bool:
-    """Return whether a path is that of a run directory's recipe, and leads nowhere."""
-    return path.name == RECIPE_FILE and not os.path.lexists(path)
-
-
-def recipe_of_checkpoints(run: Path) -> dict[str, Any] | None:
-    """Return the recipe in the newest manifest of a run directory that can be read; None if there is none.
-
-    It names the copies of its DeepSpeed files that are there, as ``config.yaml`` does.
-    """
-    for path in sorted(run.glob("checkpoints/[0-9]*/manifest.json"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found = parse_json(read_text(path, _MOST_MANIFEST_BYTES))["recipe"]
-            copies = [network for network in NETWORKS if os.path.isfile(run / copy_name(network))]
-            engines = {network: {**found["engines"][network], "ds_config": copy_name(network)} for network in copies}
-            return {**found, "engines": {**found["engines"], **engines}}
-    return None
-
-
-def copy_name(network: str) -> str:
-    """Return the name of the copy of a network's DeepSpeed file in a run directory."""
-    return f"ds_{network}.json"
+    plugins.give(tree if is_given else [parse_override(text)[1] for text in overrides])
+    return _parse(tree, numbers)
 
 
 def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
@@ -192,21 +193,25 @@ def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         UserError: A key or a value is invalid.
     """
-    return parse_recipe(without_unread(tree), numbers_in(tree))
+    return _parse(without_unread(tree), numbers_in(tree))
 
 
-def parse_recipe(tree: dict[str, Any], saved_numbers: Collection[float] = ()) -> Recipe:
-    """Build and check a recipe from nested dictionaries; ``saved_numbers`` need not fit float32.
+def parse_recipe(tree: dict[str, Any]) -> Recipe:
+    """Build and check a recipe from nested dictionaries that the user gave: code that it names may be imported.
 
     Raises:
         UserError: A key or a value is invalid.
     """
+    plugins.give(tree)
+    return _parse(tree)
+
+
+def _parse(tree: dict[str, Any], saved_numbers: Collection[float] = ()) -> Recipe:
+    """Build and check a recipe; ``saved_numbers`` need not fit float32."""
     try:
-        recipe = Recipe.model_validate(tree, context=saved_numbers)
+        return Recipe.model_validate(tree, context=saved_numbers)
     except ValidationError as error:
         raise explain(error, Recipe) from None
-    _check_recipe(recipe)
-    return recipe
 
 
 def _check_recipe(recipe: Recipe) -> None:
@@ -227,7 +232,7 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_images_per_sample(recipe)
     _check_pairs(recipe)
     _check_objective(recipe)
-    _check_penalties(recipe.objective)
+    check_penalties(recipe.objective)
     for network in NETWORKS:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
@@ -347,24 +352,6 @@ def _check_objective(recipe: Recipe) -> None:
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"
         remedy = "give both the same form and every; their weights may differ"
         raise UserError("objective.r2", f"{r2.form}, every {r2.every}", problem, remedy)
-
-
-def _check_penalties(objective: Objective) -> None:
-    asked = {name: method for name, method in objective.methods("discriminator").items() if method != "auto"}
-    if len(set(asked.values())) > 1:
-        (first, method), *_, (last, other) = asked.items()
-        problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
-        raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    for name, penalty in objective.gradient_norms.items():
-        if penalty.form != "exact" and penalty.method != "auto":
-            field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
-            raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        if penalty.form == "exact" and penalty.antithetic:
-            field, remedy = f"objective.{name}.antithetic", f"set objective.{name}.form=finite_difference, or remove it"
-            raise UserError(field, True, "must be false with form=exact", remedy)
-        if penalty.decay_nimg is not None and penalty.final_weight is None:
-            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-            raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)
 
 
 def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:

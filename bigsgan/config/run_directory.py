@@ -12,8 +12,10 @@ from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.messages import all_keys
-from bigsgan.config.recipe import NETWORKS, RECIPE_FILE, Recipe, copy_name, is_lost, load_recipe, recipe_of_checkpoints
+from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
+from bigsgan.config.saved_recipe import RECIPE_FILE, copy_name, is_lost, recipe_of_checkpoints
+from bigsgan.config.sections import NETWORKS
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime.atomic import write_text
@@ -28,12 +30,12 @@ CSV_HEADER = b"nimg,name,value\n"
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
-    "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "checkpoint_nimg", "sample_statistics",
+    "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "callbacks", "checkpoint_nimg", "sample_statistics",
     "checkpoints.keep", "checkpoints.keep_every_nimg", "checkpoints.keep_best", "checkpoints.keep_best.metric",
     "checkpoints.keep_best.goal", "checkpoints.background", "hang_timeout_seconds", "max_rollbacks", "deterministic",
     "ema.power.snapshot_nimg", "ema.power.snapshot_precision",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.reference", "metrics.features",
-    "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
+    "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "objective.teacher.path",
@@ -275,8 +277,9 @@ def compare_recipes(
         old, new = saved.get(key), given.get(key)
         if old == new:
             continue
+        is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
         fixed = key.startswith(_FIXED) or _adds_state(key, saved, given)
-        if fixed or not (key in FREE_KEYS or key in allowed):
+        if fixed or not (is_free or key in allowed):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""
             remedy = "set it back to resume, or give another `out` to start a new run"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
-from bigsgan.config.metrics import ENDINGS
+from bigsgan.config.metrics import ENDINGS, OUTSIDE
 from bigsgan.config.objective import Objective
 from bigsgan.config.placement import Placement
-from bigsgan.config.recipe import NETWORKS, Recipe
+from bigsgan.config.recipe import Recipe
+from bigsgan.config.sections import NETWORKS
 from bigsgan.errors import UserError
 
 
@@ -147,7 +148,9 @@ def _check_keep_best(recipe: Recipe) -> None:
     if best is None or metrics is None or not best.metric.startswith("metrics/"):
         return
     measured = [f"{metric.name}{ending}" for metric in metrics.asked for ending in ENDINGS.get(metric.kind, ("",))]
-    if best.metric.removeprefix("metrics/") not in (*measured, "seconds"):
+    outside = [metric.name for metric in metrics.asked if metric.kind == OUTSIDE]  # their values may have endings
+    name = best.metric.removeprefix("metrics/")
+    if name not in (*measured, "seconds") and not any(name.startswith(f"{each}_") for each in outside):
         problem = f"must be a metric that metrics.names gives ({', '.join(measured)})"
         remedy = f"set metrics/{measured[0]}, or change metrics.names"
         raise UserError("checkpoints.keep_best.metric", best.metric, problem, remedy)

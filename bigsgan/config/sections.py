@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import expanded
 
+NETWORKS = ("generator", "discriminator")
+
 LARGEST_INT = 2**63 - 1
 """The largest 64-bit integer, the type of tensors and random generators."""
 
@@ -50,6 +52,11 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 """Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
+
+
+def both_engines(*settings: str) -> list[str]:
+    """Return overrides of the engines of both networks, given those of one, such as ``compile=whole``."""
+    return [f"engines.{network}.{setting}" for network in NETWORKS for setting in settings]
 
 
 class Section(BaseModel):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
 from bigsgan.data.latents import build_latents
+from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import build_zip
 from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
 from bigsgan.data.shards import build_tar
@@ -23,7 +24,7 @@ _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "folder": build_folder,
     "latents": build_latents,
 }
-"""All kinds except torchvision's, which is imported only if a recipe asks for it."""
+"""All kinds of bigsgan's own except torchvision's, which is imported only if a recipe asks for it."""
 
 
 def build_dataset(data: Data) -> ImageDataset:
@@ -32,7 +33,7 @@ def build_dataset(data: Data) -> ImageDataset:
     Raises:
         UserError: The data set does not exist, is empty, or does not have ``data.num_classes`` classes.
     """
-    build = _KINDS.get(data.kind)
+    build = build_outside if data.is_outside else _KINDS.get(data.kind)
     return build(data) if build else importlib.import_module("bigsgan.data.from_torchvision").build_torchvision(data)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.fingerprint import Fingerprint, digest
+from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -43,13 +43,8 @@ class TorchvisionImages:
         return image, operator.index(sample[1]) if self.data.num_classes else 0
 
     def fingerprint(self) -> Fingerprint:
-        """Return a digest of the attributes with one item per image: paths, classes, pixels. Some are not sorted."""
-        root = os.path.expanduser(str(self.data.root))
-        each = [(name, v) for name, v in vars(self.source).items() if isinstance(v, list | tuple | np.ndarray | Tensor)]
-        one_each = [(name, value) for name, value in sorted(each) if len(value) == len(self)]
-        once = {id(value): (name, value) for name, value in one_each}  # ImageFolder has the same list twice
-        pieces = [name.encode() + b"=" + _content(value, root) for name, value in once.values()]
-        return Fingerprint(len(self), digest(pieces))
+        """Return a digest of paths, classes or pixels."""
+        return of_attributes(self.source, len(self), os.path.expanduser(str(self.data.root)))
 
 
 def build_torchvision(data: Data) -> TorchvisionImages:
@@ -126,25 +121,6 @@ def _check_torchvision(source: Any, data: Data) -> None:
     found = _num_classes(source)
     if found is not None and found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")
-
-
-def _content(value: Any, root: str) -> bytes:
-    """Return bytes that identify a sequence of paths, numbers, or tuples of them; of anything else, no bytes.
-
-    The most frequent types come first.
-    """
-    if isinstance(value, str):
-        return value.removeprefix(root).encode("utf-8", "surrogateescape")
-    if isinstance(value, int):
-        return str(value).encode()
-    if isinstance(value, list | tuple):
-        return b"\0".join([b"(", *(_content(item, root) for item in value), b")"])
-    if isinstance(value, np.ndarray | Tensor):
-        array = np.asarray(value)
-        return b"" if array.dtype.hasobject else f"{array.dtype} {array.shape}".encode() + array.tobytes()
-    if isinstance(value, os.PathLike):
-        return _content(os.fspath(value), root)
-    return str(value).encode() if isinstance(value, float | None) else b""
 
 
 def _num_classes(source: Any) -> int | None:

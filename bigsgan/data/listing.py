@@ -188,7 +188,7 @@ def data_directory(field: str, text: str | None, remedy: str) -> Path:
 def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
     """Return the error that the data has ``found`` classes; ``what`` describes them."""
     remedy = f"set data.num_classes={found}" + (", or 0 to train without classes" if found else "")
-    detail = f"{data.root} has {found} {what}"
+    detail = f"{data.root or data.kind} has {found} {what}"
     return UserError("data.num_classes", data.num_classes, f"must be {found} with this data", remedy, detail)
 
 

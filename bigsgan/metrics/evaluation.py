@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import ENDINGS, LEAST_IMAGES, Metric
+from bigsgan.config.metrics import ENDINGS, LEAST_IMAGES, OUTSIDE, Metric
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -22,8 +22,9 @@ from bigsgan.images.codec import encode
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
 from bigsgan.metrics.moments import Gaussian, Moments, frechet_distance
+from bigsgan.metrics.outside import Meter
 from bigsgan.metrics.pairwise import Manifold, Shared, Tell, kernel_distance, manifold_metrics, share
-from bigsgan.metrics.reals import num_labels, see_reals
+from bigsgan.metrics.reals import each_real, num_labels, see_reals
 from bigsgan.metrics.reference import Reference
 from bigsgan.metrics.scores import jensen_shannon, kullback_leibler
 from bigsgan.runtime import comm
@@ -79,7 +80,7 @@ class Evaluation:
         """Prepare metrics of images, which ``ppl`` is not; this reads no image yet.
 
         ``reals`` are the images to compare with, or their statistics. The directory ``cache`` keeps statistics of
-        images. ``tell`` is called with texts about progress.
+        images. ``tell`` is called with texts about progress. Metrics of the user's own code are built.
 
         Raises:
             UserError: A metric does not fit the network or the data.
@@ -88,6 +89,7 @@ class Evaluation:
         self._against = reals if isinstance(reals, Reference) else Reference(reals)
         self._batch, self._cache, self._tell = batch, cache, tell
         self._reals: Impressions | None = None
+        self._meters = [Meter(metric, "metrics.names") for metric in asked if metric.kind == OUTSIDE]
         if self._against.images is not None and len(self._against.images) < LEAST_IMAGES:
             problem = f"must contain at least {LEAST_IMAGES} images for metrics"
             raise UserError("data.root", data.root, problem, "use a larger data set")
@@ -107,17 +109,21 @@ class Evaluation:
 
         ``stopped`` is called with each batch on all ranks of the generator, with the same answer: whether to give up.
         The result is the same on all of them, and empty if it was stopped.
+
+        Raises:
+            MetricError: A metric from outside failed.
         """
         start = time.perf_counter()
         with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
-            reals = self._see_reals(stopped)
+            reals = self._see_reals(stopped) if self._show_reals(stopped) else None
             fakes = None if reals is None else self._see_fakes(generate, replica, reals, stopped)
             self.features.network.cpu()  # the memory is for training
             if reals is None or fakes is None:
                 return []
             comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
-            found = [comparison.measure(metric, self._num(metric)) for metric in self._asked]
+            found = [comparison.measure(metric, self._num(metric)) for metric in self._asked if metric.kind != OUTSIDE]
+            found += [self._read(meter) for meter in self._meters]
         seconds = time.perf_counter() - start
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
@@ -135,6 +141,27 @@ class Evaluation:
             size = max(kept, default=0), self._batch
             self._reals = see_reals(dataset, self._data, self.features, *size, self._cache, self._tell, stopped)
         return self._reals
+
+    def _show_reals(self, stopped: Callable[[], bool]) -> bool:
+        """Show real images to the metrics from outside that have not seen them; False if stopped."""
+        meters, dataset = [meter for meter in self._meters if not meter.has_reals], self._against.images
+        if not meters or dataset is None:
+            return True
+        nums = [min(meter.metric.num, len(dataset)) for meter in meters]
+        for read in each_real(dataset, self._data, max(nums), self._batch, self._tell, stopped):
+            if read is None:
+                return False
+            for meter, num in zip(meters, nums, strict=True):
+                meter.add(*read[:2], num)
+        for meter in meters:
+            meter.keep_reals()
+        return True
+
+    def _read(self, meter: Meter) -> Measured:
+        self._tell(meter.metric.name)
+        assert self._against.images is not None
+        num_real = min(meter.metric.num, len(self._against.images))
+        return Measured(meter.metric, meter.compute(), num_real, self._num(meter.metric))
 
     def _see_fakes(
         self, generate: Generate, replica: Replica, reals: Impressions, stopped: Callable[[], bool]
@@ -155,7 +182,10 @@ class Evaluation:
             if stopped():
                 return None
             if len(positions[own]):
-                found.add(self.features(encode(images[own])), positions[own], asked[own])
+                pixels = encode(images[own])
+                found.add(self.features(pixels), positions[own], asked[own])
+                for meter in self._meters:
+                    meter.add(pixels, positions[own], self._num(meter.metric))
         found.over_ranks()
         return found
 

@@ -78,6 +78,13 @@ def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str
         _find(section, data)
 
 
+def no_features() -> Features:
+    """Return a network without features, for metrics that need none."""
+    return Features(
+        "none", "none", "", nn.Identity(), lambda images: Seen(images.new_empty(len(images), 0).float(), None)
+    )
+
+
 def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapping[str, str] = COMMAND) -> Features:
     """Build a feature network on the host and load its weights; ``cache`` keeps one that has to be trained.
 

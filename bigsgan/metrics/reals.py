@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
@@ -44,6 +45,7 @@ def see_reals(
     about = {
         "kind": data.kind,
         "root": data.root,
+        **({"arguments": repr(data.arguments)} if data.is_outside else {}),
         "fingerprint": dataset.fingerprint()._asdict(),
         "resolution": data.resolution,
         "num_classes": data.num_classes,
@@ -55,25 +57,48 @@ def see_reals(
     cached = real_cache.load(place, features, num_labels(data), rows_limit)
     if cached is not None:
         return cached
-    num, rank = len(dataset), comm.rank()
+    num = len(dataset)
     found = Impressions(features, num, num_labels(data), [num], rows_limit)
-    order = Draws(seed=0).permutation("metrics/reals", (), num)  # so that the first images are of all kinds
-    positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
-    own = positions[rank :: comm.world_size()]
-    corrupt = CorruptImages(data.most_corrupt(num), rank)
-    batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
-    for _ in positions[:: comm.world_size()]:
-        if stopped():
+    for read in each_real(dataset, data, num, batch, tell, stopped):
+        if read is None:
             return None
-        for part, read in itertools.islice(batches, 1):  # ranks may have one fewer
-            tell(f"real image {int(part[0])} of {num}")
-            corrupt.count(read)
-            images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
-            found.add(features(images.to(comm.device())), part, read.labels)
+        images, positions, labels = read
+        found.add(features(images), positions, labels)
     found.over_ranks()
     tell("real images: writing the cache")
     real_cache.save(found, place, about)
     return found
+
+
+def each_real(
+    dataset: ImageDataset,
+    data: Data,
+    num: int,
+    batch: int,
+    tell: Callable[[str], None],
+    stopped: Callable[[], bool],
+) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
+    """Yield this rank's share of the first ``num`` images in an order that is always the same. A collective.
+
+    Yields:
+        Images (n, C, R, R) uint8 on the device, of pairs the targets; their positions (n,) in that order; and their
+        classes (n,). None if ``stopped``, which is called before each batch on all ranks, and nothing more.
+    """
+    total, rank = len(dataset), comm.rank()
+    order = Draws(seed=0).permutation("metrics/reals", (), total)  # so that the first images are of all kinds
+    positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
+    own = positions[rank :: comm.world_size()]
+    corrupt = CorruptImages(data.most_corrupt(total), rank)
+    batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
+    for _ in positions[:: comm.world_size()]:
+        if stopped():
+            yield None
+            return
+        for part, read in itertools.islice(batches, 1):  # ranks may have one fewer
+            tell(f"real image {int(part[0])} of {num}")
+            corrupt.count(read)
+            images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
+            yield images.to(comm.device()), part, read.labels
 
 
 def num_labels(data: Data) -> int:

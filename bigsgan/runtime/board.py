@@ -18,6 +18,10 @@ JOINING = timedelta(minutes=30)
 """How long ranks wait for the store before they have met: imports may take minutes on a slow file system."""
 
 
+_number = 0
+"""Jobs that have ended in this process, which are as many on all ranks."""
+
+
 def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
     """Connect to the meeting place's store, for the keys of one board, whose name is the same on all ranks.
 
@@ -30,12 +34,18 @@ def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
 
 
 def of_job(patience: timedelta = JOINING) -> dist.Store:
-    """Connect to the board of this start of the job: a launcher may keep its store for the next one.
+    """Connect to the board of this start of the job: a launcher may keep its store for the next one, as a script does.
 
     Raises:
         RuntimeError: Its host does not answer.
     """
-    return connect(f"job/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", patience)
+    return connect(f"job/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_number}", patience)
+
+
+def begin_anew() -> None:
+    """Let the next job of this process have a board of its own. All ranks call this."""
+    global _number
+    _number += 1
 
 
 def last_word(status: int, reason: str) -> str:

@@ -18,7 +18,9 @@ _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa
 
 _PLACE = "environment variables"
 _NAME_SECONDS = 10.0
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that a launcher sets."""
+
 _LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables that only a launcher sets: torchrun, deepspeed, srun, and those of MPI."""
 
@@ -30,14 +32,14 @@ _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK")
 
 def forget_empty() -> None:
     """Unset variables that are set to nothing, as by ``RANK= bigsgan``: torch and DeepSpeed read them as numbers."""
-    for name in (*_VARIABLES, "DS_ACCELERATOR"):
+    for name in (*VARIABLES, "DS_ACCELERATOR"):
         if os.environ.get(name) == "":
             del os.environ[name]
 
 
 def is_own_mistake(field: str) -> bool:
     """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
-    by_hand = field in (*_VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, _LAUNCHERS))
+    by_hand = field in (*VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, _LAUNCHERS))
     return by_hand or field.startswith("SLURM_STEP_") or field in _OF_A_TASK
 
 

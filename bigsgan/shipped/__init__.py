@@ -18,6 +18,12 @@ def recipe(name: str) -> Path:
     return (ROOT / "recipes").resolve() / f"{name}.yaml"
 
 
+def found_recipe(word: str) -> Path:
+    """Path of a recipe, given that path or the name of a built-in recipe."""
+    name = word.removesuffix(".yaml")
+    return recipe(name) if name in recipe_names() and not os.path.exists(word) else Path(word)
+
+
 def recipe_names() -> list[str]:
     """All recipes."""
     return sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))

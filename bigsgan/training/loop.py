@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +17,19 @@ from bigsgan.config import Recipe
 from bigsgan.data import RealImages
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
+from bigsgan.metrics.outside import MetricError
 from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.training import alarms
+from bigsgan.training.callbacks import Callbacks
+from bigsgan.training.clock import Clock
 from bigsgan.training.directory import RunDirectory
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
-from bigsgan.training.reports import REPORTS, Reports
+from bigsgan.training.reports import REPORTS, Report, Reports
 from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
@@ -66,6 +67,7 @@ class Run:
     measuring: Measuring | None  # None unless the recipe asks for metrics
     snapshots: Snapshots | None = None  # None unless the recipe asks for power function averages
     directory: RunDirectory | None = None  # None in tests and measurements
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def count_update(self) -> float:
         """Count an update, update the EMA, and return the EMA's decay."""
@@ -87,25 +89,31 @@ class Run:
         self.reporter.close()
 
 
-def training_loop(run: Run, requests: StopRequests) -> bool:
+def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, bool]:
     """Train until ``total_nimg`` images have been seen, or until any rank is asked to stop; then save.
+
+    Yields:
+        Each report, after what is due with it; the time until the next is asked for does not count.
 
     Returns:
         Whether the run is complete.
 
     Raises:
-        UserError: The last checkpoint or EMA snapshot could not be saved.
+        UserError: The last checkpoint or EMA snapshot could not be saved; or code from outside failed.
     """
     recipe, counters = run.recipe, run.counters
-    clock, agreement = _Clock(counters.nimg, run.reals), Agreement()
+    clock, agreement = Clock(counters.nimg, run.reals), Agreement()
     if comm.any_rank(requests.reason is not None):  # a rank was asked to stop while the run was put together
         return False
     if counters.nimg == 0:
         _report_samples(run)
     if run.measuring and run.reports.owed:
         with clock.paused():
-            if _measure(run, run.measuring, requests):
-                return False
+            owed, error = _measure(run, run.measuring, requests)
+        if error:
+            raise error
+        if owed:
+            return False
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
@@ -124,27 +132,52 @@ def training_loop(run: Run, requests: StopRequests) -> bool:
         if due.reports:
             with run.reports.counting(is_due(recipe.report_nimg, counters.nimg, recipe.batch)):
                 _report_metrics(run, numbers, decay, clock)
-        if due.samples:
-            with clock.paused(), run.reports.counting(is_due(recipe.sample_nimg, counters.nimg, recipe.batch)):
-                _report_samples(run)
-        if run.measuring and due.measures:
+        with clock.paused():
+            owed, error = _show(run, due, requests, later=done and not complete)
+            done = done or owed or error is not None
+            if due.saves or done:
+                finish_snapshots(run, must=complete)
+                error = save(run, must=done) or error
+        if error:
+            raise error
+        if run.saver.lost:
+            _roll_back(run, attempt, clock)
+            continue
+        if due.tells:
             with clock.paused():
-                if _measure(run, run.measuring, requests, later=done and not complete):
-                    done, due = True, due._replace(saves=True)
-        if run.snapshots and due.snapshot:
-            run.rank_log.phase = "EMA snapshot"
-            with clock.paused():
-                run.snapshots.save(counters.nimg)
-        if due.saves:
-            with clock.paused():
-                _finish_snapshots(run, must=complete)
-                _save(run, must=done)
-            if run.saver.lost:
-                _roll_back(run, attempt, clock)
-                continue
+                yield Report(counters.nimg, run.reports.metrics_at(counters.nimg))
         if done:
             return complete
     return True
+
+
+def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[bool, UserError | None]:
+    """Make the grids of samples, quality metrics and the EMA snapshot that are due, and tell callbacks of a report.
+
+    Metrics may be put off for ``later``. Returns whether the run owes them, as it is asked to stop; and what code from
+    outside raised.
+    """
+    counters, recipe, owed, error = run.counters, run.recipe, False, None
+    if due.samples:
+        with run.reports.counting(is_due(recipe.sample_nimg, counters.nimg, recipe.batch)):
+            _report_samples(run)
+    if run.measuring and due.measures:
+        owed, error = _measure(run, run.measuring, requests, later)
+    if run.snapshots and due.snapshot:
+        run.rank_log.phase = "EMA snapshot"
+        run.snapshots.save(counters.nimg)
+    if due.tells and error is None:
+        error = run.callbacks.tell("on_report", counters.nimg, run.reports.metrics_at(counters.nimg))
+    return owed, error
+
+
+def finished(loop: Generator[Report, None, bool]) -> bool:
+    """Go through a training loop to its end; return whether the run is complete."""
+    while True:
+        try:
+            next(loop)
+        except StopIteration as end:
+            return bool(end.value)
 
 
 class _Due(NamedTuple):
@@ -155,6 +188,11 @@ class _Due(NamedTuple):
     measures: bool
     snapshot: bool
     saves: bool
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is a report, or quality metrics."""
+        return self.reports or self.measures
 
 
 def _due(run: Run, complete: bool, done: bool) -> _Due:
@@ -173,7 +211,7 @@ def _due(run: Run, complete: bool, done: bool) -> _Due:
     )
 
 
-def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
+def _roll_back(run: Run, failed: Attempt, clock: Clock) -> None:
     run.rank_log.phase = "rollback"
     with clock.paused():
         run.saver.finish()
@@ -185,7 +223,7 @@ def _roll_back(run: Run, failed: Attempt, clock: _Clock) -> None:
     clock.restart(run.counters.nimg)
 
 
-def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: _Clock) -> None:
+def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: Clock) -> None:
     """Report metrics. Only here does the loop wait for the device, to copy the statistics to the host."""
     run.rank_log.phase = "report"
     step, statistics = run.step, run.statistics
@@ -268,22 +306,31 @@ def _report_samples(run: Run) -> None:
         run.reports.diversity = alarms.diversity(images, grid.columns, grid.reals)
 
 
-def _measure(run: Run, measuring: Measuring, requests: StopRequests, later: bool = False) -> bool:
+def _measure(
+    run: Run, measuring: Measuring, requests: StopRequests, later: bool = False
+) -> tuple[bool, UserError | None]:
     """Report metrics of the EMA's samples, unless a rank of G is asked to stop. G's ranks compute, rank 0 writes.
 
     A collective. ``later`` puts it off until the run resumes.
 
     Returns:
-        Whether the run owes them, as it is asked to stop.
+        Whether the run owes them, as it is asked to stop; and what a metric from outside raised.
     """
-    nimg, values = run.counters.nimg, None
+    nimg, values, error = run.counters.nimg, None, None
 
     def stopped() -> bool:
         return comm.any_rank(requests.reason is not None)
 
     if run.step.generator.is_held and not later:
-        with division.within_part():
-            values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+        try:
+            with division.within_part():
+                values = measuring(run.step.generator, run.ema, run.standing, nimg, stopped)
+        except MetricError as failed:  # on all ranks of G
+            error = failed
+    if measuring.has_outside:
+        error = comm.from_rank_zero(error)
+        if error:
+            return False, error
     if values is not None:
         run.reports.measured = nimg, values
         run.reporter.measured(nimg, values)
@@ -291,10 +338,10 @@ def _measure(run: Run, measuring: Measuring, requests: StopRequests, later: bool
     run.reports.owed = comm.any_rank(run.step.generator.is_held and values is None)
     if run.reports.owed:
         _log.info("metrics at %d images follow when the run resumes: asked to stop", nimg)
-    return run.reports.owed
+    return run.reports.owed, None
 
 
-def _finish_snapshots(run: Run, must: bool) -> None:
+def finish_snapshots(run: Run, must: bool) -> None:
     """Wait for snapshots before a checkpoint is saved: a run that resumes from it would not take them again."""
     if not run.snapshots:
         return
@@ -303,47 +350,24 @@ def _finish_snapshots(run: Run, must: bool) -> None:
         raise _not_saved(run.out / SNAPSHOTS, "EMA snapshot")
 
 
-def _save(run: Run, must: bool) -> None:
-    """Start to save a checkpoint. With ``must``, wait until it is complete, unless the state turns out to be lost."""
-    run.rank_log.phase = "checkpoint"
-    metrics = run.reports.metrics_at(run.counters.nimg)
-    description = checkpoint.Description(run.recipe.model_dump(), run.layout, metrics)
-    saved = run.saver.save(run.counters.nimg, {**run.entries, REPORTS: run.reports}, description)
-    if must and not (saved and run.saver.finish()) and not run.saver.lost:
+def save(run: Run, must: bool) -> UserError | None:
+    """Start to save a checkpoint; return what a callback raised that was told of it.
+
+    With ``must``, wait until it is complete, unless the state turns out to be lost.
+
+    Raises:
+        UserError: It is not complete.
+    """
+    run.rank_log.phase, nimg = "checkpoint", run.counters.nimg
+    description = checkpoint.Description(run.recipe.model_dump(), run.layout, run.reports.metrics_at(nimg))
+    waits = must or run.callbacks.has("on_save")
+    saved = run.saver.save(nimg, {**run.entries, REPORTS: run.reports}, description)
+    complete = saved and (not waits or run.saver.finish())
+    if must and not complete and not run.saver.lost:
         raise _not_saved(run.out / "checkpoints", "checkpoint")
+    return run.callbacks.tell("on_save", nimg, str(run.saver.path(nimg))) if complete else None
 
 
 def _not_saved(directory: Path, what: str) -> UserError:
     remedy = "fix what the warnings above name, then run the same command, which resumes from the newest checkpoint"
     return UserError(str(directory), None, f"does not hold the last {what}", remedy)
-
-
-class _Clock:
-    """Measures speed between two reports, without the time that samples and checkpoints take."""
-
-    def __init__(self, nimg: int, reals: RealImages) -> None:
-        self._reals = reals
-        self.restart(nimg)
-
-    def data_wait(self) -> float:
-        """Return the share of the time since the last report that this rank waited for images."""
-        waited = self._reals.waited_seconds - self._waited
-        return waited / max(time.perf_counter() - self._since, 1e-9)
-
-    def images_per_second(self, nimg: int) -> float:
-        """Return the speed since the last report, and begin to measure anew."""
-        now = time.perf_counter()
-        speed = (nimg - self._nimg) / max(now - self._since, 1e-9)
-        self.restart(nimg)
-        return speed
-
-    def restart(self, nimg: int) -> None:
-        """Begin to measure anew, at ``nimg`` images."""
-        self._nimg, self._since, self._waited = nimg, time.perf_counter(), self._reals.waited_seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside the block."""
-        start = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - start

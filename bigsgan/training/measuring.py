@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe, RunPlan
+from bigsgan.config.metrics import OUTSIDE
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
@@ -23,7 +24,7 @@ from bigsgan.engines import Engine, MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
-from bigsgan.metrics.features import RECIPE
+from bigsgan.metrics.features import RECIPE, no_features
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reference import Reference
 from bigsgan.models.network import LayerStack
@@ -39,7 +40,11 @@ _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Measures the EMA's samples while a run trains, on the ranks that hold the generator."""
+    """Measures the EMA's samples while a run trains, on the ranks that hold the generator.
+
+    Attributes:
+        has_outside: Whether some metric is of the user's own code.
+    """
 
     def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
         """Open the feature network for a run whose recipe asks for metrics. Every rank calls this.
@@ -53,9 +58,11 @@ class Measuring:
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
         self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
-        features = open_features(section.features, data, directory(), RECIPE)
+        needed = section.needs_features
+        features = open_features(section.features, data, directory(), RECIPE) if needed else no_features()
         reference = None if section.reference is None else Path(section.reference)
         reals: ImageDataset | Reference = dataset
+        self.has_outside = any(metric.kind == OUTSIDE for metric in section.asked)
         self._about: dict[str, str] = {}
         if reference is not None:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
@@ -151,14 +158,16 @@ def records(found: Sequence[Measured], features: Features, about: Mapping[str, A
             **about,
             "num_real": measured.num_real,
             "num_fake": measured.num_fake,
-            "features": features.name,
-            "features_sha256": features.hash,
-            "resizer": features.resizer,
+            **(_of_features(features) if measured.metric.kind != OUTSIDE else {"use": measured.metric.use}),
             "seconds": round(measured.seconds, 2),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         for measured in found
     ]
+
+
+def _of_features(features: Features) -> dict[str, str]:
+    return {"features": features.name, "features_sha256": features.hash, "resizer": features.resizer}
 
 
 def keep_records(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,13 @@ _SUMS = "sums_of_ranks."
 """Beginning of the kind of the ranks' sums; their number follows."""
 
 _SUM, _ALARMS, _LAST, _DIVERSITY, _OWED = "sum.", "alarms.", "last.", "diversity", "owed"
+
+
+class Report(NamedTuple):
+    """What a run reports of the state after ``nimg`` images."""
+
+    nimg: int
+    metrics: Mapping[str, float]  # by the names of metrics.jsonl; quality metrics if they were measured here
 
 
 @dataclass

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from bigsgan import checkpoint
 from bigsgan.config import RunPlan
-from bigsgan.config.recipe import is_lost, parse_saved_recipe
+from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, read_saved_recipe
+from bigsgan.config.saved_recipe import is_lost
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import by_rank_zero

@@ -33,7 +33,7 @@ class Product:
         )
         self.schedules = importlib.import_module("bigsgan.training.schedules")
         self.loop, self.run, self.report = loop, loop.run, training._report_metrics
-        self.clock = training._Clock(0, loop.run.reals)
+        self.clock = importlib.import_module("bigsgan.training.clock").Clock(0, loop.run.reals)
         self.seconds: dict[str, float] = {}
         for name in ("generator", "discriminator"):
             for verb in ("forward", "backward", "step"):

@@ -12,18 +12,17 @@ import sys
 import time
 from unittest import mock
 
-from bigsgan import train
 from bigsgan.__main__ import main
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, roster
-from bigsgan.training import build, loop
+from bigsgan.training import build, loop, opening
 from bigsgan.training.measuring import Measuring
 
 PLACES = {
     "joining": (comm, "initialize"),
-    "first collective": (train, "check_plans"),
-    "build": (train, "build_run"),
+    "first collective": (opening, "check_plans"),
+    "build": (opening, "build_run"),
     "restore": (build, "_restore"),
     "samples": (loop, "_report_samples"),
     "evaluation": (Measuring, "__call__"),

@@ -10,7 +10,7 @@ from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import reconstruct
-from bigsgan.training.loop import training_loop
+from bigsgan.training.loop import finished, training_loop
 from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
@@ -156,7 +156,7 @@ def ended(overrides, ds, spoil):
     if spoil:
         directories[1].write_text("")  # as good as a full disk
     try:
-        training_loop(run, StopRequests(launched=False))
+        finished(training_loop(run, StopRequests(launched=False)))
         message = ""
     except UserError as error:
         message = str(error)

@@ -22,8 +22,8 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.runtime.locking import hold
-from bigsgan.train import _alone_in
-from bigsgan.training.loop import training_loop
+from bigsgan.training.loop import finished, training_loop
+from bigsgan.training.opening import alone_in
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
 from tests.alone import entry, save
@@ -47,12 +47,12 @@ def alone(out):
     """What ranks are told of a run directory that another job trains in, and whether they get it afterwards."""
     release = hold(Path(out) / ".lock", "out", out, "wait") if comm.rank() == 1 else None
     comm.barrier()
-    with pytest.raises(UserError) as caught, _alone_in(Path(out)):
+    with pytest.raises(UserError) as caught, alone_in(Path(out)):
         pass
     if release is not None:
         release()
     comm.barrier()
-    with _alone_in(Path(out)):
+    with alone_in(Path(out)):
         return str(caught.value), os.getpid()
 
 
@@ -90,7 +90,7 @@ def train_to_the_end(run, made, stop_in, after=lambda step, update: None):
         after(step, update)
 
     with mock.patch.object(AdversarialStep, "__call__", noted):
-        assert training_loop(run, requests) == (stop_in is None)
+        assert finished(training_loop(run, requests)) == (stop_in is None)
 
 
 def not_finite(overrides, ds, network, most, every=16, on_device=False, bad=(3,), stop_in=None):

@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from bigsgan.runtime import comm
+from bigsgan.training import clock as clocks
 from bigsgan.training import loop
 from tests.distributed import scenarios
 from tests.tiny import zero
@@ -24,7 +25,7 @@ def report(most_ranks_shown):
         patch.object(run.reporter, "report") as reported,
         patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
     ):
-        loop._report_metrics(run, numbers, 0.5, loop._Clock(0, run.reals))
+        loop._report_metrics(run, numbers, 0.5, clocks.Clock(0, run.reals))
     scenarios.destroy(run)
     (nimg, metrics), _ = reported.call_args
     assert nimg == 8
@@ -45,9 +46,9 @@ def speed(rank_waits):
     """Images a second and the ranks' mean wait, of 4 seconds in which a rank waited, and 2 that do not count."""
     run = scenarios.build([], {"generator": zero(0), "discriminator": zero(0)})
     scenarios.update(run, 1)
-    clock = loop._Clock(0, run.reals)
+    clock = clocks.Clock(0, run.reals)
     run.reals.waited_seconds += rank_waits[comm.rank()]
-    with patch.object(run.reporter, "report") as reported, patch.object(loop, "time", SlowTime(clock._since)) as now:
+    with patch.object(run.reporter, "report") as reported, patch.object(clocks, "time", SlowTime(clock._since)) as now:
         with clock.paused():
             now.seconds += 2
         now.seconds += 4

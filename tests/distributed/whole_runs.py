@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bigsgan import train
 from bigsgan.adversarial import AdversarialStep
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.monitor.logs import current_log
 from bigsgan.runtime import comm
+from bigsgan.trainer import Trainer
+from bigsgan.training.script import Command
 from bigsgan.training.stopping import StopRequests
 from tests.tiny import tiny_plan, zero
 
@@ -52,7 +53,8 @@ def run_whole(
 
     try:
         with mock.patch.object(AdversarialStep, "__call__", noted):
-            return train._run(plan, (), requests) or "done"
+            with Trainer(plan, around=Command(requests)) as trainer:
+                return trainer.to_end() or "done"
     except UserError as error:
         return str(error)
     finally:

@@ -68,12 +68,12 @@ def beside_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
 
     def refuse(*arguments: object) -> None:
-        raise WentOnError("bigsgan.train was imported")
+        raise WentOnError("bigsgan.trainer was imported")
 
     def go_on(name: str, import_module: Any = importlib.import_module) -> Any:
         if name == "bigsgan.commands.choosing":
             return import_module(name)
-        if name == "bigsgan.train":
+        if name == "bigsgan.trainer":
             return SimpleNamespace(check=lambda plan, allowed: None, main=refuse)
         raise WentOnError(f"{name} was imported")
 

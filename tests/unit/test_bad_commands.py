@@ -268,13 +268,13 @@ def test_an_accelerator_that_deepspeed_does_not_find_is_named(name, monkeypatch,
     monkeypatch.setattr(parsing.importlib, "import_module", imported)
     monkeypatch.setenv("DS_ACCELERATOR", name)
     with pytest.raises(UserError) as caught:
-        parsing.import_late("bigsgan.train")
+        parsing.import_late("bigsgan.trainer")
     said = f"DS_ACCELERATOR: '{name}' cannot be used on {socket.gethostname()}: XPU_Accelerator requires PyTorch"
     assert str(caught.value).startswith(said)
     assert str(caught.value).endswith("(an environment variable); run `unset DS_ACCELERATOR`")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     with pytest.raises(ValueError, match="XPU"):  # a mistake of ours
-        parsing.import_late("bigsgan.train")
+        parsing.import_late("bigsgan.trainer")
 
 
 def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch, capsys):
@@ -305,7 +305,7 @@ def parsers(parser):
 def test_help_fits_into_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     texts = [parser.format_help() for parser in parsers(choosing._parser())]
-    assert len(texts) == 17
+    assert len(texts) == 18
     assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigsgan import cli, train
+from bigsgan import cli, trainer
 from bigsgan.checkpoint.tags import checksum, sealed
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.runtime.locking import hold
@@ -276,7 +276,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     def allocate(*arguments: Any) -> None:
         torch.empty(2**52)
 
-    monkeypatch.setattr(train, "_run", allocate)
+    monkeypatch.setattr(trainer, "_run", allocate)
     parts = (
         "can't allocate memory",
         "8 (generator), 4 (discriminator) images",
@@ -288,7 +288,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     def fail(*arguments: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(train, "_run", fail)
+    monkeypatch.setattr(trainer, "_run", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         cli.main(train_arguments())
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigsgan import cli, train
+from bigsgan import cli, trainer
 from bigsgan.checkpoint import find_intact
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
@@ -116,9 +116,9 @@ def test_standard_output_on_a_full_disk(key, tmp_path):
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_run_whose_output_is_closed_keeps_its_status(stream, monkeypatch):
-    monkeypatch.setattr(train, "exit_status", lambda work: 85)
+    monkeypatch.setattr(trainer, "exit_status", lambda work: 85)
     monkeypatch.setattr(sys, stream, None)
-    assert train.main(None, None) == 85
+    assert trainer.main(None, None) == 85
 
 
 @pytest.mark.parametrize(

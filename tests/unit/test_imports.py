@@ -141,9 +141,15 @@ def test_every_name_of_the_level_list_exists():
     assert {name for names in LEVELS for name in names} <= modules().keys()
 
 
-def test_two_functions_alone_import_what_others_name():
+def test_few_functions_import_what_others_name():
     passing = [name for name, path in modules().items() if any(call in path.read_text() for call in PASSED_ON)]
-    assert passing == ["bigsgan.commands.parsing"]
+    assert passing == ["bigsgan", "bigsgan.commands.parsing", "bigsgan.plugins"]  # the first has a table of the names
+
+
+def test_the_package_alone_imports_nothing_heavy():
+    """Its names are imported when they are asked for; a plain `import bigsgan` takes milliseconds."""
+    assert not loaded_after("import bigsgan") & {"torch", "deepspeed", "pydantic", "numpy"}
+    assert "torch" not in loaded_after("import bigsgan; bigsgan.Recipe.read('digits'); bigsgan.UserError")
 
 
 def test_only_engines_and_comm_import_deepspeed():
@@ -185,6 +191,6 @@ def test_sampling_and_exporting_need_no_deepspeed():
 @pytest.mark.slow
 def test_training_on_digits_loads_nothing_that_takes_seconds():
     digits = "from bigsgan.config.data import Data; bigsgan.training.build.build_dataset(Data())"
-    loaded = loaded_after(f"import bigsgan.train; {digits}")
+    loaded = loaded_after(f"import bigsgan.trainer; {digits}")
     assert "deepspeed" in loaded
     assert not loaded & {"torchvision", "sklearn", "scipy", "torch._dynamo", "torch._inductor.compile_fx"}

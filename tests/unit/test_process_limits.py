@@ -131,7 +131,7 @@ def test_a_limit_is_named_where_torch_is_loaded_and_where_ranks_work(limited, mo
     limited(RLIMIT_AS=2000 * 1024)
     monkeypatch.setattr(parsing.importlib, "import_module", lambda name: fail(ImportError("failed to map segment")))
     with pytest.raises(UserError) as caught:
-        parsing.import_late("bigsgan.train")
+        parsing.import_late("bigsgan.trainer")
     assert str(caught.value) == MORE_MEMORY
     with pytest.raises(UserError) as caught, memory.naming_remedy("on rank 0", "set activation_checkpointing"):
         fail(MemoryError())

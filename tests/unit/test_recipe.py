@@ -77,8 +77,8 @@ def test_defaults_are_filled_in(tmp_path):
         "max_rollbacks": 10,
         "statistics": "every_update",
         "data": {
-            "kind": "digits", "root": None, "input_root": None, "input_side": "left", "input_channels": 3,
-            "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
+            "kind": "digits", "arguments": {}, "root": None, "input_root": None, "input_side": "left",
+            "input_channels": 3, "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
             "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
             "num_workers": 4, "prefetch": 4, "max_corrupt": None,
             "codec": {
@@ -102,6 +102,7 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "augmentation": None,
         "metrics": None,
+        "callbacks": [],
         "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
         "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0, "power": None},

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigsgan import train
+from bigsgan import trainer
 from bigsgan.cli import main
 from bigsgan.config import plan_run
 from bigsgan.config.run_directory import read_saved_recipe
@@ -19,7 +20,11 @@ from bigsgan.importing import make_recipe
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.monitor import RankLog
+from bigsgan.training import opening
+from bigsgan.training.directory import Traces
 from bigsgan.training.initial_weights import InitialWeights
+from bigsgan.training.opening import Opened
+from bigsgan.training.script import Command
 from bigsgan.training.start import Start
 from bigsgan.training.stopping import StopRequests
 from bigsgan.weights.sources import Found
@@ -221,13 +226,15 @@ def test_an_import_that_has_seen_all_images_is_complete(tmp_path, monkeypatch, c
         raise BuiltError
 
     recipe = tiny_recipe(tmp_path, "total_nimg=16")
-    monkeypatch.setattr(train, "build_run", build)
+    monkeypatch.setattr(opening, "build_run", build)
     out = Path(recipe.out)
     for own, nimg, expected in ((True, 16, 16), (True, 24, 24), (True, 8, None), (False, 16, None)):
         initial = InitialWeights(recipe, SimpleNamespace(nimg=nimg), live=True, own=own)
-        monkeypatch.setattr(train, "find_start", lambda *arguments, initial=initial: Start(initial=initial))
         try:
-            assert train._train(plan_run(recipe, 1), (), StopRequests(False), out, RankLog(out, 0, print)) is None
+            opened = Opened(Start(initial=initial), RankLog(out, 0, print), lambda: None, Traces(out))
+            monkeypatch.setattr(trainer, "opened", lambda *arguments, opened=opened: nullcontext(opened))
+            with trainer.Trainer(plan_run(recipe, 1), around=Command(StopRequests(False))) as complete:
+                assert complete.to_end() is None
         except BuiltError:
             nimg = None
         text = f"{out} is complete at {nimg} images; raise total_nimg to continue\n"

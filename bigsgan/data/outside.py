@@ -1,0 +1,144 @@
+"""Data sets of the user's own code: any map-style ``torch.utils.data.Dataset`` of images, with or without labels.
+
+Shapes: C channels, R pixels a side; H and W pixels of an image as the data set has it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bigsgan import plugins
+from bigsgan.config.data import Data
+from bigsgan.data.fingerprint import Fingerprint, of_attributes
+from bigsgan.data.listing import wrong_num_classes
+from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage, image_tensor
+
+_OFFERED = ("root", "resolution", "image_channels", "num_classes")
+_FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
+
+
+class OutsideImages:
+    """A data set of the user's own, with its images cropped, resized and converted like those of a folder."""
+
+    def __init__(self, source: Any, data: Data) -> None:
+        self.source, self.data = source, data
+        self.in_memory = bool(getattr(source, "in_memory", False))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        name = f"image {index} of {self.data.kind}"
+        try:
+            sample = self.source[index]
+        except CorruptImage:
+            raise
+        except Exception as error:  # anything: the user's code
+            raise CorruptImage(name, plugins.described(error)) from error
+        try:
+            image, label = _parts(sample)
+            return self._converted(image, name), _class_of(label) if self.data.num_classes else 0
+        except ValueError as error:
+            raise CorruptImage(name, str(error)) from error
+
+    def fingerprint(self) -> Fingerprint:
+        """Return a digest of the attributes with an item for each image."""
+        return of_attributes(self.source, len(self), str(self.data.root))
+
+    def _converted(self, image: Any, name: str) -> Tensor:
+        size, channels = self.data.resolution, self.data.image_channels
+        if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, size, size):
+            return image.contiguous()
+        return image_tensor(_pil_image(image), name, size, channels)
+
+
+def build_outside(data: Data) -> OutsideImages:
+    """Build the data set that the name in ``data.kind`` returns.
+
+    Raises:
+        UserError: It cannot be built, is no map-style data set or is empty; its samples are not images, or lack the
+            classes that the recipe has.
+    """
+    offered = {name: value for name in _OFFERED if (value := getattr(data, name)) is not None}
+    if data.root and "root" not in plugins.takes(plugins.load("data.kind", data.kind, "data")):
+        problem, detail = f"must be unset with data.kind={data.kind}", "its signature does not name root"
+        raise UserError("data.root", data.root, problem, "remove it, or let that code take it", detail)
+    source = plugins.build("data.kind", data.kind, "data", data.arguments, offered)
+    remedy = "return a torch.utils.data.Dataset with __len__ and __getitem__"
+    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        detail = f"it returns {type(source).__name__}"
+        raise UserError("data.kind", data.kind, "must return a map-style data set", remedy, detail)
+    if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
+        raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
+    _check_sample(source, data)
+    return OutsideImages(source, data)
+
+
+def _check_sample(source: Any, data: Data) -> None:
+    """Check the first sample, and its class: in a loading process, each would count as an unreadable image."""
+    sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
+    try:
+        image, label = _parts(sample)
+        _pil_image(image)
+    except ValueError as error:
+        problem = f"has a first sample that is no image: {error}"
+        raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
+    try:
+        number = _class_of(label) if data.num_classes else 0
+    except ValueError as error:
+        problem, remedy = "must be 0 with this data", "set data.num_classes=0 to train without classes"
+        raise UserError("data.num_classes", data.num_classes, problem, remedy, f"of its first image, {error}") from None
+    classes = getattr(source, "classes", None)
+    found = len(classes) if isinstance(classes, list | tuple | dict) else number + 1
+    if data.num_classes and (found > data.num_classes or (classes is not None and found != data.num_classes)):
+        raise wrong_num_classes(data, found, "classes")
+
+
+def _parts(sample: Any) -> tuple[Any, Any]:
+    """Return the image and the label, None without one, of a sample: the image alone, or the first two of a tuple."""
+    if isinstance(sample, tuple | list):
+        if not sample:
+            raise ValueError("an empty sample")
+        return sample[0], sample[1] if len(sample) > 1 else None
+    return sample, None
+
+
+def _pil_image(image: Any) -> Image.Image:
+    """Convert any of ``_FORMS``.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if isinstance(image, Image.Image):
+        return image
+    if isinstance(image, Tensor):
+        pixels = image.detach().cpu()
+        pixels = pixels.permute(1, 2, 0) if pixels.dim() == 3 else pixels
+        image = pixels.numpy()
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f"it is of type {type(image).__name__}")
+    channels = image.shape[2] if image.ndim == 3 else 1
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4) or not image.size:
+        raise ValueError(f"it is {image.dtype} of shape {image.shape} as (H, W, C)")
+    return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
+
+
+def _class_of(label: Any) -> int:
+    """Return the number of a class.
+
+    Raises:
+        ValueError: It is none, such as None.
+    """
+    try:
+        number: Any = label.item() if isinstance(label, Tensor) and label.numel() == 1 else label
+        return operator.index(number)
+    except TypeError:
+        what = "no label" if label is None else f"the label {label!r}, which is not the number of a class"
+        raise ValueError(f"it has {what}") from None

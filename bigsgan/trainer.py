@@ -1,0 +1,386 @@
+"""A training run in Python, and as `bigsgan train` has it: from its plan to its exit status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bigsgan import shipped
+from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
+from bigsgan.config.metrics import FeatureNetwork
+from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.engines.deepspeed import reports
+from bigsgan.monitor import RankLog
+from bigsgan.planner.balance import plan_balanced
+from bigsgan.runtime import comm, launched, memory, roll_call, roster
+from bigsgan.runtime.ending import exit_status
+from bigsgan.training.build import open_inputs
+from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.looking import evaluated, sampled, saved
+from bigsgan.training.loop import Run, finished, training_loop
+from bigsgan.training.opening import Opened, built, check_libraries, opened
+from bigsgan.training.reports import Report
+from bigsgan.training.script import Command, Script
+from bigsgan.training.start import find_start
+from bigsgan.training.stopping import LAUNCHER_ENDED, StopRequests
+
+_log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One run, for a script or a notebook: on this process, or on every rank of a launcher, which all do the same.
+
+    ::
+
+        with bigsgan.Trainer(bigsgan.Recipe.read("digits", "out=runs/digits")) as trainer:
+            for report in trainer:
+                print(report.nimg, report.metrics["loss/generator"])
+            images = trainer.sample(16)
+
+    A run directory with checkpoints is resumed, as by `bigsgan train`. In a notebook, ``close`` stands for the end of
+    the block. A signal that comes while it trains, such as Ctrl-C, lets it save, and ends the loop.
+
+    On several ranks, a loop's body has to end within ``hang_timeout_seconds``, and an error ends the process: one rank
+    prints its message. A process has one open trainer at a time.
+
+    Attributes:
+        plan: The recipe on these ranks.
+        stopped_by: What stopped the run, such as SIGTERM; None if nothing did.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe | RunPlan,
+        callbacks: Sequence[object] = (),
+        *,
+        allow_change: Collection[str] = (),
+        around: Command | None = None,
+    ) -> None:
+        """Check a recipe for these ranks; nothing is written or built yet.
+
+        Args:
+            recipe: The recipe, or its plan.
+            callbacks: Objects with some of the methods ``on_start``, ``on_report``, ``on_save`` and ``on_end``, which
+                rank 0 calls besides the recipe's own.
+            allow_change: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
+            around: The command that trains; by default this is a script of the user's.
+
+        Raises:
+            UserError: The recipe cannot run on these ranks.
+        """
+        self._around = around or Script()
+        self.plan = (
+            recipe if isinstance(recipe, RunPlan) else self._around.alike(lambda: _planned(recipe, allow_change))
+        )
+        self._given, self._allowed = callbacks, allow_change
+        self._stack = ExitStack()
+        self._opened: Opened | None = None
+        self._run: Run | None = None
+        self._loop: Generator[Report, None, bool] | None = None
+        self._has_ended = False
+        self.stopped_by: str | None = None
+
+    def __enter__(self) -> Trainer:
+        self._around.alike(self._open)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened = self._run = self._loop = None
+        self._stack.__exit__(*error)
+
+    def close(self) -> None:
+        """End the run: its directory is free for others, and its ranks have parted."""
+        self.__exit__(None, None, None)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe, as these ranks have it."""
+        return self.plan.recipe
+
+    @property
+    def nimg(self) -> int:
+        """Images that the run has seen."""
+        return self._open().start.nimg if self._run is None else self._run.counters.nimg
+
+    def build(self) -> Run:
+        """Build data, networks, engines and state, and load the newest checkpoint; return the run's parts.
+
+        Whatever needs them builds them, so that only who wants the parts themselves calls this.
+
+        Raises:
+            UserError: The run cannot start.
+        """
+        return self._around.alike(self._built)
+
+    def __iter__(self) -> Iterator[Report]:
+        """Train, and yield each report. A loop that was left goes on in the next one.
+
+        Raises:
+            UserError: See ``training_loop``.
+        """
+        while (report := self._around.alike(self._next)) is not None:
+            yield report
+
+    def train(self) -> Report:
+        """Train to the end, or until a signal stops the run; return the last report.
+
+        Raises:
+            UserError: See ``training_loop``.
+        """
+        self._around.alike(self.to_end)
+        if self._run is None:  # the run was complete before
+            found = self._open().start.source
+            return Report(self.nimg, {} if found is None else found.manifest["metrics"])
+        return Report(self.nimg, self._run.reports.metrics_at(self.nimg))
+
+    def save(self) -> Path:
+        """Save a checkpoint of the run as it is, and return its directory. A collective.
+
+        Raises:
+            UserError: It cannot be saved, or a callback fails that is told of it.
+        """
+        return self._around.alike(lambda: saved(self._built()))
+
+    def sample(
+        self, num: int = 16, *, seed: int = 0, classes: Sequence[int] | None = None, live: bool = False
+    ) -> Tensor:
+        """Make images of the generator's EMA, of the latents that `bigsgan sample` takes with that seed. A collective.
+
+        Batch norm has the statistics of the run's own sample grids.
+
+        Args:
+            num: Number of images.
+            seed: Seed of the latents.
+            classes: Classes of the images, in turn; by default all that the data has.
+            live: Take the weights being trained instead of their EMA.
+
+        Returns:
+            Images (num, C, R, R) in [-1, 1] on the host; none on ranks that do not hold the generator.
+
+        Raises:
+            UserError: The generator translates images, or a number is out of range.
+        """
+        return self._around.alike(lambda: sampled(self._built(), num, seed, classes, live))
+
+    def evaluate(self, metrics: Sequence[str], features: FeatureNetwork | None = None) -> dict[str, float]:
+        """Measure the EMA's samples as the run's own metrics do. A collective.
+
+        Args:
+            metrics: Names such as fid10k, or of code such as ``mypackage.metrics:Sharpness``.
+            features: The feature network; by default the recipe's, or ``auto``.
+
+        Returns:
+            Numbers by name, such as ``metrics/fid10k``, which are recorded in ``evaluations.jsonl`` too.
+
+        Raises:
+            UserError: A metric is unknown, fails, or does not fit the data.
+        """
+        return self._around.alike(lambda: evaluated(self._built(), self.plan, metrics, features))
+
+    def to_end(self) -> str | None:
+        """Train to the end; return None if the run is complete, else what stopped it, the same on all ranks."""
+        if not self._is_complete():
+            loop = self._begun()
+            with self._ending(), self._around.listening(), self._watching():
+                complete = finished(loop)
+            self._end(complete)
+        return self.stopped_by
+
+    def _next(self) -> Report | None:
+        if self._is_complete():
+            return None
+        loop = self._begun()
+        with self._ending(), self._around.listening(), self._watching():
+            try:
+                return next(loop)
+            except StopIteration as end:
+                complete = bool(end.value)
+        self._end(complete)
+        return None
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the run if the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            _log.info("stopped", exc_info=error)
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def _open(self) -> Opened:
+        if self._opened is None:
+            with self._ending():
+                self._stack.enter_context(self._around.joined(*_memory_remedy(self.plan)))
+                self._opened = self._stack.enter_context(opened(self.plan, self._allowed))
+                self._around.watchdog.rank_log = self._opened.rank_log
+        return self._opened
+
+    def _built(self) -> Run:
+        if self._run is None:
+            opened = self._open()
+            with self._ending():
+                self._run = self._stack.enter_context(built(self.plan, opened, self._given))
+        return self._run
+
+    def _is_complete(self) -> bool:
+        """Return whether nothing is left to do; say so where the run was complete before."""
+        if self._run is None and (nimg := self._open().start.nimg) >= self.recipe.total_nimg:
+            if comm.rank() == 0 and not self._has_ended:
+                print(f"{self.recipe.out} is complete at {nimg} images; raise total_nimg to continue")
+            self._has_ended = True
+        return self._has_ended
+
+    def _begun(self) -> Generator[Report, None, bool]:
+        """Return the training loop, which begins if it has not."""
+        run = self._built()
+        if self._loop is None:
+            run.reporter.message(_opening_line(run))  # the first report may take minutes
+            with self._ending():
+                run.callbacks.require("on_start", self.recipe, run.counters.nimg)
+            self._loop = training_loop(run, self._around.requests)
+        return self._loop
+
+    def _end(self, complete: bool) -> None:
+        run, out = self._built(), Path(self.recipe.out)
+        run.close()
+        self._has_ended = True
+        self.stopped_by = stopped_by = None if complete else _stopped_by(self._around.requests)
+        if text := reports.summary():
+            run.reporter.message(text)
+        run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
+        with self._ending():
+            run.callbacks.require("on_end", run.counters.nimg, complete)
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """Watch inside the block whether the run goes on."""
+        return self._around.watchdog.judging(self.recipe.hang_timeout_seconds)
+
+
+def train(recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Collection[str] = ()) -> Report:
+    """Train a recipe, or resume its run, as `bigsgan train` does; see ``Trainer`` for the arguments.
+
+    Returns:
+        The last report: it has seen ``recipe.total_nimg`` images or more, unless a signal stopped the run.
+
+    Raises:
+        UserError: The recipe cannot run here; see ``Trainer``.
+    """
+    with Trainer(recipe, callbacks, allow_change=allow_change) as trainer:
+        return trainer.train()
+
+
+def _planned(recipe: Recipe | RunPlan, allowed: Collection[str]) -> RunPlan:
+    """Plan a recipe on a launcher's ranks, as `bigsgan train` does before torch is imported."""
+    if isinstance(recipe, RunPlan):
+        return recipe
+    out = Path(recipe.out)
+    if not os.path.isdir(out / "checkpoints"):
+        refuse_unknown(allowed, recipe)
+    refuse_directory(out, "out")
+    refuse_foreign_metrics(out, recipe.monitor)
+    plan, text = plan_balanced(recipe, launched.world_size())
+    if text and launched.rank() == 0:
+        print(text, file=sys.stderr)
+    return plan
+
+
+def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
+    """Train, and return the process's exit status. Every rank calls this.
+
+    The status is 0 if the run is complete, 2 after the message of a UserError, 1 if the launcher's end stopped it.
+
+    Args:
+        plan: The run's plan.
+        requests: Requests to stop. Until the ranks have joined, they may end the process at once.
+        allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
+        stopped_status: The status if a signal stopped the run before its end.
+    """
+
+    around = Command(requests)
+
+    def work() -> int:
+        with around.watchdog.watching(), requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
+            with roll_call.taken():
+                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            requests.joined()
+            with Trainer(plan, allow_change=allowed, around=around) as trainer:
+                stopped_by = trainer.to_end()
+            requests.end_undisturbed()
+            comm.barrier()  # none ends before the others have come so far: they would take it for killed
+        comm.leave()
+        return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
+
+    status = exit_status(work)
+    roster.know(())
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
+        try:
+            stream.flush()
+        except OSError:  # Python would flush again at its end, fail, and replace the status by 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
+
+
+def check(plan: RunPlan, allowed: Collection[str]) -> None:
+    """Check everything that a start checks before it builds networks, on this rank alone; write nothing.
+
+    Raises:
+        UserError: The start would be refused.
+    """
+    check_libraries(plan.recipe)
+    build_callbacks(plan.recipe)
+    out = Path(plan.recipe.out)
+    open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
+
+
+def _opening_line(run: Run) -> str:
+    num, recipe = comm.world_size(), run.recipe
+    ranks = f"{num} rank{'s' if num > 1 else ''} on {comm.device().type}"
+    return f"training: images {run.counters.nimg} to {recipe.total_nimg}, {ranks}, a report every {recipe.report_nimg}"
+
+
+def _stopped_by(requests: StopRequests) -> str:
+    """Return what stopped the run, which one rank may know; a signal outranks a launcher's end. A collective."""
+    reasons = [reason for reason in comm.gather_objects(requests.reason) or [] if reason]
+    chosen: str = comm.from_rank_zero(min(reasons, key=lambda reason: reason == LAUNCHER_ENDED, default=None))
+    return chosen
+
+
+def _stopping_line(reason: str, nimg: int) -> str:
+    where = f"at {nimg} images, which are saved" if nimg else "before the first update"
+    return f"stopped by {reason} {where}; the same command resumes"
+
+
+def _closing_lines(out: Path, run: Run) -> str:
+    nimg, has_board = run.counters.nimg, "tensorboard" in run.recipe.monitor
+    return "\n".join(
+        [
+            f"done: {nimg} images",
+            f"  samples      {out / 'samples'}",
+            f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
+            f"  TensorBoard  {out / 'tensorboard'}" if has_board else f"  reports      {out / 'metrics.jsonl'}",
+            *([f"look at it:    tensorboard --logdir {out.parent}"] if has_board else []),
+            f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
+        ]
+    )
+
+
+def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
+    """Return texts about where memory is not enough, and about the remedy."""
+    sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in NETWORKS)
+    staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
+    keeps = staged and plan.recipe.pipeline.generator_phase == "keep"
+    return (
+        f"on rank {comm.rank()} with {sizes} images a micro-batch",
+        ("set pipeline.generator_phase=recompute; or set " if keeps else "set ")
+        + " and ".join(both_engines("activation_checkpointing=true"))
+        + f"; or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or "
+        + ("more pipeline stages" if staged else "a higher ZeRO stage (ds_configs/zero3.json)"),
+    )

@@ -1,0 +1,85 @@
+"""What a user's script does with a run between its updates: save it, make samples, and measure them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan import plugins
+from bigsgan.config import RunPlan
+from bigsgan.config.metrics import FeatureNetwork, Metrics
+from bigsgan.config.sections import LARGEST_INT
+from bigsgan.data import build_dataset
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.runtime import comm, division
+from bigsgan.training.alike import open_alike
+from bigsgan.training.loop import Run, finish_snapshots, save
+from bigsgan.training.measuring import Measuring
+from bigsgan.training.sampling import LARGEST_NUM, generator_inputs, sample, shown, stand_statistics
+
+
+def saved(run: Run) -> Path:
+    """Save a checkpoint; see ``Trainer.save``."""
+    finish_snapshots(run, must=True)
+    if error := save(run, must=True):
+        raise error
+    path = run.saver.path(run.counters.nimg)
+    if run.saver.lost:
+        raise UserError(str(path), None, f"cannot be saved: {run.saver.lost}", "resume the run from an earlier one")
+    return path
+
+
+def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: bool) -> Tensor:
+    """Make images; see ``Trainer.sample``."""
+    recipe, generator = run.recipe, run.step.generator
+    most = max(recipe.data.num_classes, 1)
+    if recipe.data.paired:
+        raise UserError("sample", None, "needs a generator from latents", "use `bigsgan sample --input`")
+    for field, value, low, high in (("num", num, 1, LARGEST_NUM), ("seed", seed, 0, LARGEST_INT)):
+        if not low <= value <= high:
+            raise UserError(field, value, f"must be {low} to {high}", "give a number in this range")
+    for label in classes or ():
+        if not 0 <= label < most:
+            raise UserError("classes", label, f"must be 0 to {most - 1}", "give numbers of the data's classes")
+    if not generator.is_held:
+        return torch.empty(0)
+    labels = torch.tensor(classes or range(most))[torch.arange(num) % len(classes or range(most))]
+    inputs = generator_inputs(recipe, Draws(seed), "sample", 0, labels, None, comm.device())
+    infer, statistics = shown(recipe, generator.infer_everywhere), recipe.sample_statistics
+    run.rank_log.phase = "samples"
+    if live:
+        return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
+    with run.ema.swapped():
+        stand_statistics(generator.network, generator.infer_everywhere, run.standing)
+        return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
+
+
+def evaluated(
+    run: Run, plan: RunPlan, names: Sequence[str], features: FeatureNetwork | None = None
+) -> dict[str, float]:
+    """Measure the EMA's samples; see ``Trainer.evaluate``."""
+    own, recipe = run.recipe.metrics, run.recipe
+    plugins.give(list(names))
+    arguments = {name: each for name, each in (own.arguments if own else {}).items() if name in names}
+    section = Metrics(
+        names=list(names),
+        every_nimg=recipe.total_nimg,
+        reference=own.reference if own else None,
+        features=features or (own.features if own else FeatureNetwork()),
+        arguments=arguments,
+        **({"num": own.num} if own else {}),
+    )
+    plan = dataclasses.replace(plan, recipe=recipe.model_copy(update={"metrics": section}))
+    dataset = open_alike(build_dataset, recipe.data)
+    measuring = Measuring(plan, run.out, dataset, run.sampling_batch, run.rank_log)
+    values = None
+    if run.step.generator.is_held:
+        with division.within_part():
+            values = measuring(run.step.generator, run.ema, run.standing, run.counters.nimg)
+    found: dict[str, float] = comm.from_rank_zero(values)
+    return found

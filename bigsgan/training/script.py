@@ -1,0 +1,114 @@
+"""What a command does around a run, done for a Python script or a notebook: its launcher, signals, errors and ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+from torch.distributed import HashStore
+
+from bigsgan.monitor.logs import RankLog, current_log
+from bigsgan.runtime import board, comm, launched, memory, roll_call, roster
+from bigsgan.runtime.compile_clock import CLOCK
+from bigsgan.runtime.ending import exit_status
+from bigsgan.runtime.signals import STOPPING
+from bigsgan.training.stopping import StopRequests
+from bigsgan.training.watchdog import Watchdog
+
+_Result = TypeVar("_Result")
+
+
+class Command:
+    """A command, which has all of this itself: its ranks have joined.
+
+    Attributes:
+        requests: Requests to stop.
+        watchdog: Ends this rank with the others, from before they meet.
+    """
+
+    def __init__(self, requests: StopRequests) -> None:
+        rank, size, here = launched.rank(), launched.world_size(), HashStore()
+        unopened = RankLog(Path(os.devnull), rank, print)
+        open_board = board.of_job if size > 1 else lambda: here
+        self.requests = requests
+        self.watchdog = Watchdog(rank, size, math.inf, unopened, open_board, CLOCK.seconds)
+
+    def alike(self, work: Callable[[], _Result]) -> _Result:
+        """Do something that every rank does."""
+        return work()
+
+    def joined(self, where: str, remedy: str) -> AbstractContextManager[None]:
+        """Let the ranks meet inside the block; texts are those of ``memory.naming_remedy``."""
+        return nullcontext()
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Take note of signals inside the block."""
+        return nullcontext()
+
+
+class Script(Command):
+    """A script of the user's own: one process, or the ranks of a launcher."""
+
+    def __init__(self) -> None:
+        """Check the launcher's environment.
+
+        Raises:
+            UserError: A variable is missing or does not fit; on several ranks the process ends.
+        """
+        launched.forget_empty()
+        self._is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
+        is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+        self.requests = StopRequests(self._is_launched, STOPPING if is_main else ())
+        self.alike(_check_launcher)
+        super().__init__(self.requests)
+
+    def alike(self, work: Callable[[], _Result]) -> _Result:
+        """Do something that every rank does; on several ranks, an error ends the process as a command's does."""
+        if (os.environ.get("WORLD_SIZE") or "1") == "1":
+            return work()
+        found: list[_Result] = []
+
+        def keep() -> int:
+            found.append(work())
+            return 0
+
+        if status := exit_status(keep):
+            sys.exit(status)
+        return found[0]
+
+    @contextmanager
+    def joined(self, where: str, remedy: str) -> Iterator[None]:
+        """Let the ranks meet inside the block; without a launcher, leave no variable of one behind."""
+        own = [] if self._is_launched else [name for name in launched.VARIABLES if name not in os.environ]
+        listening = self.requests.listening() if self._is_launched else nullcontext()
+        try:
+            with self.watchdog.watching(), listening, memory.naming_remedy(where, remedy):
+                with roll_call.taken():
+                    comm.initialize(comm.PATIENCE_HOURS * 3600)
+                yield
+                comm.barrier()  # none ends before the others have come so far: they would take it for killed
+        finally:
+            # Alone, the process keeps its group: DeepSpeed's own groups (0.19.8) outlive one that is destroyed.
+            if self._is_launched and sys.exc_info()[1] is None:  # others may be inside a collective with it
+                comm.leave()
+            board.begin_anew()
+            roster.know(())
+            if log := current_log():
+                log.close()
+            for name in own:
+                os.environ.pop(name, None)
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Take note of signals inside the block, and without a launcher not outside: a notebook goes on there."""
+        return nullcontext() if self._is_launched else self.requests.listening()
+
+
+def _check_launcher() -> None:
+    launched.take_from_slurm()
+    launched.check_launcher()

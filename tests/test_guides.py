@@ -1,0 +1,137 @@
+"""The guides on code of one's own: their files and commands, in a directory outside the repository.
+
+Overrides behind the commands make the training short. What a file or a command makes is looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigsgan.config.run_directory import RECORDS_FILE
+from tests.ports import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = [
+    "total_nimg=64", "report_nimg=32", "sample_nimg=64", "checkpoint_nimg=32", "batch=16", "generator.channels=2",
+    "discriminator.channels=2",
+]  # fmt: skip
+
+
+def written(page: str) -> str:
+    """Write the files of a guide into the working directory; return the guide."""
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
+    for name, content in re.findall(r'^```python title="(\S+)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
+    return text
+
+
+def commands(text: str) -> list[list[str]]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [shlex.split(line) for line in "".join(blocks).replace("\\\n", " ").splitlines()]
+
+
+def merged(words: list[str]) -> list[str]:
+    """The words of a command with the last of the overrides of each key, as no key may be given twice."""
+    keys = [word.partition("=")[0] if re.match(r"[\w.]+=", word) else None for word in words]
+    return [word for i, word in enumerate(words) if keys[i] is None or keys[i] not in keys[i + 1 :]]
+
+
+def execute(words: list[str], *more: str, status: int = 0) -> str:
+    program, *rest = merged([*words, *more])
+    launches = ["--master_port", str(free_port())] if program == "torchrun" else []
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [program, *launches, *rest], env=environment, text=True, timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def rows(run: str) -> list[dict]:
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_own_data(elsewhere):
+    train, evaluate = commands(written("own-data"))
+    written("own-metric")
+    shown = execute(train, *SHORT)
+    assert "done: 64 images" in shown
+    # ... a stopped run that resumes goes on in the same images
+    straight = [row["logits/real"] for row in rows("runs/discs")]
+    execute(train, *SHORT, "out=runs/parts", "total_nimg=32")
+    execute(train, *SHORT, "out=runs/parts")
+    assert [row["logits/real"] for row in rows("runs/parts")] == straight
+    measured = execute(evaluate[:-1], status=2)
+    assert "data.kind: 'mypackage.data:Discs' is code that only a saved recipe names" in measured
+    assert re.search(r"Brightness_ratio +[-\d.]+\n", execute(evaluate))
+
+
+@pytest.mark.slow
+def test_own_metric(elsewhere):
+    train, evaluate, shared = commands(written("own-metric"))
+    shown = execute(train, *SHORT, "metrics.every_nimg=32")
+    assert "Brightness_ratio" in shown
+    measured = [row for row in rows("runs/bright") if "metrics/Brightness_ratio" in row]
+    assert [row["nimg"] for row in measured] == [32, 64]
+    execute(evaluate)
+    execute(shared)
+    records = [json.loads(line) for line in Path("runs/bright", RECORDS_FILE).read_text().splitlines()]
+    own = [record for record in records if record["metric"] == "Brightness"]
+    assert [record["by"] for record in own] == ["train", "train", "evaluate", "evaluate"]
+    assert {record["num_real"] for record in own} == {1000}
+    for name in ("Brightness_ratio", "Brightness_spread"):
+        assert own[1][name] == measured[1][f"metrics/{name}"]
+        assert own[2][name] == pytest.approx(own[3][name], rel=1e-5)  # on one rank, and on two
+
+
+@pytest.mark.slow
+def test_one_call_from_python(elsewhere):
+    alone, together, *_ = commands(written("train-from-python"))
+    shown = execute(alone, *SHORT)
+    lines = ["from 0 to 64 images", "saved runs/script/checkpoints/000000000032", "2 reports", "64 "]
+    assert [line for line in lines if line not in shown] == []
+    assert "runs/script is complete at 64 images" in execute(alone, *SHORT)
+    shown = execute(together, *SHORT)
+    assert shown.count("from 0 to 64 images") == shown.count("2 reports") == 1  # on rank 0 alone
+    assert [row["ranks"] for row in rows("runs/two_ranks")] == [2, 2]
+    refused = execute(together, *SHORT, "out=runs/bad", "batch=7", status=1)  # torchrun's own status
+    assert refused.count("bigsgan: batch: must be a multiple of 2, got 7") == 1
+
+
+@pytest.mark.slow
+def test_a_loop_and_callbacks(elsewhere):
+    _, _, loop, table = commands(written("train-from-python"))
+    shown = execute(loop, *SHORT)
+    assert "saved runs/loop/checkpoints/000000000032" in shown
+    assert re.search(r"torch.Size\(\[20, 1, 16, 16\]\) \{'metrics/fid1k': [\d.]+, 'metrics/seconds'", shown)
+    execute(table, *SHORT)
+    found = [line.split() for line in Path("table.txt").read_text().splitlines()]
+    assert found == [[str(row["nimg"]), str(row["loss/generator"])] for row in rows("runs/table")]
+    # ... and a callback that fails lets the run save
+    Path("mypackage", "hooks.py").write_text("class Table:\n    def on_report(self, nimg, metrics):\n        1 / 0\n")
+    refused = execute(
+        table, *SHORT, "out=runs/fails", "callbacks=[mypackage.hooks:Table]", "checkpoint_nimg=64", status=2
+    )
+    text = "callbacks: 'mypackage.hooks:Table' fails in on_report: ZeroDivisionError: division by zero (hooks.py:3)"
+    assert text in refused
+    assert Path("runs/fails/checkpoints/000000000032/manifest.json").exists()

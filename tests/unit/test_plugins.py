@@ -1,0 +1,184 @@
+"""Code from outside by its name: what is imported, with which arguments, and what is told of mistakes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import yaml
+
+from bigsgan import cli, plugins
+from bigsgan.config import Recipe, load_recipe
+from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.errors import UserError
+from tests.tiny import TINY
+
+MODULE = """
+NUMBER = 3
+class Faces:
+    def __init__(self, size, *, width=2, resolution=0): self.given = size, width, resolution
+    class Inner: pass
+def positional(size, /): pass
+def anything(**given): return given
+def fails(): return 1 / 0
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Work in a directory with a module, of which nothing stays."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(plugins, "_given", set())
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").touch()
+    (tmp_path / "parts" / "own.py").write_text(MODULE)
+    (tmp_path / "parts" / "broken.py").write_text("import nothing_of_this_name")
+    (tmp_path / "parts" / "ends.py").write_text("raise SystemExit(3)")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "parts"]:
+        del sys.modules[name]
+
+
+def load(name):
+    plugins.give([name])
+    return plugins.load("data.kind", name)
+
+
+def test_a_name_leads_to_a_class_or_function(outside):
+    assert load("parts.own:Faces").__name__ == "Faces"
+    assert load("parts.own:Faces.Inner").__name__ == "Inner"
+    assert "parts.broken" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("parts.own", "must have the form package.module:attribute, got 'parts.own'"),
+        ("parts.own:", "must have the form package.module:attribute, got 'parts.own:'; write package.module:attribute"),
+        ("../parts:a", "must have the form package.module:attribute"),
+        (
+            "missing.own:Faces",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'missing'.*; install its pac",
+        ),
+        (
+            "parts.other:Faces",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'parts.other'.*; install its",
+        ),
+        (
+            "parts.broken:a",
+            r"cannot be imported \(ModuleNotFoundError: .*nothing_of_this_name.*broken.py:1\)\); fix pa",
+        ),
+        ("parts.ends:a", r"cannot be imported \(SystemExit: 3 \(ends.py:1\)\); fix parts.ends"),
+        ("parts.own:Face", "is not in parts.own, which has no Face; did you mean Faces?"),
+        ("parts.own:NUMBER", r"cannot be called \(it is of type int\); give the name of a class or function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_by_its_key(outside, name, text):
+    with pytest.raises(UserError, match=f"^data.kind: .*({text})"):
+        load(name)
+
+
+def build(name, arguments):
+    plugins.give([name])
+    return plugins.build("data.kind", name, "data", arguments, {"resolution": 16, "other": 1})
+
+
+def test_the_signature_is_the_section(outside):
+    assert build("parts.own:Faces", {"size": 5}).given == (5, 2, 16)
+    assert build("parts.own:Faces", {"size": 5, "resolution": 4}).given == (5, 2, 4)
+    assert build("parts.own:anything", {"a": 1}) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, text",
+    [
+        ("Faces", {}, r"data.arguments.size: must be given \(parts.own:Faces needs it\); add it to the recipe"),
+        ("Faces", {"size": 1, "widht": 2}, "data.arguments.widht: unknown key; did you mean width?"),
+        ("Faces", {"size": 1, "zzz": 2}, "zzz: unknown key; the arguments of parts.own:Faces are size, width, resolut"),
+        ("fails", {"a": 1}, "data.arguments.a: unknown key; parts.own:fails takes none"),
+        ("positional", {}, "data.arguments.size: cannot be given: parts.own:positional takes it by its place alone"),
+        ("fails", {}, r"data.kind: 'parts.own:fails' fails: ZeroDivisionError: division by zero \(own.py:8\); fix its"),
+    ],
+)
+def test_unknown_and_missing_arguments_are_told_as_keys_are(outside, name, arguments, text):
+    with pytest.raises(UserError, match=text):
+        build(f"parts.own:{name}", arguments)
+
+
+def test_a_saved_recipe_alone_imports_nothing(outside):
+    """The author of a run directory may be anybody; who names the code again trusts it."""
+    (outside / "run").mkdir()
+    tree = yaml.safe_load(TINY)
+    tree["data"] |= {"kind": "parts.own:anything"}
+    (outside / "run" / "config.yaml").write_text(yaml.safe_dump(tree))
+    recipe = read_saved_recipe(outside / "run")
+    with pytest.raises(UserError, match=r"data.kind: .* only a saved recipe names.*name it yourself, as by data.kind="):
+        plugins.load("data.kind", recipe.data.kind)
+    assert "parts.own" not in sys.modules
+    load_recipe(outside / "run" / "config.yaml", ["data.kind=parts.own:anything"], saved=True)
+    assert plugins.load("data.kind", recipe.data.kind)(a=1) == {"a": 1}
+
+
+def test_a_recipe_of_the_users_imports_what_it_names(outside):
+    (outside / "recipe.yaml").write_text(TINY + "callbacks: ['parts.own:anything']\n")
+    recipe = Recipe.read("recipe.yaml")
+    assert recipe.callbacks[0].use == "parts.own:anything"
+    assert "parts.own" not in sys.modules  # reading it imports nothing yet
+    assert plugins.load("callbacks.0.use", recipe.callbacks[0].use)() == {}
+
+
+@pytest.fixture
+def installed(outside, monkeypatch):
+    """A package with entry points, as an installation leaves it."""
+    about = outside / "site" / "facesets-1.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: facesets\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text(
+        "[bigsgan.data]\nfaces = parts.own:anything\n[bigsgan.callbacks]\ntold = parts.own:Faces\n"
+    )
+    monkeypatch.syspath_prepend(str(outside / "site"))
+    return outside
+
+
+def test_entry_points_are_listed_and_named(installed, capsys):
+    assert cli.main(["plugins"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "name   kind       stands for          package   version",
+        "faces  data       parts.own:anything  facesets  1.2",
+        "told   callbacks  parts.own:Faces     facesets  1.2",
+    ]
+    assert "parts.own" not in sys.modules
+    recipe = Recipe.of({**yaml.safe_load(TINY), "data": {"kind": "faces", "resolution": 16}})
+    assert plugins.load("data.kind", recipe.data.kind, "data")(b=2) == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"data": {"kind": "face"}}, r"^data.kind: must be 'digits', .* or package.module:attribute, got 'face'; "),
+        ({"data": {"kind": "digit"}}, r"^data.kind: must be 'digits', .*; did you mean digits\?"),
+        ({"data": {"arguments": {"a": 1}}}, r"^data.arguments: must be unset with data.kind=digits, got \{'a': 1\}"),
+        ({"callbacks": ["told"]}, r"^callbacks.0.*: must be package.module:attribute, got 'told'"),
+        ({"callbacks": [{"use": "a:b", "argument": {}}]}, r"^callbacks.0.argument: unknown key; did you mean callba"),
+        ({"metrics": ["sharp10"]}, r"^metrics.names: must be one of fid, .* images, or package.module:attribute, got"),
+        (
+            {"metrics": ["a:M", "b:M"]},
+            r"^metrics.names: 'b:M' has values of the same name as those of a:M \(metrics/M\)",
+        ),
+        (
+            {"metrics": {"names": ["a:M"], "every_nimg": 8, "arguments": {"b:M": {}}}},
+            r"^metrics.arguments: must be a name of your own code in metrics.names, got 'b:M'",
+        ),
+    ],
+)
+def test_bad_names_in_a_recipe(outside, changes, text):
+    with pytest.raises(UserError, match=text):
+        Recipe.of({**yaml.safe_load(TINY), **changes})
+
+
+def test_metrics_as_a_list_are_measured_with_each_checkpoint(outside):
+    recipe = Recipe.of({**yaml.safe_load(TINY), "metrics": ["fid1k", "a.b:Sharpness"]})
+    assert (recipe.metrics.names, recipe.metrics.every_nimg) == (["fid1k", "a.b:Sharpness"], recipe.checkpoint_nimg)
+    assert [metric.name for metric in recipe.metrics.asked] == ["fid1k", "Sharpness"]
+    assert Recipe.of(yaml.safe_load(recipe.to_yaml())) == recipe

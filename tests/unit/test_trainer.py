@@ -1,0 +1,106 @@
+"""The Python interface before anything is built, and what callbacks are told; tests/test_guides.py trains with it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+import pytest
+import yaml
+
+import bigsgan
+from bigsgan import plugins
+from bigsgan.errors import UserError
+from bigsgan.training.callbacks import build_callbacks
+from tests.tiny import TINY, tiny_recipe
+
+
+class Told:
+    def __init__(self):
+        self.found = []
+
+    def on_report(self, nimg, metrics):
+        self.found.append((nimg, metrics))
+
+    def on_save(self, nimg, path):
+        raise KeyError(path)
+
+
+def test_callbacks_of_the_recipe_come_before_those_given_in_python(monkeypatch, tmp_path):
+    module, found = types.ModuleType("their"), []
+
+    class Hooks(Told):
+        def __init__(self, name):
+            super().__init__()
+            self.found = found
+            found.append(name)
+
+        def on_end(self, nimg, complete):
+            found.append((nimg, complete))
+
+    module.Hooks = Hooks
+    monkeypatch.setitem(sys.modules, "their", module)
+    recipe = tiny_recipe(tmp_path, "callbacks=[{use: 'their:Hooks', arguments: {name: first}}]")
+    given = Told()
+    given.found = found
+    callbacks = build_callbacks(recipe, [given])
+    callbacks.require("on_report", 16, {"loss": 1.0})
+    callbacks.require("on_end", 32, True)
+    callbacks.require("on_start", recipe, 0)  # none has it
+    assert found == ["first", (16, {"loss": 1.0}), (16, {"loss": 1.0}), (32, True)]
+    assert callbacks.has("on_save")
+    assert not callbacks.has("on_start")
+
+
+def test_a_callback_that_fails_is_named(tmp_path):
+    callbacks = build_callbacks(tiny_recipe(tmp_path), [Told()])
+    error = callbacks.tell("on_save", 16, "there")
+    name, place = f"{__name__}:Told", inspect.getsourcelines(Told.on_save)[1] + 1
+    text = f"callbacks: {name!r} fails in on_save: KeyError: 'there' (test_trainer.py:{place}); fix its code"
+    assert str(error).startswith(text)
+    with pytest.raises(UserError, match="fails in on_save"):
+        callbacks.require("on_save", 16, "there")
+
+
+def test_an_object_without_hooks_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^callbacks: 'builtins:object' has none of the methods on_start, on_report,"):
+        build_callbacks(tiny_recipe(tmp_path), [object()])
+
+
+@pytest.mark.parametrize(
+    "changes, allowed, text",
+    [
+        (["batch=7", "accumulation=2"], (), "^batch: must be a multiple of 2, got 7"),
+        ([], ("bach",), "^--allow-change: must be a key of the recipe, got 'bach'"),
+        (["engines.generator.ds_config=none"], (), "^engines.generator.ds_config: 'none' does not exist"),
+    ],
+)
+def test_a_recipe_is_checked_before_anything_is_written(tmp_path, changes, allowed, text):
+    with pytest.raises(bigsgan.UserError, match=text):
+        bigsgan.Trainer(tiny_recipe(tmp_path, *changes), allow_change=allowed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_is_checked_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:  # as a command ends, on several ranks
+        bigsgan.train(tiny_recipe(tmp_path))
+    assert ended.value.code == 2
+
+
+def test_recipes_of_dictionaries_are_checked_as_those_of_files():
+    tree = yaml.safe_load(TINY)
+    assert bigsgan.Recipe.of(tree) == bigsgan.Recipe(**tree)
+    with pytest.raises(UserError, match=r"^data.resolution: must be greater than 0"):
+        bigsgan.Recipe.of({**tree, "data": {"resolution": 0}})
+    with pytest.raises(UserError, match=r"^objective.l1: must be 0 with data.kind=digits"):
+        bigsgan.Recipe(**{**tree, "objective": {"l1": 1.0}})
+
+
+def test_recipes_are_read_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_given", set())
+    assert bigsgan.Recipe.read("digits", "total_nimg=640").total_nimg == 640
+    with pytest.raises(UserError, match=r"^--config: 'digit' does not exist; did you mean digits?"):
+        bigsgan.Recipe.read("digit")
