@@ -52,9 +52,9 @@ def run_whole(
                 after(update)
 
     try:
-        with mock.patch.object(AdversarialStep, "__call__", noted):
-            with Trainer(plan, around=Command(requests)) as trainer:
-                return trainer.to_end() or "done"
+        patched = mock.patch.object(AdversarialStep, "__call__", noted)
+        with patched, Trainer(plan, around=Command(requests)) as trainer:
+            return trainer.to_end() or "done"
     except UserError as error:
         return str(error)
     finally:
