@@ -185,10 +185,11 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
     avoid_fp16_on_a_cpu(stack, plan.on_gpus)
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=torch.float32, device=comm.device()))
+            dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+            module._buffers[name] = torch.empty(buffer.shape, dtype=dtype, device=comm.device())
 
     def gather(parameters: list[nn.Parameter]) -> AbstractContextManager:
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
 
-    initialize(stack, seed, gather, writes=comm.rank() == 0)
+    by_each(comm, lambda: initialize(stack, seed, gather, writes=comm.rank() == 0))
     return stack

@@ -17,6 +17,7 @@ from bigsgan.models.build import initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
+from bigsgan.runtime.together import by_each
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def build_pipeline(
     stage = placement.stage(rank)
     part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
     part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
-    initialize(part, initial_seed(plan.recipe, network))
+    by_each(comm, lambda: initialize(part, initial_seed(plan.recipe, network)))  # the others have other layers
     module = internals.pipeline_module(part, placement, rank)
     engine, _ = initialize_engine(plan, network, part, module, config)
     first = placement.rank(stage, 0)
