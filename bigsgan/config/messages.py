@@ -122,7 +122,8 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
 
 def _tags(section: type[BaseModel]) -> tuple[Any, ...]:
     """Return the values of ``family`` that select a section of a union."""
-    return get_args(section.model_fields["family"].annotation)
+    family = section.model_fields["family"]
+    return get_args(family.annotation) or (family.default,)
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

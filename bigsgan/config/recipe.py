@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data, without_unread
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
+from bigsgan.config.families.outside import trust
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.objective import Objective
@@ -139,24 +140,30 @@ class Recipe(Section):
         return dump_yaml(self.model_dump())
 
 
-def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False) -> Recipe:
+def load_recipe(
+    path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False, trusted: bool = True
+) -> Recipe:
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
     A run directory that lacks its recipe has it in its checkpoints. ``saved`` says that the recipe is a run's, as it is
-    in a directory with checkpoints; see ``parse_saved_recipe``.
+    in a directory with checkpoints; see ``parse_saved_recipe``. Networks that a ``trusted`` recipe names may be
+    imported: the user has given it, and it is not out of a checkpoint.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
-    tree = read_yaml(path) if tree is None else tree
+    tree, trusted = (read_yaml(path), trusted) if tree is None else (tree, False)
     numbers: set[float] = set()
     if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
         tree, numbers = without_unread(tree), numbers_in(tree)
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
-    return parse_recipe(tree, numbers)
+    recipe = parse_recipe(tree, numbers)
+    if trusted:
+        trust(*(getattr(recipe, network).family for network in NETWORKS))
+    return recipe
 
 
 def is_lost(path: Path) -> bool:

@@ -17,8 +17,9 @@ from torch import nn
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.families.outside import is_outside
 from bigsgan.engines.absent import AbsentEngine, share_outcomes
-from bigsgan.engines.base import Engine
+from bigsgan.engines.base import DTYPES, Engine
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.connecting import connect_groups
 from bigsgan.engines.deepspeed import internals, nvme
@@ -36,7 +37,7 @@ from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
-from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
@@ -175,6 +176,8 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
     """Build the network and initialize it; at ZeRO 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
+    if is_outside(getattr(plan.recipe, network).family):
+        return _build_layer_by_layer(plan, network, file, config)
     if file.stage < 3:
         stack = build_network(plan.recipe, network).to(comm.device())
         avoid_fp16_on_a_cpu(stack, plan.on_gpus)
@@ -192,4 +195,22 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
 
     by_each(comm, lambda: initialize(stack, seed, gather, writes=comm.rank() == 0))
+    return stack
+
+
+def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
+    """Construct each layer whole on every rank; at ZeRO 3 share it out before the next.
+
+    Code from outside fills its parameters where it constructs them, which it cannot do with shards.
+    """
+    stack = network_on_meta(plan.recipe, network)
+    for number in range(len(stack.layers)):
+        layer = stack.part(number, number + 1).to_empty(device=comm.device())
+        initialize(layer, initial_seed(plan.recipe, network))
+        if file.stage == 3:
+            for parameter in layer.parameters():
+                parameter.data = parameter.data.to(DTYPES[file.precision])
+            deepspeed.zero.Init(layer, data_parallel_group=division.part(), config_dict_or_path=config)
+    if not getattr(plan.recipe, network).exact:  # its random numbers must differ from rank to rank
+        torch.manual_seed(initial_seed(plan.recipe, network) + comm.rank())
     return stack

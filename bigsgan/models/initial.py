@@ -96,7 +96,8 @@ def _reset(module: nn.Module, reset: Callable[[], None], generator: torch.Genera
     """Call ``reset`` while the module's tensors are float32 on the CPU, whose generator is the same on all machines."""
     places: list[tuple[dict[str, Any], str, Tensor]] = []
     for _, part in parts_of(module):
-        for stored in (part._parameters, part._buffers):
+        holders: tuple[dict[str, Any], ...] = part._parameters, part._buffers
+        for stored in holders:
             places += [(stored, name, tensor) for name, tensor in stored.items() if tensor is not None]
     copies: dict[int, Tensor] = {}
     for _, _, tensor in places:

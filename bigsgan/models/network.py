@@ -204,7 +204,7 @@ def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writ
                 new = [tensor for key, (_, tensor) in reached.items() if key not in filled]
                 for tensor in new:
                     spoil(tensor)
-                fill(lambda name, prefix=prefix: _generator(seed, f"{prefix}.{name}"))
+                fill(partial(_generator, seed, prefix))
                 left |= {id(tensor): reached[id(tensor)][0] for tensor in new if is_spoilt(tensor)}
                 filled |= {id(tensor) for tensor in new if not is_spoilt(tensor)}
             else:
@@ -212,6 +212,6 @@ def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writ
     refuse_unfilled([name for key, name in left.items() if key not in filled][::-1])
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    entropy = np.random.SeedSequence([seed, zlib.crc32(b"initialize"), zlib.crc32(name.encode())])
+def _generator(seed: int, prefix: str, name: str) -> torch.Generator:
+    entropy = np.random.SeedSequence([seed, zlib.crc32(b"initialize"), zlib.crc32(f"{prefix}.{name}".encode())])
     return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))
