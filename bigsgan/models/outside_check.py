@@ -7,7 +7,7 @@ changes, and results of a sample that depend on the others beside it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.families.outside import is_outside
 from bigsgan.errors import UserError, reason
+from bigsgan.models import dual
 from bigsgan.models.batch_norm import GlobalBatchNorm
 from bigsgan.models.build import initial_seed
 from bigsgan.models.network import LayerStack, initialize
@@ -32,7 +33,9 @@ _TOLERANCE = 1e-3
 Carry = tuple[Tensor, ...]
 
 
-def check_outside(recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes: bool = True) -> None:
+def check_outside(
+    recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes: bool = True, forward_mode: Collection[str] = ()
+) -> None:
     """Check the networks of a recipe that are from outside.
 
     Args:
@@ -40,6 +43,7 @@ def check_outside(recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes
         num_ranks: Ranks of the run.
         num_sharing: Ranks that share this machine's memory.
         computes: Whether the samples are computed; else this process only learns whether the networks can be imported.
+        forward_mode: Networks whose penalties are computed in forward mode.
 
     Raises:
         UserError: A network cannot be constructed, has parameters without values, fails, returns other shapes than
@@ -50,16 +54,16 @@ def check_outside(recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes
             with torch.device("meta"):
                 stack = LayerStack(outside_layers(recipe, network))
             if computes:
-                _check(recipe, network, stack, num_ranks, num_sharing)
+                found = _check(recipe, network, stack, num_sharing, network in forward_mode)
+                _refuse_inexact(recipe, network, num_ranks, found)
 
 
-def _check(recipe: Recipe, network: str, stack: LayerStack, num_ranks: int, num_sharing: int) -> None:
-    section: Any = getattr(recipe, network)
-    field, family = f"{network}.family", section.family
+def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, has_tangents: bool) -> list[str]:
+    """Compute the layers; return what depends on other samples, on earlier passes or on torch's generators."""
+    field, family = f"{network}.family", getattr(recipe, network).family
     if not any(True for _ in stack.parameters()):
         raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
-    engine, found = recipe.engine(network), list[str]()
-    carry = _inputs(recipe, network)
+    found, carry = list[str](), _inputs(recipe, network)
     for number in range(len(stack.layers)):
         _check_memory(field, family, stack, number, num_sharing)
         layer = stack.part(number, number + 1).to_empty(device="cpu")
@@ -76,13 +80,22 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_ranks: int, num_
                 f"cannot compute layer {number} from {given}" if len(stack.layers) > 1 else f"cannot compute {given}"
             )
             raise UserError(field, family, problem, "correct it, or its arguments", detail) from error
+        if has_tangents:
+            _check_tangents(field, family, layer, carry)
         layer.to_empty(device="meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
-    is_alone = num_ranks == 1 and recipe.accumulation_of(network) == 1 and not engine.activation_checkpointing
-    if found and section.exact and not is_alone:
-        problem = "has results that depend on how ranks and micro-batches share the work"
-        raise UserError(field, family, problem, f"correct it, or set {network}.exact=false", "; ".join(found))
+    return found
+
+
+def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
+    section: Any = getattr(recipe, network)
+    recomputes = recipe.accumulation_of(network) > 1 or recipe.engine(network).activation_checkpointing
+    if found and section.exact and (num_ranks > 1 or recomputes):
+        problem, remedy = "has results that depend on how ranks and micro-batches share the work", "correct it, or set "
+        raise UserError(
+            f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
+        )
 
 
 @contextmanager
@@ -159,6 +172,19 @@ def _mixes_samples(layer: LayerStack, carry: Carry) -> bool:
         if not torch.allclose(ours[: _NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
             return True
     return False
+
+
+def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) -> None:
+    """Refuse a layer that cannot carry tangents, or whose tangents cannot be differentiated."""
+    carry = tuple(each.clone().requires_grad_() if each.is_floating_point() else each for each in carry)
+    first = next(each for each in carry if each.is_floating_point())
+    try:
+        tangents = layer.train().fold_dual(dual.begin(carry, torch.ones_like(first))).tangents
+        sum(each.sum() for each in tangents).backward()  # type: ignore[union-attr]
+    except RuntimeError as error:
+        problem = "has operations that exact penalties in pipeline stages, in forward mode, cannot differentiate"
+        remedy = "set form=finite_difference of the penalty, or pipeline_stages=1 of the discriminator"
+        raise UserError(field, family, problem, remedy, f"{_named(layer)}: {reason(error)}") from error
 
 
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:

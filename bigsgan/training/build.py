@@ -76,8 +76,8 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
         UserError: Something cannot be read, or does not fit.
     """
     recipe = plan.recipe
-    sharing = launched.local_size(os.environ)
-    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, computes=comm.rank() == 0))
+    sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
+    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)

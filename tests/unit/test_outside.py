@@ -317,3 +317,10 @@ def test_second_derivatives_of_attention(tmp_path):
     (slopes,) = torch.autograd.grad(network(images, torch.arange(4)).sum(), images, create_graph=True)
     slopes.square().sum().backward()
     assert all(p.grad is not None for name, p in network.named_parameters() if "in_proj_weight" in name)
+
+
+def test_forward_mode_needs_tangents(tmp_path):
+    recipe = tiny_recipe(tmp_path, *LAYERED, "objective.r1={weight: 1}")
+    check_outside(recipe, 2, forward_mode=["generator"])
+    with pytest.raises(UserError, match=r"discriminator\.family: .* has operations that exact penalties in pipeline"):
+        check_outside(recipe, 2, forward_mode=["discriminator"])

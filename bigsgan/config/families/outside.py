@@ -57,6 +57,7 @@ def check_trusted(field: str, family: str) -> None:
 class _Outside(NetworkSection):
     """A function or class from outside the package that makes the network (docs/how-to/your-own-network.md)."""
 
+    has_tangents = False
     family: str = OUTSIDE
     arguments: dict[str, Any] = Field(default={})
     """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``resolution`` and
