@@ -197,6 +197,8 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
         return f"list of {type_of(get_args(annotation)[0])}".replace("integer", "integers").replace("number", "numbers")
+    if origin is dict:
+        return "section"
     name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
     return name + limits(metadata)
 

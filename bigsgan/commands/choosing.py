@@ -8,7 +8,7 @@ from functools import cache
 
 import shtab
 
-from bigsgan.commands import bench, data, doctor, evaluate, export, import_, plan, sample, submit, train
+from bigsgan.commands import bench, data, doctor, evaluate, export, import_, plan, plugins, sample, submit, train
 from bigsgan.commands.parsing import Parser, given_overrides
 from bigsgan.errors import UserError
 from bigsgan.preflight import versions
@@ -43,6 +43,6 @@ def _parser() -> Parser:
     shtab.add_argument_to(parser, "--print-completion", help=text)
     parser.add_argument("--version", action="version", version=f"bigsgan {versions().get('bigsgan', 'not installed')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, submit, plan, sample, evaluate, export, import_, bench, doctor, data):
+    for command in (train, submit, plan, sample, evaluate, export, import_, bench, doctor, data, plugins):
         command.add(commands)
     return parser

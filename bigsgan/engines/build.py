@@ -32,7 +32,7 @@ from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import build_pipeline
-from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_bubble
+from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_bubble, meta_inputs
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
@@ -157,7 +157,15 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     join_replicas(stack, comm.world_size(), group=division.part())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = plan.engines[network].is_stock
-    return ZeroEngine(engine, root, release, averaged, device_skip, stock)
+    built = ZeroEngine(engine, root, release, averaged, device_skip, stock)
+    if file.stage == 3 and any(map(_is_foreign, stack.modules())):
+        built.note_foreign_uses(tuple(torch.zeros_like(x, device=comm.device()) for x in meta_inputs(plan, network, 2)))
+    return built
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    """Return whether a module has parameters and is none of the package's."""
+    return any(True for _ in module.parameters(recurse=False)) and not type(module).__module__.startswith("bigsgan.")
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bigsgan
+from bigsgan.cli import main
 from bigsgan.config.families import outside as sections
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.errors import UserError
@@ -324,3 +325,21 @@ def test_forward_mode_needs_tangents(tmp_path):
     check_outside(recipe, 2, forward_mode=["generator"])
     with pytest.raises(UserError, match=r"discriminator\.family: .* has operations that exact penalties in pipeline"):
         check_outside(recipe, 2, forward_mode=["discriminator"])
+
+
+def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
+    """An entry point's name is a family, and `bigsgan plugins` lists it."""
+    package = tmp_path / "somebody-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bigsgan.families]\nsomebodys = tests.outside:Generator\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sections.installed.cache_clear()
+    recipe = recipe_with(tmp_path, generator="somebodys")
+    assert network_on_meta(recipe, "generator").layers["0"].module.side == 4
+    sections.installed.cache_clear()
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().out.split() == [
+        *("name", "kind", "code", "package"),
+        *("somebodys", "families", "tests.outside:Generator", "somebody"),
+    ]
