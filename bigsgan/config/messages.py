@@ -26,6 +26,8 @@ _TEXTS = {
     "too_short": ("must have at least {min_length} entries", "add entries"),
     "too_long": ("must have at most {max_length} entries", "remove entries"),
     "model_type": ("must be a section", "write its keys below it"),
+    "dict_type": ("must be a section", "write its keys below it"),
+    "invalid-json-value": ("must be a text, a number, a list or a section", "put it in quotes"),
 }
 """Problem and remedy for each type of error."""
 
@@ -89,6 +91,8 @@ def choose(found: object, problem: str) -> str:
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """Suggest the key that was meant: a similar one, one of the same name elsewhere, or all keys of the section."""
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
+    if "arguments" in section.model_fields and not close:
+        return f"give an argument of its function as {'.'.join([*path[:-1], 'arguments', path[-1]])}"
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
     own = ".".join(path)  # it may be a key of another family

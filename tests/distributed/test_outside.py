@@ -2,6 +2,7 @@
 
 import pytest
 
+from bigsgan.config import both_engines
 from tests.distributed.agreement import check_updates
 from tests.outside import LAYERED, WHOLE
 from tests.tiny import both, stages
@@ -20,6 +21,11 @@ def test_modules(ranks, num_ranks, stage):
 @pytest.mark.parametrize("layout", ["zero3", "stages", "checkpointing"])
 def test_layers(ranks, layout):
     """In stages, with and without recomputation, and shared out layer by layer."""
-    more = {"zero3": [], "stages": stages(2, 2), "checkpointing": ["engines.generator.activation_checkpointing=true"]}
-    overrides = [*LAYERED, *PENALTY, "accumulation=2", *more[layout]]
+    stepped = ["objective.r1={weight: 0.2, every: 2, form: finite_difference, sigma: 0.5}"]
+    more = {
+        "zero3": PENALTY,
+        "stages": [*stepped, *stages(2, 2)],
+        "checkpointing": [*PENALTY, *both_engines("activation_checkpointing=true")],
+    }
+    overrides = [*LAYERED, "accumulation=2", *more[layout]]
     check_updates(ranks(2), overrides, both(3 if layout == "zero3" else 1), 4)

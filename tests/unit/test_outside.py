@@ -343,3 +343,14 @@ def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
         *("name", "kind", "code", "package"),
         *("somebodys", "families", "tests.outside:Generator", "somebody"),
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_can_be_compiled_whole(tmp_path, dtype):
+    network = build_network(tiny_recipe(tmp_path, *WHOLE), "discriminator")
+    initialize(network, 5)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
+    torch.testing.assert_close(compiled(images, labels), network(images, labels))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from bigsgan.config.families.base import GeneratorSection, NetworkSection
 from bigsgan.config.sections import Width
@@ -59,7 +58,7 @@ class _Outside(NetworkSection):
 
     has_tangents = False
     family: str = OUTSIDE
-    arguments: dict[str, Any] = Field(default={})
+    arguments: dict[str, JsonValue] = Field(default={})
     """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``resolution`` and
     ``image_channels`` that its signature names."""
     exact: bool = True
