@@ -246,6 +246,14 @@ class GlobalBatchNorm(BatchStatistics):
             self.running_mean.zero_()
             self.running_var.fill_(1)
 
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Start as torch's does: with a weight of 1 and a bias of 0."""
+        super().initialize(generators)
+        if self.weight is not None:
+            self.weight.fill_(1)
+            self.bias.zero_()
+
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         """Normalize (N, C, ...) to mean 0 and variance 1 for each channel; then times a weight, plus a bias."""
         normalized = super().forward(x.reshape(*x.shape[:2], -1, 1), shift).reshape(x.shape)

@@ -2,8 +2,8 @@
 
 A recipe names a function or class. What it returns is either a module, which is one layer here and is constructed as a
 whole, or a list of functions without arguments that make one layer each, or a ``LayerStack`` with layers of our kind
-(CONTRIBUTING.md, "Rules for layers"). Layers that are not of our kind are constructed on the CPU, from generators keyed
-by the network's seed and their place, and their values are then copied to where the network lies.
+(CONTRIBUTING.md, "Rules for layers"), which are initialized as ours are. Others are constructed on the CPU, from
+generators keyed by the network's seed and their place, and their values are then copied to where the network lies.
 
 Shapes: N samples, Z numbers in a latent, C channels, R pixels a side.
 """
@@ -29,7 +29,7 @@ from bigsgan.config.families.outside import check_trusted, installed
 from bigsgan.config.messages import choose, explain
 from bigsgan.config.sections import Section
 from bigsgan.errors import UserError, reason
-from bigsgan.models.batch_norm import global_batch_norms
+from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.initial import Generators, drawing_from, tensors_of
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
@@ -44,32 +44,17 @@ _PLAIN = (bool, int, float, str, list, tuple, dict, NoneType, Any)
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class Constructed(TwiceDifferentiable):
+class Foreign(TwiceDifferentiable):
     """A layer that is any module: it takes the carry, and returns a tensor or a tuple, which is the next carry.
 
     In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
-    floats have the weights' type; the network's outputs are float32. Batch norm is that of
-    ``global_batch_norms``; parameters that the module does not train are buffers.
-
-    Attributes:
-        fills_parts: It initializes all modules below it.
+    floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
+    parameters that the module does not train are buffers.
     """
 
-    fills_parts = True
-
-    def __init__(self, make: Make, module: nn.Module, is_last: bool) -> None:
-        """Keep ``module``, which ``make`` makes, and can make again."""
+    def __init__(self, module: nn.Module, is_last: bool) -> None:
         super().__init__()
-        self._make, self.module, self._is_last = make, module, is_last
-
-    @torch.no_grad()
-    def initialize(self, generators: Generators) -> None:
-        """Construct the module again, on the CPU, and copy its values."""
-        with drawing_from(generators("constructor")), _filling_memory():
-            fresh = _on_cpu(self._make, generators)
-        for ours, theirs in zip(_tensors(self.module), _tensors(fresh), strict=True):
-            if theirs.is_floating_point() or theirs.dtype == torch.bool or theirs.max() < torch.iinfo(theirs.dtype).max:
-                ours.copy_(theirs)
+        self.module, self._is_last = module, is_last
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply the module to the carry."""
@@ -98,6 +83,30 @@ class Constructed(TwiceDifferentiable):
             return functional_call(self.module, buffers, inputs)
 
 
+class Constructed(Foreign):
+    """A layer that ``make`` makes: its constructor initializes it.
+
+    Attributes:
+        fills_parts: It initializes all modules below it.
+    """
+
+    fills_parts = True
+
+    def __init__(self, make: Make, module: nn.Module, is_last: bool) -> None:
+        """Keep ``module``, and ``make``, which has made it and can make it again."""
+        super().__init__(module, is_last)
+        self._make = make
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Construct the module again, on the CPU, and copy its values."""
+        with drawing_from(generators("constructor")), _filling_memory():
+            fresh = _on_cpu(self._make, generators)
+        for ours, theirs in zip(_tensors(self.module), _tensors(fresh), strict=True):
+            if theirs.is_floating_point() or theirs.dtype == torch.bool or theirs.max() < torch.iinfo(theirs.dtype).max:
+                ours.copy_(theirs)
+
+
 def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     """Make the layers of a network from outside, on the default device.
 
@@ -119,7 +128,8 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
 
     made = checked(call)
     if isinstance(made, LayerStack):
-        return list(made.layers.values())
+        *_, last = made.layers.values()
+        return [x if _is_ours(x) else Foreign(x, is_last=x is last) for x in made.layers.values()]
     if isinstance(made, nn.Module):
         return [Constructed(call, made, is_last=True)]
     layers: list[nn.Module] = []
@@ -152,7 +162,7 @@ def _on_cpu(make: Make, generators: Generators | None = None) -> Any:
         made = _prepared(make())
     if generators is not None:
         for prefix, module in made.named_modules():
-            if type(module).__module__.startswith("bigsgan.") and hasattr(module, "initialize"):
+            if _is_ours(module) and hasattr(module, "initialize"):
                 module.initialize(lambda name, prefix=prefix: generators(f"{prefix}.{name}"))
     return made
 
@@ -174,7 +184,7 @@ def _filling_memory() -> Iterator[None]:
 
 def _prepared(made: Any) -> Any:
     """Give batch norm global statistics, and make parameters that are not trained buffers; weights are float32."""
-    if not isinstance(made, nn.Module) or isinstance(made, LayerStack):
+    if not isinstance(made, nn.Module):
         return made
     made = global_batch_norms(made)
     for module in made.modules():
@@ -185,6 +195,10 @@ def _prepared(made: Any) -> Any:
             elif parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
     return made
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("bigsgan.") and not isinstance(module, GlobalBatchNorm)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

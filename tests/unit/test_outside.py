@@ -17,7 +17,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.layers import moving_state
-from bigsgan.models.network import initialize
+from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside_check import check_outside
 from tests.outside import LAYERED, WHOLE
 from tests.tiny import tiny_recipe
@@ -354,3 +354,50 @@ def test_layers_can_be_compiled_whole(tmp_path, dtype):
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
     torch.testing.assert_close(compiled(images, labels), network(images, labels))
+
+
+def stacked(latent_size, image_channels, resolution):
+    """A ``LayerStack`` of torch's layers, with batch norm."""
+    last = nn.Sequential(
+        nn.Linear(8, image_channels * resolution**2), nn.Unflatten(1, (image_channels, resolution, -1))
+    )
+    return LayerStack([FirstOnly(nn.Linear(latent_size, 8)), nn.BatchNorm1d(8), last])
+
+
+class FirstOnly(nn.Module):
+    """Drops the labels."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, labels):
+        """(N, Z), (N,) -> (N, 8)."""
+        return self.module(x)
+
+
+def test_a_stack_of_torchs_layers(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("stacked"))
+    check_outside(recipe, 2)
+    network = network_on_meta(recipe, "generator").to_empty(device="cpu")
+    initialize(network, 5)
+    assert isinstance(network.layers["1"].module, GlobalBatchNorm)
+    assert network.layers["1"].module.weight.tolist() == [1] * 8
+    assert network(torch.randn(4, 12), torch.arange(4)).shape == (4, 1, 16, 16)
+
+
+class Weighted(Torchs):
+    """Initializes its batch norm as DCGAN does."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.norm = nn.BatchNorm1d(latent_size)
+        nn.init.constant_(self.norm.weight, 3)
+
+
+def test_batch_norm_keeps_the_constructors_weights(tmp_path):
+    network = network_on_meta(recipe_with(tmp_path, generator=here("Weighted")), "generator").to_empty(device="cpu")
+    initialize(network, 5)
+    norm = network.layers["0"].module.norm
+    assert norm.weight.tolist() == [3] * 12
+    assert norm.running_var.tolist() == [1] * 12
