@@ -197,7 +197,7 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
         for name, buffer in module.named_buffers(recurse=False):
             dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
-            module._buffers[name] = torch.empty(buffer.shape, dtype=dtype, device=comm.device())
+            setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=comm.device()))
 
     def gather(parameters: list[nn.Parameter]) -> AbstractContextManager:
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
