@@ -38,6 +38,7 @@ from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
+from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
@@ -213,7 +214,7 @@ def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, conf
     """
     stack = network_on_meta(plan.recipe, network)
     for number in range(len(stack.layers)):
-        layer = stack.part(number, number + 1).to_empty(device=comm.device())
+        layer = with_memory(stack.part(number, number + 1), comm.device())
         initialize(layer, initial_seed(plan.recipe, network))
         if file.stage == 3:
             for parameter in layer.parameters():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bigsgan.errors import UserError
 
+Module = TypeVar("Module", bound=nn.Module)
 Generators = Callable[[str], torch.Generator]
 """Returns the random generator of a parameter or buffer, by its name in its module."""
 
@@ -73,6 +74,22 @@ def named_fillable(network: nn.Module, prefix: str = "") -> Iterator[tuple[str, 
     for name, module in network.named_modules(prefix=prefix):
         if hasattr(module, "fills_parts") or id(module) not in below:
             yield name, module
+
+
+def with_memory(module: Module, device: torch.device | str) -> Module:
+    """Give a module new memory on a device; tensors that its modules share stay shared, unlike after ``to_empty``."""
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for part in module.modules():
+        holders: tuple[dict[str, Any], ...] = part._parameters, part._buffers
+        for stored in holders:
+            for name, tensor in stored.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((stored, name))
+    module.to_empty(device=device)
+    for (first, name), *others in places.values():
+        for stored, other in others:
+            stored[other] = first[name]
+    return module
 
 
 def parts_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -31,7 +31,7 @@ from bigsgan.config.sections import Section
 from bigsgan.errors import UserError, reason
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.initial import Generators, drawing_from, tensors_of
+from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import full
@@ -153,7 +153,7 @@ def _constructed(make: Make) -> Any:
         return _prepared(make())
     except Exception:  # such as numbers of a schedule that are read from a tensor
         made = _on_cpu(make)
-    return made.to("meta") if isinstance(made, nn.Module) else made
+    return with_memory(made, "meta") if isinstance(made, nn.Module) else made
 
 
 def _on_cpu(make: Make, generators: Generators | None = None) -> Any:

@@ -20,6 +20,7 @@ from bigsgan.errors import UserError, reason
 from bigsgan.models import dual
 from bigsgan.models.batch_norm import GlobalBatchNorm
 from bigsgan.models.build import initial_seed
+from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside import outside_layers
 from bigsgan.runtime.memory import free_host_bytes, size
@@ -63,10 +64,11 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
     field, family = f"{network}.family", getattr(recipe, network).family
     if not any(True for _ in stack.parameters()):
         raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
+    _refuse_shared(field, family, stack)
     found, carry = list[str](), _inputs(recipe, network)
     for number in range(len(stack.layers)):
         _check_memory(field, family, stack, number, num_sharing)
-        layer = stack.part(number, number + 1).to_empty(device="cpu")
+        layer = with_memory(stack.part(number, number + 1), "cpu")
         with _located(field):
             initialize(layer, initial_seed(recipe, network))
         try:
@@ -82,7 +84,7 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             raise UserError(field, family, problem, "correct it, or its arguments", detail) from error
         if has_tangents:
             _check_tangents(field, family, layer, carry)
-        layer.to_empty(device="meta")
+        with_memory(layer, "meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
     return found
@@ -96,6 +98,16 @@ def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[st
         raise UserError(
             f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
         )
+
+
+def _refuse_shared(field: str, family: str, stack: LayerStack) -> None:
+    """Refuse a parameter of several layers, which would be another one in each."""
+    owners: dict[int, str] = {}
+    for number, layer in stack.layers.items():
+        for name, parameter in layer.named_parameters():
+            if owners.setdefault(id(parameter), number) != number:
+                problem = f"has a parameter of layers {owners[id(parameter)]} and {number}: {name}"
+                raise UserError(field, family, problem, "let one layer hold the modules that share it")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network, network_on_meta
+from bigsgan.models.initial import with_memory
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside_check import check_outside
@@ -401,3 +402,39 @@ def test_batch_norm_keeps_the_constructors_weights(tmp_path):
     norm = network.layers["0"].module.norm
     assert norm.weight.tolist() == [3] * 12
     assert norm.running_var.tolist() == [1] * 12
+
+
+class Ties(Torchs):
+    """Uses one weight twice."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.one, self.other = nn.Linear(latent_size, latent_size), nn.Linear(latent_size, latent_size)
+        self.other.weight = self.one.weight
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(self.other(self.one(z)), y)
+
+
+def test_shared_weights_stay_shared(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("Ties"))
+    network = with_memory(network_on_meta(recipe, "generator"), "cpu")
+    initialize(network, 5)
+    module = network.layers["0"].module
+    assert module.other.weight is module.one.weight
+    assert sum(1 for _ in network.parameters()) == 6
+    check_outside(recipe, 2)
+
+
+def shares(latent_size, image_channels, resolution):
+    """Layers that share a module."""
+    shared = nn.Linear(12, 12)
+    last = nn.Sequential(
+        nn.Linear(12, image_channels * resolution**2), nn.Unflatten(1, (image_channels, resolution, -1))
+    )
+    return LayerStack([FirstOnly(shared), shared, last])
+
+
+def test_layers_do_not_share_parameters(tmp_path):
+    assert "has a parameter of layers 0 and 1: module.weight; let one layer hold" in checked(tmp_path, "shares")
