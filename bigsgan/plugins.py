@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
@@ -27,6 +26,10 @@ FORM = "package.module:attribute"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _given: set[str] = set()
 """The names that the user of this process has given."""
+
+
+class UntrustedError(UserError):
+    """Only a checkpoint, an exported file or a saved recipe names code from outside."""
 
 
 class Plugin(NamedTuple):
@@ -75,11 +78,11 @@ def load(field: str, name: str, kind: str = "") -> Any:
 
     Raises:
         UserError: The name has another form, its module cannot be imported or lacks the attribute, this cannot be
-            called, or only a saved recipe names it.
+            called, or only a saved file names it.
     """
     if name not in _given:
         remedy = f"if you trust that code, name it yourself, as by {field}={name}"
-        raise UserError(field, name, "is code that only a saved recipe names, which is not imported", remedy)
+        raise UntrustedError(field, name, "is code that only a saved file names, which is not imported", remedy)
     found = [each.value for each in _entry_points(kind) if each.name == name] if kind and ":" not in name else []
     name = found[0] if found else name
     if not is_name(name):
@@ -97,35 +100,6 @@ def load(field: str, name: str, kind: str = "") -> Any:
         detail = f"it is of type {type(found).__name__}"
         raise UserError(field, name, "cannot be called", "give the name of a class or function", detail)
     return found
-
-
-def build(
-    field: str, name: str, kind: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], keys: str = ""
-) -> Any:
-    """Call what a name stands for, with ``arguments``, and with those ``offered`` that its signature names.
-
-    Args:
-        field: The recipe's key that has the name.
-        name: See ``load``.
-        kind: See ``load``.
-        arguments: What the recipe gives.
-        offered: What else it may take.
-        keys: The recipe's key that has the arguments; by default ``arguments`` beside ``field``.
-
-    Raises:
-        UserError: See ``load``; an argument is unknown or missing; or the call fails.
-    """
-    found = load(field, name, kind)
-    named = takes(found)
-    given = {**{key: value for key, value in offered.items() if key in named}, **arguments}
-    _check(found, name, given, keys or f"{field.rpartition('.')[0]}.arguments".lstrip("."))
-    return called(field, name, lambda: found(**given))
-
-
-def takes(found: Any) -> list[str]:
-    """Return the names of the arguments that can be given by name; none if Python does not know them."""
-    parameters = _parameters(found) or {}
-    return [n for n, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
 def called(field: str, name: str, work: Callable[[], Any], where: str = "") -> Any:
@@ -162,36 +136,6 @@ def _imported(field: str, name: str, module: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = "install its package, or start in the directory that has it"
         raise UserError(field, name, "cannot be imported", remedy, described(error)) from error
-
-
-def _parameters(found: Any) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of what is called, by name; None if Python does not know them."""
-    try:
-        return inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        return None
-
-
-def _check(found: Any, name: str, given: Iterable[str], keys: str) -> None:
-    """Refuse arguments that a signature lacks, and those that are missing."""
-    parameters = _parameters(found)
-    if parameters is None:
-        return
-    own = takes(found)
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    for key in given:
-        if key not in own and not takes_all:
-            close = difflib.get_close_matches(key, own, n=1)
-            every = f"the arguments of {name} are {', '.join(own)}" if own else f"{name} takes none"
-            raise UserError(f"{keys}.{key}", None, "unknown key", f"did you mean {close[0]}?" if close else every)
-    for key, each in parameters.items():
-        if each.default is not each.empty or key in given:
-            continue
-        if key in own:
-            raise UserError(f"{keys}.{key}", None, "must be given", "add it to the recipe", f"{name} needs it")
-        if each.kind is each.POSITIONAL_ONLY:
-            remedy = "let it be given by its name"
-            raise UserError(f"{keys}.{key}", None, f"cannot be given: {name} takes it by its place alone", remedy)
 
 
 def _entry_points(kind: str) -> list[EntryPoint]:

@@ -26,6 +26,8 @@ _TEXTS = {
     "too_short": ("must have at least {min_length} entries", "add entries"),
     "too_long": ("must have at most {max_length} entries", "remove entries"),
     "model_type": ("must be a section", "write its keys below it"),
+    "dict_type": ("must be a section", "write its keys below it"),
+    "invalid-json-value": ("must be a text, a number, a list or a section", "put it in quotes"),
 }
 """Problem and remedy for each type of error."""
 
@@ -91,6 +93,8 @@ def choose(found: object, problem: str) -> str:
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """Suggest the key that was meant: a similar one, one of the same name elsewhere, or all keys of the section."""
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
+    if "arguments" in section.model_fields and not close:
+        return f"give an argument of its function as {'.'.join([*path[:-1], 'arguments', path[-1]])}"
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
     own = ".".join(path)  # it may be a key of another family
@@ -127,7 +131,8 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
 
 def _tags(section: type[BaseModel]) -> tuple[Any, ...]:
     """Return the values of ``family`` that select a section of a union."""
-    return get_args(section.model_fields["family"].annotation)
+    family = section.model_fields["family"]
+    return get_args(family.annotation) or (family.default,)
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -162,18 +162,20 @@ class Recipe(Section):
         return dump_yaml(self.model_dump())
 
 
-def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False) -> Recipe:
+def load_recipe(
+    path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False, trusted: bool = True
+) -> Recipe:
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
     A run directory that lacks its recipe has it in its checkpoints. ``saved`` says that the recipe is a run's, as it is
-    in a directory with checkpoints; see ``parse_saved_recipe``. Such a recipe may be anybody's: of the code from
-    outside that it names, only what an override names too may be imported.
+    in a directory with checkpoints; see ``parse_saved_recipe``. Code from outside that a ``trusted`` recipe names may
+    be imported: the user has given it, and it is not out of a checkpoint. Of another, what an override names may be.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
-    is_given, tree = tree is None and not saved, read_yaml(path) if tree is None else tree
+    is_given, tree = tree is None and trusted, read_yaml(path) if tree is None else tree
     numbers: set[float] = set()
     if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
         tree, numbers = without_unread(tree), numbers_in(tree)

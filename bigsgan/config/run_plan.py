@@ -68,10 +68,11 @@ class RunPlan:
         """
         methods = self.recipe.objective.methods(network).values()
         asked, engine = set(methods) - {"auto"}, self.engines[network]
-        in_parts = engine.placement.num_stages > 1 or engine.file.stage == 3
         recomputes = engine.section.activation_checkpointing  # what a double backward keeps nevertheless
         is_slow = self.on_gpus and network == "discriminator" and self.recipe.discriminator.convolves
-        chosen = in_parts or recomputes or is_slow
+        is_better = engine.file.stage == 3 or recomputes or is_slow
+        has_tangents = getattr(self.recipe, network).has_tangents
+        chosen = engine.placement.num_stages > 1 or (is_better and has_tangents)
         return bool(methods) and asked != {"double_backward"} and (chosen or bool(asked))
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bigsgan import plugins
 from bigsgan.config.data import Data
+from bigsgan.config.signature import build, takes
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
@@ -67,10 +68,10 @@ def build_outside(data: Data) -> OutsideImages:
             classes that the recipe has.
     """
     offered = {name: value for name in _OFFERED if (value := getattr(data, name)) is not None}
-    if data.root and "root" not in plugins.takes(plugins.load("data.kind", data.kind, "data")):
+    if data.root and "root" not in takes(plugins.load("data.kind", data.kind, "data")):
         problem, detail = f"must be unset with data.kind={data.kind}", "its signature does not name root"
         raise UserError("data.root", data.root, problem, "remove it, or let that code take it", detail)
-    source = plugins.build("data.kind", data.kind, "data", data.arguments, offered)
+    source = build("data.kind", data.kind, "data", data.arguments, offered)
     remedy = "return a torch.utils.data.Dataset with __len__ and __getitem__"
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         detail = f"it returns {type(source).__name__}"

@@ -17,8 +17,9 @@ from torch import nn
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.families.outside import is_outside
 from bigsgan.engines.absent import AbsentEngine, share_outcomes
-from bigsgan.engines.base import Engine
+from bigsgan.engines.base import DTYPES, Engine
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.connecting import connect_groups
 from bigsgan.engines.deepspeed import internals, nvme
@@ -31,12 +32,13 @@ from bigsgan.engines.executor import Executor
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import build_pipeline
-from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_bubble
+from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_bubble, meta_inputs
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
 from bigsgan.models import dual
-from bigsgan.models.build import build_network, initial_seed
+from bigsgan.models.build import build_network, initial_seed, network_on_meta
+from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
@@ -156,7 +158,15 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     join_replicas(stack, comm.world_size(), group=division.part())
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = plan.engines[network].is_stock
-    return ZeroEngine(engine, root, release, averaged, device_skip, stock)
+    built = ZeroEngine(engine, root, release, averaged, device_skip, stock)
+    if file.stage == 3 and any(map(_is_foreign, stack.modules())):
+        built.note_foreign_uses(tuple(torch.zeros_like(x, device=comm.device()) for x in meta_inputs(plan, network, 2)))
+    return built
+
+
+def _is_foreign(module: nn.Module) -> bool:
+    """Return whether a module has parameters and is none of the package's."""
+    return any(True for _ in module.parameters(recurse=False)) and not type(module).__module__.startswith("bigsgan.")
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:
@@ -175,6 +185,8 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
     """Build the network and initialize it; at ZeRO 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
+    if is_outside(getattr(plan.recipe, network).family):
+        return _build_layer_by_layer(plan, network, file, config)
     if file.stage < 3:
         stack = build_network(plan.recipe, network).to(comm.device())
         avoid_fp16_on_a_cpu(stack, plan.on_gpus)
@@ -185,10 +197,29 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
     avoid_fp16_on_a_cpu(stack, plan.on_gpus)
     for module in stack.modules():  # zero.Init gives buffers the parameters' type and place
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=torch.float32, device=comm.device()))
+            dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+            setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=comm.device()))
 
     def gather(parameters: list[nn.Parameter]) -> AbstractContextManager:
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
 
-    initialize(stack, seed, gather, writes=comm.rank() == 0)
+    by_each(comm, lambda: initialize(stack, seed, gather, writes=comm.rank() == 0))
+    return stack
+
+
+def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
+    """Construct each layer whole on every rank; at ZeRO 3 share it out before the next.
+
+    Code from outside fills its parameters where it constructs them, which it cannot do with shards.
+    """
+    stack = network_on_meta(plan.recipe, network)
+    for number in range(len(stack.layers)):
+        layer = with_memory(stack.part(number, number + 1), comm.device())
+        initialize(layer, initial_seed(plan.recipe, network))
+        if file.stage == 3:
+            for parameter in layer.parameters():
+                parameter.data = parameter.data.to(DTYPES[file.precision])
+            deepspeed.zero.Init(layer, data_parallel_group=division.part(), config_dict_or_path=config)
+    if not getattr(plan.recipe, network).exact:  # its random numbers must differ from rank to rank
+        torch.manual_seed(initial_seed(plan.recipe, network) + comm.rank())
     return stack

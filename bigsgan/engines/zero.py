@@ -221,6 +221,16 @@ class ZeroEngine(DeepSpeedBacked):
         """Return the outputs of one micro-batch without a graph."""
         return self._infer(inputs, moving, trains=False)
 
+    @torch.no_grad()
+    def note_foreign_uses(self, inputs: MicroBatch) -> None:
+        """Make a first pass, in which DeepSpeed notes the modules that use parameters of others; a collective.
+
+        torch's attention does so with its last map. What DeepSpeed (0.19.8) notes within a pass that it records, it
+        misses in that record.
+        """
+        self._prefetching.expect("notes")
+        self._root(inputs, moving=False, trains=False)
+
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and everything made for it."""
         if self._averaged is not None:

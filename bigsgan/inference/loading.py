@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from bigsgan import plugins
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.data.autoencoders import identity
@@ -97,7 +98,9 @@ class ExportedNetwork(nn.Module):
         return self._codecs[key].decode(made)
 
 
-def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None = None) -> ExportedNetwork:
+def load(
+    path: str | Path, device: torch.device | str = "cpu", dtype: str | None = None, families: Collection[str] = ()
+) -> ExportedNetwork:
     """Open a safetensors file, or a folder for the Hub, that `bigsgan export` wrote. Nothing in it is executed.
 
     Args:
@@ -105,6 +108,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
         device: Where the network computes.
         dtype: Type of its parameters, and so of its computation: ``fp32``, ``bf16`` or ``fp16``. None for float32 on a
             CPU and the file's type elsewhere. Buffers are always float32.
+        families: Code from outside (`package.module:function`) that may be imported, if it is what made the network.
 
     Raises:
         UserError: The file or folder cannot be read, or was not exported by this project; or there is no such type.
@@ -112,6 +116,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError("dtype", dtype, f"must be one of {', '.join(DTYPES)}", "choose one of these")
+    plugins.give(list(families))
     try:
         header, state = _read(Path(path))
         recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]
@@ -127,6 +132,9 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: str | None
             raise ValueError("its truncation or its guidance is not finite")
         set_psi(network, psi)
         set_guidance(network, guidance)
+    except plugins.UntrustedError as error:
+        remedy = f"name it yourself, as by bigsgan.load(path, families=[{error.value!r}])"
+        raise UserError(error.field, error.value, error.problem, remedy) from None
     except MemoryError:
         raise
     except Exception as error:  # a foreign header can cause any error

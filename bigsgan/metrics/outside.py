@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bigsgan import plugins
 from bigsgan.config.metrics import Metric
+from bigsgan.config.signature import build
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm
@@ -42,7 +43,7 @@ class Meter:
             UserError: ``field`` names code that cannot be built, or is not a metric.
         """
         keys = f"metrics.arguments.{metric.use}"
-        self._own: Any = plugins.build(field, metric.use, "metrics", metric.arguments, {}, keys)
+        self._own: Any = build(field, metric.use, "metrics", metric.arguments, {}, keys)
         if not (callable(self._own) and callable(getattr(self._own, "compute", None))):
             problem = "must return a metric: an object that is called with images, and has the method compute"
             raise UserError(field, metric.use, problem, "see the guide on metrics of your own")

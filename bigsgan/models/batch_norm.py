@@ -78,8 +78,10 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         segments: Number of equal parts of a batch, such as real and fake images, that are normalized separately; the
             first moves the running statistics.
         exact: Whether to compute in float32 whatever the input's type, for second derivatives.
+        tracks: Whether evaluation mode uses running statistics; else those of the micro-batch.
     """
 
+    tracks = True
     running_mean: Tensor
     running_var: Tensor
     momentum = 0.1
@@ -105,9 +107,10 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         # Sums over N * H * W values need more than 8 or 11 bits. torch's kernels add up bf16 in float32, the type of
         # the running statistics. But terms of second derivatives would be subtracted in bf16, and so would gradients
         # through the normalization and through statistics of all ranks.
-        is_alone = self.average_over_ranks is None or not self.training
+        uses_running = not self.training and self.tracks
+        is_alone = self.average_over_ranks is None or uses_running
         inputs = x if x.dtype == torch.bfloat16 and is_alone and not self.exact else full(x)
-        if not self.training:
+        if uses_running:
             return F.batch_norm(inputs, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:
             return self._normalize(inputs, shift).to(x.dtype)
@@ -222,3 +225,48 @@ class AffineBatchNorm(nn.Module):
         if self.rectifies:
             return modulate_and_rectify(self.statistics(x), self.weight.view(1, -1), self.bias.view(1, -1))
         return torch.addcmul(self.bias.view(1, -1, 1, 1), self.statistics(x), self.weight.view(1, -1, 1, 1))
+
+
+class GlobalBatchNorm(BatchStatistics):
+    """torch's batch norm with the statistics of the global micro-batch, which move once an update.
+
+    It begins with the values of ``own``, whose names its parameters and buffers have.
+    """
+
+    def __init__(self, own: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__(own.num_features, own.eps)
+        if own.momentum is None:
+            raise ValueError("batch norm needs a momentum")
+        self.momentum = own.momentum
+        self.tracks = own.track_running_stats
+        self.weight, self.bias = own.weight, own.bias
+        if own.running_mean is not None and own.running_var is not None:
+            self.running_mean, self.running_var = own.running_mean, own.running_var
+        else:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Start as torch's does: with a weight of 1 and a bias of 0."""
+        super().initialize(generators)
+        if self.weight is not None:
+            self.weight.fill_(1)
+            self.bias.zero_()
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Normalize (N, C, ...) to mean 0 and variance 1 for each channel; then times a weight, plus a bias."""
+        normalized = super().forward(x.reshape(*x.shape[:2], -1, 1), shift).reshape(x.shape)
+        if self.weight is None:
+            return normalized
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return torch.addcmul(self.bias.view(shape), normalized, self.weight.view(shape))
+
+
+def global_batch_norms(module: nn.Module) -> nn.Module:
+    """Return the module with ``GlobalBatchNorm`` in the place of each of torch's batch norms, in place below it."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return GlobalBatchNorm(module)
+    for name, part in module.named_children():
+        setattr(module, name, global_batch_norms(part))
+    return module

@@ -11,10 +11,12 @@ from torch import nn
 
 from bigsgan.config import Recipe
 from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.outside import is_outside
 from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
+from bigsgan.models.outside import outside_layers
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
@@ -26,7 +28,10 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     section: Any = getattr(recipe, network)
     data = recipe.data
     condition = data.input_channels if section.paired else data.num_classes
-    layers = maker(section)(section, data.side, data.channels, condition)
+    if is_outside(section.family):
+        layers = outside_layers(recipe, network)
+    else:
+        layers = maker(section)(section, data.side, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
         layers[-1].teacher = gat.TeacherHead(section, recipe.objective.teacher)
     before: list[nn.Module] = []

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
+from bigsgan.models.initial import filler, is_spoilt, named_fillable, parts_of, refuse_unfilled, spoil, tensors_of
 from bigsgan.models.layers import SpectralLayer, StatefulLayer, TwiceDifferentiable
 from bigsgan.models.transformer import Block, Linear
 
@@ -176,24 +177,41 @@ class FromCosines(nn.Module):
 def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 
+    A module fills its own in a method ``initialize(generators)``. One without it, such as torch's, is filled by its
+    ``reset_parameters()``, on the CPU. Modules come before the modules that hold them, which may change their values.
     Large orthogonal weights are made on the network's device, and differ between kinds of devices by rounding.
 
     Args:
-        network: Its modules fill their own parameters and buffers in a method ``initialize(generators)``.
+        network: Modules with parameters and buffers of any values, such as empty memory.
         seed: The network's seed.
         gather: Context in which the given parameters are whole on this rank; for parameters that are sharded.
         writes: Whether this rank fills them; other ranks only take part in ``gather``'s collectives, and get buffers
             by a broadcast from a rank that wrote.
+
+    Raises:
+        UserError: Nothing fills a parameter or a buffer. Ranks that do not write may not know.
     """
-    for prefix, module in network.named_modules():
-        if not hasattr(module, "initialize"):
+    filled, left = set[int](), dict[int, str]()  # by identity, as modules may share tensors
+    for prefix, module in reversed(list(named_fillable(network))):
+        fill = filler(module)
+        reached = {id(t): (name, t) for path, part in parts_of(module, prefix) for name, t in tensors_of(part, path)}
+        if fill is None:
+            left |= {key: name for key, (name, tensor) in reached.items() if key not in filled}
             continue
-        own = list(module.parameters(recurse=False))
-        with gather(own) if gather is not None and own else nullcontext():
+        parameters = [tensor for _, tensor in reached.values() if isinstance(tensor, nn.Parameter)]
+        with gather(parameters) if gather is not None and parameters else nullcontext(), torch.no_grad():
             if writes:
-                module.initialize(lambda name, prefix=prefix: _generator(seed, f"{prefix}.{name}"))
+                new = [tensor for key, (_, tensor) in reached.items() if key not in filled]
+                for tensor in new:
+                    spoil(tensor)
+                fill(partial(_generator, seed, prefix))
+                left |= {id(tensor): reached[id(tensor)][0] for tensor in new if is_spoilt(tensor)}
+                filled |= {id(tensor) for tensor in new if not is_spoilt(tensor)}
+            else:
+                filled |= reached.keys()
+    refuse_unfilled([name for key, name in left.items() if key not in filled][::-1])
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    entropy = np.random.SeedSequence([seed, zlib.crc32(b"initialize"), zlib.crc32(name.encode())])
+def _generator(seed: int, prefix: str, name: str) -> torch.Generator:
+    entropy = np.random.SeedSequence([seed, zlib.crc32(b"initialize"), zlib.crc32(f"{prefix}.{name}".encode())])
     return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bigsgan.errors import UserError
+
 _NO_FLOAT64 = {"mps"}  # device types without float64
 # Small enough that float32, exact up to 2**24, still holds the sum of 4096 ranks' fingerprints.
 _FINGERPRINTS = 4096
+_MOST_SHOWN = 8
 
 
 class Statistics:
@@ -74,6 +77,18 @@ class Statistics:
         means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
         return {name: mean for name, mean, count in means if count or name not in self._declared}
 
+    def check_names(self, sum_over_ranks: Callable[[Tensor], Tensor], compare: Callable[[list[str]], object]) -> None:
+        """Let ``compare`` have this rank's names, on all ranks, unless all have the same. A collective.
+
+        ``compare`` gathers them, and raises the error of ``refuse_other_names`` on all ranks.
+        """
+        names = self.names
+        fingerprint = zlib.crc32("\n".join(names).encode()) % 2**20  # sums of squares are exact in float64
+        header = torch.tensor([1, fingerprint, fingerprint**2], dtype=self._dtype, device=self._device)
+        num_ranks, total, squares = (int(each) for each in sum_over_ranks(header).tolist())
+        if num_ranks * squares != total**2:  # a variance other than 0: the same answer on all ranks
+            compare(names)
+
     @property
     def names(self) -> list[str]:
         """All names that were added to or declared, sorted."""
@@ -128,3 +143,20 @@ class Statistics:
             zero = vector.new_zeros(())
             vector[: len(names)] += torch.stack([self._device_sums.get(name, zero) for name in names])
         return vector
+
+
+def refuse_other_names(by_rank: Sequence[Sequence[str]]) -> None:
+    """Refuse statistics that only some ranks have; ``by_rank`` holds the names of each.
+
+    Raises:
+        UserError: Names differ.
+    """
+    everywhere = set[str]().union(*by_rank)
+    for name in sorted(everywhere):
+        ranks = [str(rank) for rank, names in enumerate(by_rank) if name in names]
+        if len(ranks) < len(by_rank):
+            where = ", ".join(ranks[:_MOST_SHOWN]) + (", ..." if len(ranks) > _MOST_SHOWN else "")
+            problem = f"is a statistic on rank{'s' if len(ranks) > 1 else ''} {where} alone, of {len(by_rank)}"
+            remedy = f"let what adds it also declare it, on all ranks: statistics.declare({name!r})"
+            others = [other for other in sorted(everywhere) if not all(other in names for names in by_rank)][1:]
+            raise UserError("statistics", name, problem, remedy, f"so are {', '.join(others)}" if others else "")

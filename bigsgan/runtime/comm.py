@@ -317,7 +317,7 @@ def _spoken(more: int, key: str = _SPEAKER_KEY) -> int | None:
         if not dist.is_initialized() and launched.world_size() > 1:
             return board.of_job(board.PATIENCE).add(key, more)  # before the ranks have met
         return (division.store() if dist.is_initialized() else dist.HashStore()).add(key, more)
-    except RuntimeError:
+    except (RuntimeError, KeyError):  # nobody answers, or no launcher says where
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,10 @@ from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
+from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
-from bigsgan.runtime import comm
-from bigsgan.runtime.together import for_rank_zero
+from bigsgan.runtime import comm, launched
+from bigsgan.runtime.together import by_each, for_rank_zero
 from bigsgan.training.alike import TEACHER, checked_teacher, open_alike, refuse_other_codec
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.initial_weights import (
@@ -74,6 +76,8 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
         UserError: Something cannot be read, or does not fit.
     """
     recipe = plan.recipe
+    sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
+    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from bigsgan import plugins
-from bigsgan.config import Recipe
+from bigsgan.config import Recipe, signature
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.together import attempted, for_rank_zero
@@ -64,7 +64,7 @@ def build_callbacks(recipe: Recipe, given: Sequence[object] = ()) -> Callbacks:
 
     def build() -> list[object]:
         named = enumerate(recipe.callbacks)
-        found = [plugins.build(f"callbacks.{i}.use", each.use, "callbacks", each.arguments, {}) for i, each in named]
+        found = [signature.build(f"callbacks.{i}.use", each.use, "callbacks", each.arguments, {}) for i, each in named]
         for each in [*found, *given]:
             if not any(hasattr(each, hook) for hook in HOOKS):
                 problem, remedy = f"has none of the methods {', '.join(HOOKS)}", "give it one of them"

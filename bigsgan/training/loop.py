@@ -19,8 +19,10 @@ from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.metrics.outside import MetricError
 from bigsgan.monitor import RankLog, Reporter, Statistics
+from bigsgan.monitor.statistics import refuse_other_names
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
+from bigsgan.runtime.together import compared
 from bigsgan.training import alarms
 from bigsgan.training.callbacks import Callbacks
 from bigsgan.training.clock import Clock
@@ -270,10 +272,11 @@ def _add_spectral_norms(run: Run) -> None:
 
 
 def _reduce(statistics: Statistics, own_peak: float) -> dict[str, float]:
-    """Return means over the ranks, their number, and the peak memory of each rank in GiB, by one collective."""
+    """Return means over the ranks, their number, and the peak memory of each rank in GiB, by two collectives."""
     names = [f"memory/rank{rank}_gib" for rank in range(comm.world_size())]
     for rank, name in enumerate(names):  # times the number of ranks, as `reduce` returns the mean over them
         statistics.add_host(name, own_peak * len(names) if rank == comm.rank() else 0.0)
+    statistics.check_names(comm.sum_over_ranks, lambda own: compared(comm, own, refuse_other_names))
     metrics = statistics.reduce(comm.sum_over_ranks)
     peaks = {name: metrics.pop(name) for name in names}
     metrics["ranks"] = len(names)

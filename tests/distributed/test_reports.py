@@ -3,8 +3,11 @@
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from bigsgan.errors import UserError
+from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
 from bigsgan.training import clock as clocks
 from bigsgan.training import loop
@@ -39,7 +42,23 @@ def test_memory_of_each_rank(ranks, most_ranks_shown):
     expected = {"memory/mean_gib": 0.875, "memory/max_gib": 1.5}
     if most_ranks_shown == 2:
         expected |= {"memory/rank0_gib": 1.5, "memory/rank1_gib": 0.25}
-    assert ranks(2).run(report, most_ranks_shown) == [(expected, 1)] * 2
+    assert ranks(2).run(report, most_ranks_shown) == [(expected, 2)] * 2  # the first compares the names
+
+
+def differing():
+    """What ranks are told whose last one has a statistic of its own."""
+    statistics = Statistics(comm.device())
+    statistics.add("loss/generator", torch.ones(()))
+    if comm.rank() == 1:
+        statistics.add("penalty/mine", torch.ones(()))
+    with pytest.raises(UserError) as caught:
+        loop._reduce(statistics, 0.0)
+    return str(caught.value)
+
+
+def test_ranks_with_different_statistics_are_told_which(ranks):
+    told = "statistics: 'penalty/mine' is a statistic on rank 1 alone, of 2; let what adds it also declare it, on all "
+    assert ranks(2).run(differing) == [f"{told}ranks: statistics.declare('penalty/mine')"] * 2
 
 
 def speed(rank_waits):

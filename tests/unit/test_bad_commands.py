@@ -46,7 +46,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "finetune": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
     "train --config digit": ("--config", "'digit' does not exist", "did you mean digits?"),
     "train --config recipes/digit": ("--config", "'recipes/digit' does not exist", "give the path of a recipe"),
-    "train generator.family=stylegan3": ("generator.family", "or 'stylegan2', got", "did you mean stylegan2?"),
+    "train generator.family=stylegan3": (
+        "generator.family",
+        "'stylegan2' or 'package.module:function', got",
+        "did you mean stylegan2?",
+    ),
     "train --confg x": ("--confg", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --lr=1": ("--lr", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bigsgan import cli, plugins
-from bigsgan.config import Recipe, load_recipe
+from bigsgan.config import Recipe, load_recipe, signature
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
 from tests.tiny import TINY
@@ -81,12 +81,11 @@ def test_what_cannot_be_loaded_is_refused_by_its_key(outside, name, text):
 
 def build(name, arguments):
     plugins.give([name])
-    return plugins.build("data.kind", name, "data", arguments, {"resolution": 16, "other": 1})
+    return signature.build("data.kind", name, "data", arguments, {"resolution": 16, "other": 1})
 
 
 def test_the_signature_is_the_section(outside):
     assert build("parts.own:Faces", {"size": 5}).given == (5, 2, 16)
-    assert build("parts.own:Faces", {"size": 5, "resolution": 4}).given == (5, 2, 4)
     assert build("parts.own:anything", {"a": 1}) == {"a": 1}
 
 
@@ -95,7 +94,12 @@ def test_the_signature_is_the_section(outside):
     [
         ("Faces", {}, r"data.arguments.size: must be given \(parts.own:Faces needs it\); add it to the recipe"),
         ("Faces", {"size": 1, "widht": 2}, "data.arguments.widht: unknown key; did you mean width?"),
-        ("Faces", {"size": 1, "zzz": 2}, "zzz: unknown key; the arguments of parts.own:Faces are size, width, resolut"),
+        ("Faces", {"size": 1, "zzz": 2}, "zzz: unknown key; the arguments of parts.own:Faces are size, width$"),
+        (
+            "Faces",
+            {"size": 1, "resolution": 4},
+            r"resolution: must be left out, got 4 \(it follows from the recipe's ot",
+        ),
         ("fails", {"a": 1}, "data.arguments.a: unknown key; parts.own:fails takes none"),
         ("positional", {}, "data.arguments.size: cannot be given: parts.own:positional takes it by its place alone"),
         ("fails", {}, r"data.kind: 'parts.own:fails' fails: ZeroDivisionError: division by zero \(own.py:8\); fix its"),
@@ -107,13 +111,13 @@ def test_unknown_and_missing_arguments_are_told_as_keys_are(outside, name, argum
 
 
 def test_a_saved_recipe_alone_imports_nothing(outside):
-    """The author of a run directory may be anybody; who names the code again trusts it."""
+    """The author of another run may be anybody; who names the code again trusts it, and so does who names the run."""
     (outside / "run").mkdir()
     tree = yaml.safe_load(TINY)
     tree["data"] |= {"kind": "parts.own:anything"}
     (outside / "run" / "config.yaml").write_text(yaml.safe_dump(tree))
-    recipe = read_saved_recipe(outside / "run")
-    with pytest.raises(UserError, match=r"data.kind: .* only a saved recipe names.*name it yourself, as by data.kind="):
+    recipe = read_saved_recipe(outside / "run", "init_from.run")
+    with pytest.raises(UserError, match=r"data.kind: .* only a saved file names.*name it yourself, as by data.kind="):
         plugins.load("data.kind", recipe.data.kind)
     assert "parts.own" not in sys.modules
     load_recipe(outside / "run" / "config.yaml", ["data.kind=parts.own:anything"], saved=True)

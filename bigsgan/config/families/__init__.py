@@ -5,6 +5,7 @@ Architecture tables live here, independent of torch, so that a recipe is checked
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -17,6 +18,7 @@ from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
+from bigsgan.config.families.outside import OUTSIDE, OutsideDiscriminator, OutsideGenerator, is_outside
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
@@ -32,14 +34,16 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "r3gan": (R3GANGenerator, R3GANDiscriminator),
     "stylegan2": (StyleGAN2Generator, StyleGAN2Discriminator),
 }
-"""The only list of families. ``bigsgan/models/<family>.py`` makes the layers of a family."""
+"""The only list of the package's families. ``bigsgan/models/<family>.py`` makes the layers of a family."""
+
+_SECTIONS = {**FAMILIES, OUTSIDE: (OutsideGenerator, OutsideDiscriminator)}
 
 
 def family_of(section: Any) -> Any:
-    """Return the name of a section's family, which selects its class; the default is BigGAN."""
-    if isinstance(section, dict):
-        return section.get("family", "biggan")
-    return getattr(section, "family", "biggan")
+    """Return what selects a section's class: its family, by default BigGAN, or that it is from outside the package."""
+    get = section.get if isinstance(section, dict) else functools.partial(getattr, section)
+    family = get("family", "biggan")
+    return OUTSIDE if is_outside(family) else family
 
 
 def _any_of(sections: Mapping[str, type[NetworkSection]]) -> Any:
@@ -52,5 +56,5 @@ if TYPE_CHECKING:
     AnyGenerator = NetworkSection
     AnyDiscriminator = NetworkSection
 else:
-    AnyGenerator = _any_of({family: sections[0] for family, sections in FAMILIES.items()})
-    AnyDiscriminator = _any_of({family: sections[1] for family, sections in FAMILIES.items()})
+    AnyGenerator = _any_of({family: sections[0] for family, sections in _SECTIONS.items()})
+    AnyDiscriminator = _any_of({family: sections[1] for family, sections in _SECTIONS.items()})

@@ -29,6 +29,8 @@ class NetworkSection(Section):
         paired: Whether it reads input images: G instead of latents, D in addition to the images that it judges.
         convolves: Of D: whether it has convolutions, whose double backward is slow on GPUs
             (docs/explanation/penalties.md).
+        has_tangents: Whether all of its operations can be differentiated forward, and that backward, as penalties in
+            forward mode need; torch's softmax cannot (2.14).
         has_tokens: Whether its last layer reads a class token and patch tokens, from which a teacher's features can
             be predicted.
         is_transformer: Whether it consists of a transformer's blocks, whose matrices Muon updates.
@@ -42,6 +44,7 @@ class NetworkSection(Section):
     without_half: ClassVar[str] = ""
     paired: ClassVar[bool] = False
     convolves: ClassVar[bool] = True
+    has_tangents: ClassVar[bool] = True
     has_tokens: ClassVar[bool] = False
     is_transformer: ClassVar[bool] = False
     family: str

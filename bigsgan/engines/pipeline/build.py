@@ -14,9 +14,11 @@ from bigsgan.engines.pipeline.layout import StageDivision, build_on_meta, divide
 from bigsgan.engines.pipeline.transport import open_channels
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.models.build import initial_seed
+from bigsgan.models.initial import with_memory
 from bigsgan.models.network import initialize
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
+from bigsgan.runtime.together import by_each
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +40,8 @@ def build_pipeline(
     _log.log(NOTICE, "%s", division.table(samples_of(plan, network)))
     stage = placement.stage(rank)
     part = build_on_meta(plan, network).part(division.bounds[stage], division.bounds[stage + 1])
-    part = part.float().to_empty(device=device)  # DeepSpeed takes masters from float32 values
-    initialize(part, initial_seed(plan.recipe, network))
+    part = with_memory(part.float(), device)  # DeepSpeed takes masters from float32 values
+    by_each(comm, lambda: initialize(part, initial_seed(plan.recipe, network)))  # the others have other layers
     module = internals.pipeline_module(part, placement, rank)
     engine, _ = initialize_engine(plan, network, part, module, config)
     first = placement.rank(stage, 0)

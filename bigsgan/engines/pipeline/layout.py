@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.families.outside import is_outside
 from bigsgan.engines.base import DTYPES, MicroBatch
 from bigsgan.engines.phases import Phase, game_of, phases_of
 from bigsgan.engines.pipeline import schedule
@@ -129,6 +130,9 @@ def check_divisible(plan: RunPlan, network: str, layers: Sequence[LayerCost]) ->
     if stages > num_layers:
         field = f"engines.{network}.pipeline_stages"
         problem = f"must be at most {num_layers}, the number of layers of the {network}"
+        if num_layers == 1 and is_outside(family := getattr(plan.recipe, network).family):
+            remedy = f"let {family} return a list of functions that make layers, or set {field}=1"
+            raise UserError(field, stages, problem, remedy)
         raise UserError(field, stages, problem, f"set {field}={num_layers} or less")
 
 

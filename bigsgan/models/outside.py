@@ -1,0 +1,211 @@
+"""Networks from outside the package: any ``torch.nn.Module``, or the layers of one.
+
+A recipe names a function or class. What it returns is either a module, which is one layer here and is constructed as a
+whole, or a list of functions without arguments that make one layer each, or a ``LayerStack`` with layers of our kind
+(CONTRIBUTING.md, "Rules for layers"), which are initialized as ours are. Others are constructed on the CPU, from
+generators keyed by the network's seed and their place, and their values are then copied to where the network lies.
+
+Shapes: N samples, Z numbers in a latent, C channels, R pixels a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bigsgan import plugins
+from bigsgan.config import Recipe
+from bigsgan.config.signature import checked_arguments
+from bigsgan.errors import UserError, reason
+from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
+from bigsgan.models.dual import has_tangent
+from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
+from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
+from bigsgan.models.network import LayerStack
+from bigsgan.models.precision import full
+
+Make = Callable[[], Any]
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Foreign(TwiceDifferentiable):
+    """A layer that is any module: it takes the carry, and returns a tensor or a tuple, which is the next carry.
+
+    In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
+    floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
+    parameters that the module does not train are buffers.
+    """
+
+    def __init__(self, module: nn.Module, is_last: bool) -> None:
+        super().__init__()
+        self.module, self._is_last = module, is_last
+
+    def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
+        """Apply the module to the carry."""
+        floats = (each.dtype for each in (*self.parameters(), *carry) if each.is_floating_point())
+        dtype = next(floats, torch.float32)
+        inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in carry)
+        # torch's fast attention has neither second derivatives nor tangents.
+        exact = self.exact or any(has_tangent(each) for each in inputs if each.is_floating_point())
+        with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():
+            found = self._computed(inputs, dtype)
+        outputs = found if isinstance(found, tuple) else (found,)
+        to = full if self._is_last else (lambda each: each.to(dtype))
+        return tuple(to(each) if each.is_floating_point() else each for each in outputs)
+
+    def _computed(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+        if dtype not in _HALF:
+            return self.module(*inputs)
+        buffers = {
+            f"{prefix}.{name}" if prefix else name: each.to(dtype)
+            for prefix, part in self.module.named_modules()
+            for name, each in part.named_buffers(recurse=False)
+            if each.is_floating_point() and not isinstance(part, StatefulLayer)
+        }
+        device = inputs[0].device.type  # autocast does not know the meta device, where only shapes are asked for
+        with nullcontext() if device == "meta" else torch.autocast(device, dtype, cache_enabled=False):
+            return functional_call(self.module, buffers, inputs)
+
+
+class Constructed(Foreign):
+    """A layer that ``make`` makes: its constructor initializes it.
+
+    Attributes:
+        fills_parts: It initializes all modules below it.
+    """
+
+    fills_parts = True
+
+    def __init__(self, make: Make, module: nn.Module, is_last: bool) -> None:
+        """Keep ``module``, and ``make``, which has made it and can make it again."""
+        super().__init__(module, is_last)
+        self._make = make
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Construct the module again, on the CPU, and copy its values."""
+        with drawing_from(generators("constructor")), _filling_memory():
+            fresh = _on_cpu(self._make, generators)
+        for ours, theirs in zip(_tensors(self.module), _tensors(fresh), strict=True):
+            if theirs.is_floating_point() or theirs.dtype == torch.bool or theirs.max() < torch.iinfo(theirs.dtype).max:
+                ours.copy_(theirs)
+
+
+def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
+    """Make the layers of a network from outside, on the default device.
+
+    Raises:
+        UserError: The recipe was not given by the user, there is no such function, it does not take these arguments,
+            fails, or returns something else.
+    """
+    call = _call(recipe, network)
+    field, family = f"{network}.family", getattr(recipe, network).family
+
+    def checked(make: Make) -> Any:
+        try:
+            return _constructed(make)
+        except UserError:
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {reason(error)}"
+            raise UserError(field, family, "cannot be constructed", "correct it, or its arguments", detail) from error
+
+    made = checked(call)
+    if isinstance(made, LayerStack):
+        *_, last = made.layers.values()
+        return [x if _is_ours(x) else Foreign(x, is_last=x is last) for x in made.layers.values()]
+    if isinstance(made, nn.Module):
+        return [Constructed(call, made, is_last=True)]
+    layers: list[nn.Module] = []
+    for number, make in enumerate(made if isinstance(made, list | tuple) else []):
+        layer = checked(make) if callable(make) and not isinstance(make, nn.Module) else None
+        if not isinstance(layer, nn.Module):
+            problem, remedy = f"must return functions that make layers, but number {number}", "return a list of them"
+            raise UserError(field, type(make if layer is None else layer).__name__, problem, remedy)
+        layers.append(Constructed(make, layer, is_last=number == len(made) - 1))
+    if not layers:
+        problem = "must return a torch.nn.Module, or a list of functions that make its layers"
+        raise UserError(field, type(made).__name__, problem, "correct what it returns")
+    return layers
+
+
+def _constructed(make: Make) -> Any:
+    """Call ``make`` on the default device; on the CPU first if that is the meta device and the code cannot use it."""
+    if torch.get_default_device().type != "meta":
+        return _on_cpu(make)
+    try:
+        return _prepared(make())
+    except Exception:  # such as numbers of a schedule that are read from a tensor
+        made = _on_cpu(make)
+    return with_memory(made, "meta") if isinstance(made, nn.Module) else made
+
+
+def _on_cpu(make: Make, generators: Generators | None = None) -> Any:
+    """Construct on the CPU, and initialize modules of our own that are among it."""
+    with torch.device("cpu"):
+        made = _prepared(make())
+    if generators is not None:
+        for prefix, module in made.named_modules():
+            if _is_ours(module) and hasattr(module, "initialize"):
+                module.initialize(lambda name, prefix=prefix: generators(f"{prefix}.{name}"))
+    return made
+
+
+@contextmanager
+def _filling_memory() -> Iterator[None]:
+    """Let memory that torch allocates inside the block hold NaN or the largest integer, so that what stays is seen."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        settings.fill_uninitialized_memory = True
+        yield
+    finally:
+        settings.fill_uninitialized_memory = fills
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _prepared(made: Any) -> Any:
+    """Give batch norm global statistics, and make parameters that are not trained buffers; weights are float32."""
+    if not isinstance(made, nn.Module):
+        return made
+    made = global_batch_norms(made)
+    for module in made.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, parameter.data)
+            elif parameter.dtype != torch.float32:
+                parameter.data = parameter.data.float()
+    return made
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("bigsgan.") and not isinstance(module, GlobalBatchNorm)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor for part in module.modules() for _, tensor in tensors_of(part)]
+
+
+def _call(recipe: Recipe, network: str) -> Make:
+    """Return the call of a recipe's function, with its arguments."""
+    section: Any = getattr(recipe, network)
+    field, family, data = f"{network}.family", section.family, recipe.data
+    function = plugins.load(field, family, "families")
+    known = {
+        "latent_size": recipe.latent_size,
+        "num_classes": data.num_classes,
+        "resolution": data.side,
+        "image_channels": data.channels,
+    }
+    return partial(function, **checked_arguments(f"{network}.arguments", family, function, section.arguments, known))

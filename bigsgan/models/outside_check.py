@@ -1,0 +1,213 @@
+"""Checks networks from outside before a run begins: each computes a few samples on the CPU, layer by layer.
+
+What depends on how the work is split is found here: random numbers of torch's generators, buffers that a forward pass
+changes, and results of a sample that depend on the others beside it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.families.outside import is_outside
+from bigsgan.errors import UserError, reason
+from bigsgan.models import dual
+from bigsgan.models.batch_norm import GlobalBatchNorm
+from bigsgan.models.build import initial_seed
+from bigsgan.models.initial import with_memory
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.outside import outside_layers
+from bigsgan.runtime.memory import free_host_bytes, size
+
+_NUM = 4
+"""Samples; half of them are computed alone too."""
+
+_TOLERANCE = 1e-3
+"""Of the largest number: more than rounding changes."""
+
+Carry = tuple[Tensor, ...]
+
+
+def check_outside(
+    recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes: bool = True, forward_mode: Collection[str] = ()
+) -> None:
+    """Check the networks of a recipe that are from outside.
+
+    Args:
+        recipe: The recipe.
+        num_ranks: Ranks of the run.
+        num_sharing: Ranks that share this machine's memory.
+        computes: Whether the samples are computed; else this process only learns whether the networks can be imported.
+        forward_mode: Networks whose penalties are computed in forward mode.
+
+    Raises:
+        UserError: A network cannot be constructed, has parameters without values, fails, returns other shapes than
+            the game's, or computes what would be different on other ranks.
+    """
+    for network in NETWORKS:
+        if is_outside(getattr(recipe, network).family):
+            with torch.device("meta"):
+                stack = LayerStack(outside_layers(recipe, network))
+            if computes:
+                found = _check(recipe, network, stack, num_sharing, network in forward_mode)
+                _refuse_inexact(recipe, network, num_ranks, found)
+
+
+def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, has_tangents: bool) -> list[str]:
+    """Compute the layers; return what depends on other samples, on earlier passes or on torch's generators."""
+    field, family = f"{network}.family", getattr(recipe, network).family
+    if not any(True for _ in stack.parameters()):
+        raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
+    _refuse_shared(field, family, stack)
+    found, carry = list[str](), _inputs(recipe, network)
+    for number in range(len(stack.layers)):
+        _check_memory(field, family, stack, number, num_sharing)
+        layer = with_memory(stack.part(number, number + 1), "cpu")
+        with _located(field):
+            initialize(layer, initial_seed(recipe, network))
+        try:
+            outputs = _watched(layer, carry, found)
+            if _mixes_samples(layer, carry):
+                found.append(f"the samples of a batch meet in {_named(layer)}")
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
+            given = ", ".join(f"{list(each.shape)}" for each in carry)
+            detail = f"{type(error).__name__}: {reason(error)}"
+            problem = (
+                f"cannot compute layer {number} from {given}" if len(stack.layers) > 1 else f"cannot compute {given}"
+            )
+            raise UserError(field, family, problem, "correct it, or its arguments", detail) from error
+        if has_tangents:
+            _check_tangents(field, family, layer, carry)
+        with_memory(layer, "meta")
+        carry = outputs
+    _check_outputs(recipe, network, carry)
+    return found
+
+
+def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
+    section: Any = getattr(recipe, network)
+    recomputes = recipe.accumulation_of(network) > 1 or recipe.engine(network).activation_checkpointing
+    if found and section.exact and (num_ranks > 1 or recomputes):
+        problem, remedy = "has results that depend on how ranks and micro-batches share the work", "correct it, or set "
+        raise UserError(
+            f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
+        )
+
+
+def _refuse_shared(field: str, family: str, stack: LayerStack) -> None:
+    """Refuse a parameter of several layers, which would be another one in each."""
+    owners: dict[int, str] = {}
+    for number, layer in stack.layers.items():
+        for name, parameter in layer.named_parameters():
+            if owners.setdefault(id(parameter), number) != number:
+                problem = f"has a parameter of layers {owners[id(parameter)]} and {number}: {name}"
+                raise UserError(field, family, problem, "let one layer hold the modules that share it")
+
+
+@contextmanager
+def _located(field: str) -> Iterator[None]:
+    """Name the network before the parameter that has no value."""
+    try:
+        yield
+    except UserError as error:
+        problem = f"has a parameter or buffer {error.field} that {error.problem}"
+        raise UserError(field, None, problem, error.remedy, error.detail) from None
+
+
+def _check_memory(field: str, family: str, stack: LayerStack, number: int, num_sharing: int) -> None:
+    (layer,) = stack.part(number, number + 1).layers.values()
+    needed = 2 * num_sharing * sum(each.numel() * each.itemsize for each in (*layer.parameters(), *layer.buffers()))
+    free = free_host_bytes()
+    if free is not None and needed > free:
+        detail = f"its {num_sharing} ranks construct layer {number} with {size(needed)}, and {size(free)} are free"
+        remedy = "let the function return a list of functions that make smaller layers, which are constructed in turn"
+        raise UserError(field, family, "is too large to be constructed on this machine", remedy, detail)
+
+
+def _inputs(recipe: Recipe, network: str) -> Carry:
+    generator, data = torch.Generator().manual_seed(0), recipe.data
+    labels = torch.arange(_NUM) % max(data.num_classes, 1)
+    if network == "generator":
+        return torch.randn(_NUM, recipe.latent_size, generator=generator), labels
+    return torch.rand(_NUM, recipe.judged_channels, data.side, data.side, generator=generator) * 2 - 1, labels
+
+
+def _named(layer: LayerStack) -> str:
+    (found,) = layer.layers.values()
+    return f"{next(iter(layer.layers))} ({type(getattr(found, 'module', found)).__name__})"
+
+
+@torch.no_grad()
+def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
+    """Compute a layer in training mode; note which modules draw random numbers, and which buffers change."""
+    before: dict[nn.Module, Any] = {}
+    drawing: list[str] = []
+
+    def state() -> Any:
+        return torch.get_rng_state().numpy().tobytes(), random.getstate()
+
+    def note(name: str, module: nn.Module) -> None:
+        if before.pop(module) != state() and not any(each.startswith(f"{name}.") for each in drawing):
+            drawing.append(name)
+            found.append(f"{name} ({type(module).__name__}) draws random numbers")
+
+    kept = {name: each.clone() for name, each in layer.named_buffers()}
+    handles = []
+    for name, module in list(layer.named_modules())[1:]:
+        handles.append(module.register_forward_pre_hook(lambda module, _: before.update({module: state()})))
+        handles.append(module.register_forward_hook(lambda module, *_, name=name: note(name, module)))
+    outputs = layer.train().fold(*carry)
+    for handle in handles:
+        handle.remove()
+    found += [f"{name} changes" for name, each in layer.named_buffers() if not torch.equal(each, kept[name])]
+    return tuple(outputs)
+
+
+@torch.no_grad()
+def _mixes_samples(layer: LayerStack, carry: Carry) -> bool:
+    """Return whether a sample's results depend on the others, other than by batch norm."""
+    layer.eval()
+    for module in layer.modules():
+        if isinstance(module, GlobalBatchNorm):
+            module.tracks = True
+    whole, part = layer.fold(*carry), layer.fold(*(each[: _NUM // 2] for each in carry))
+    for ours, theirs in zip(whole, part, strict=True):
+        if ours.shape[:1] != (_NUM,) or theirs.shape[:1] != (_NUM // 2,):
+            return True
+        near = _TOLERANCE * float(ours.abs().max())
+        if not torch.allclose(ours[: _NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
+            return True
+    return False
+
+
+def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) -> None:
+    """Refuse a layer that cannot carry tangents, or whose tangents cannot be differentiated."""
+    carry = tuple(each.clone().requires_grad_() if each.is_floating_point() else each for each in carry)
+    first = next(each for each in carry if each.is_floating_point())
+    try:
+        tangents = layer.train().fold_dual(dual.begin(carry, torch.ones_like(first))).tangents
+        sum(each.sum() for each in tangents).backward()  # type: ignore[union-attr]
+    except RuntimeError as error:
+        problem = "has operations that exact penalties in pipeline stages, in forward mode, cannot differentiate"
+        remedy = "set form=finite_difference of the penalty, or pipeline_stages=1 of the discriminator"
+        raise UserError(field, family, problem, remedy, f"{_named(layer)}: {reason(error)}") from error
+
+
+def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
+    field, family, data = f"{network}.family", getattr(recipe, network).family, recipe.data
+    first = carry[0]
+    shape, wanted = list(first.shape), [_NUM, recipe.judged_channels, data.side, data.side]
+    if len(carry) != 1 or not first.is_floating_point():
+        raise UserError(field, family, "must return one tensor of floats", "return images, or logits")
+    if network == "generator" and shape != wanted:
+        raise UserError(
+            field, family, f"must make images {wanted} of {_NUM} latents", "correct it", f"it makes {shape}"
+        )
+    if network == "discriminator" and shape[:1] != [_NUM]:
+        raise UserError(field, family, f"must return logits of {_NUM} images", "correct it", f"they are {shape}")

@@ -1,0 +1,124 @@
+"""Networks of plain torch, as people have them: the recipes of some tests name them as code from outside."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bigsgan.models.network import LayerStack
+
+
+class Generator(nn.Module):
+    """Embedding, linear map, and convolutions with group norm and batch norm."""
+
+    def __init__(self, latent_size: int, num_classes: int, resolution: int, image_channels: int, width: int = 8):
+        super().__init__()
+        self.side = resolution // 4
+        self.embedding = nn.Embedding(max(num_classes, 1), latent_size)
+        self.linear = nn.Linear(latent_size, width * self.side**2)
+        self.body = nn.Sequential(
+            *(nn.GroupNorm(2, width), nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(width, width, 3, padding=1)),
+            *(nn.BatchNorm2d(width), nn.SiLU(), nn.Upsample(scale_factor=2)),
+            nn.Conv2d(width, image_channels, 3, padding=1),
+        )
+
+    def forward(self, latents, labels):
+        """Images of latents (N, Z) and labels (N,)."""
+        x = self.linear(latents + self.embedding(labels))
+        return torch.tanh(self.body(x.unflatten(1, (-1, self.side, self.side))))
+
+
+class Discriminator(nn.Module):
+    """Convolution, attention over patches, layer norm, a constant table of positions, projection on the class."""
+
+    def __init__(self, num_classes: int, resolution: int, image_channels: int, width: int = 8, heads: int = 2):
+        super().__init__()
+        self.convolution = nn.Conv2d(image_channels, width, 4, stride=4)
+        table = torch.linspace(-1, 1, width * (resolution // 4) ** 2).view(1, -1, width)
+        self.positions = nn.Parameter(table, requires_grad=False)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm = nn.LayerNorm(width)
+        self.embedding = nn.Embedding(max(num_classes, 1), width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, images, labels):
+        """Logits (N,) of images and labels (N,)."""
+        h = F.silu(self.convolution(images)).flatten(2).mT + self.positions
+        h = self.norm(h + self.attention(h, h, h, need_weights=False)[0]).mean(1)
+        return self.head(h).squeeze(1) + (h * self.embedding(labels)).sum(1)
+
+
+class First(nn.Module):
+    """Latents and labels -> features."""
+
+    def __init__(self, latent_size, num_classes, width):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(max(num_classes, 1), latent_size), nn.Linear(latent_size, width)
+
+    def forward(self, latents, labels):
+        """(N, Z), (N,) -> (N, width)."""
+        return F.silu(self.linear(latents + self.embedding(labels)))
+
+
+class Last(nn.Module):
+    """Features -> images."""
+
+    def __init__(self, width, image_channels, resolution):
+        super().__init__()
+        self.linear = nn.Linear(width, image_channels * resolution**2)
+        self.shape = image_channels, resolution, resolution
+
+    def forward(self, h):
+        """(N, width) -> images."""
+        return torch.tanh(self.linear(h)).unflatten(1, self.shape)
+
+
+def generator_in_layers(latent_size, num_classes, resolution, image_channels, width: int = 8, depth: int = 2):
+    """A list of functions that make layers, and plain ones of torch's among them."""
+    middle = [part for _ in range(depth) for part in (partial(nn.Linear, width, width), partial(nn.LayerNorm, width))]
+    first, last = partial(First, latent_size, num_classes, width), partial(Last, width, image_channels, resolution)
+    return [first, *middle, nn.SiLU, last]
+
+
+class Beside(nn.Module):
+    """Applies a module to the first entry of the carry; with ``labels`` ends in a logit."""
+
+    def __init__(self, module, ends=False):
+        super().__init__()
+        self.module, self.ends = module, ends
+
+    def forward(self, h, labels):
+        """The carry of the next layer, or the logits (N,)."""
+        h = self.module(h)
+        return (h.mean(dim=1) + 0 * labels,) if self.ends else (h, labels)
+
+
+def discriminator_in_layers(resolution, image_channels, width: int = 8):
+    """A ``LayerStack`` of torch's layers, which are initialized by torch's rules."""
+    side = resolution // 4
+    return LayerStack(
+        [
+            Beside(nn.Sequential(nn.Conv2d(image_channels, width, 4, stride=4), nn.SiLU(), nn.GroupNorm(2, width))),
+            Beside(nn.Sequential(nn.Flatten(2), nn.Linear(side**2, width), nn.SiLU())),
+            Beside(nn.TransformerEncoderLayer(width, 2, width, dropout=0.0, activation="gelu", batch_first=True)),
+            Beside(nn.Sequential(nn.Flatten(1), nn.Linear(width**2, 1)), ends=True),
+        ]
+    )
+
+
+WHOLE = [
+    'generator={family: "tests.outside:Generator", latent_size: 12}',
+    'discriminator={family: "tests.outside:Discriminator", arguments: {width: 8}}',
+    "optimizer.generator.lr=0.05",
+]
+"""Overrides of a game between two modules."""
+
+LAYERED = [
+    'generator={family: "tests.outside:generator_in_layers", latent_size: 12, arguments: {depth: 2}}',
+    'discriminator={family: "tests.outside:discriminator_in_layers"}',
+    "optimizer.generator.lr=0.05",
+]
+"""Overrides of a game between a list of functions that make layers and a ``LayerStack``."""

@@ -1,0 +1,438 @@
+"""Networks from outside the package: arguments, construction, and what is refused before a run begins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import bigsgan
+from bigsgan import plugins
+from bigsgan.cli import main
+from bigsgan.config.recipe import parse_saved_recipe
+from bigsgan.errors import UserError
+from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
+from bigsgan.models.build import build_network, network_on_meta
+from bigsgan.models.initial import with_memory
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.outside_check import check_outside
+from tests.outside import LAYERED, WHOLE
+from tests.tiny import tiny_recipe
+
+
+def recipe_with(directory, *overrides, generator="tests.outside:Generator", arguments=None):
+    section = {"family": generator, "latent_size": 12, "arguments": arguments or {}}
+    return tiny_recipe(directory, *WHOLE[1:], f"generator={json.dumps(section)}", *overrides)
+
+
+def here(name):
+    return f"{__name__}:{name}"
+
+
+def refused(directory, **changes):
+    with pytest.raises(UserError) as caught:
+        network_on_meta(recipe_with(directory, **changes), "generator")
+    return str(caught.value)
+
+
+def checked(directory, function, num_ranks=2, *overrides):
+    """What the check says of a G."""
+    with pytest.raises(UserError) as caught:
+        check_outside(recipe_with(directory, *overrides, generator=here(function)), num_ranks)
+    return str(caught.value)
+
+
+def typed(latent_size: int, width: int, scale: float = 1.0, widths: tuple[int, ...] = (1, 2), norm: str | None = None):
+    """A function with arguments of many types."""
+    return nn.Linear(latent_size, width)
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ({}, "generator.arguments.width: must be given (tests.unit.test_outside:typed needs it); add it to the recipe"),
+        ({"width": 8, "widht": 8}, "generator.arguments.widht: unknown key; did you mean width?"),
+        (
+            {"width": 8, "colour": 8},
+            f"generator.arguments.colour: unknown key; the arguments of {here('typed')} are width, scale, widths, norm",
+        ),
+        ({"width": "8"}, "generator.arguments.width: must be an integer, got '8'; write an integer such as 64"),
+        ({"width": True}, "generator.arguments.width: must be an integer, got true; write an integer such as 64"),
+        ({"width": 8, "widths": [1, "2"]}, "generator.arguments.widths: must be an integer, got '2'; write an integer"),
+        ({"width": 8, "norm": 3}, "generator.arguments.norm: must be a string, got 3; put the text in quotes"),
+        (
+            {"width": 8, "latent_size": 3},
+            "generator.arguments.latent_size: must be left out, got 3 (it follows from the recipe's other keys)",
+        ),
+    ],
+)
+def test_the_signature_is_the_section(tmp_path, arguments, told):
+    assert refused(tmp_path, generator=here("typed"), arguments=arguments).startswith(told)
+
+
+def test_arguments_that_fit(tmp_path):
+    fitting = {"width": 8, "scale": 1, "widths": [1, 2], "norm": "batch"}
+    recipe = recipe_with(tmp_path, generator=here("typed"), arguments=fitting)
+    assert build_network(recipe, "generator").layers["0"].module.weight.shape == (8, 12)
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("no.such.module:G", "generator.family: 'no.such.module:G' cannot be imported (ModuleNotFoundErro"),
+        ("tests.outside:Missing", "generator.family: 'tests.outside:Missing'"),
+        ("tests.outside:WHOLE", "generator.family: 'tests.outside:WHOLE' cannot be called (it is of type list)"),
+        (here("raising"), f"generator.family: '{here('raising')}' cannot be constructed (ValueError: not today)"),
+        (here("number"), "generator.family: must return a torch.nn.Module, or a list of functions that make its lay"),
+        (here("built"), "generator.family: must return functions that make layers, but number 0"),
+    ],
+)
+def test_what_cannot_be_called(tmp_path, name, told):
+    assert refused(tmp_path, generator=name).startswith(told[:70])
+
+
+def raising():
+    """Raise."""
+    raise ValueError("not today")
+
+
+def number():
+    """Return no module."""
+    return 3
+
+
+def built(latent_size):
+    """Return modules, not functions."""
+    return [nn.Linear(latent_size, 3)]
+
+
+def test_nothing_is_imported_because_a_file_names_it(tmp_path, monkeypatch):
+    """Neither an export's header nor a checkpoint's manifest; a recipe of the user's does."""
+    monkeypatch.setattr(plugins, "_given", set())
+    tree = json.loads(json.dumps(recipe_with(tmp_path).model_dump()))
+    monkeypatch.setattr(plugins, "_given", set())
+    saved = parse_saved_recipe(tree)
+    with pytest.raises(
+        UserError, match=r"generator\.family: 'tests\.outside:Generator' is code that only a saved file names"
+    ):
+        network_on_meta(saved, "generator")
+    plugins.give("tests.outside:Generator")
+    network_on_meta(saved, "generator")
+
+
+def test_an_export_is_opened_where_its_family_is_named(tmp_path, monkeypatch):
+    recipe = recipe_with(tmp_path)
+    network = build_network(recipe, "generator")
+    initialize(network, 3)
+    path = tmp_path / "g.safetensors"
+    save_file(dict(network.state_dict()), path, {"network": "generator", "recipe": json.dumps(recipe.model_dump())})
+    monkeypatch.setattr(plugins, "_given", set())
+    with pytest.raises(UserError, match=r"families=\['tests\.outside:Generator'\]"):
+        bigsgan.load(path)
+    opened = bigsgan.load(path, families=["tests.outside:Generator", "tests.outside:Discriminator"])
+    z, y = torch.randn(3, 12), torch.tensor([0, 1, 2])
+    torch.testing.assert_close(opened(z, y), network.eval()(z, y))
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("game", [WHOLE, LAYERED])
+def test_weights_follow_the_seed_alone(tmp_path, game, network):
+    """On the meta device first, as engines build it, with other numbers drawn before, and layer by layer."""
+    recipe = tiny_recipe(tmp_path, *game)
+    one, other = build_network(recipe, network), network_on_meta(recipe, network)
+    initialize(one, 5)
+    torch.manual_seed(9)
+    for number in reversed(range(len(other.layers))):
+        initialize(other.part(number, number + 1).to_empty(device="cpu"), 5)
+    values, again = (dict((*x.named_parameters(), *x.named_buffers())) for x in (one, other))
+    assert values.keys() == again.keys()
+    for name, value in values.items():
+        assert torch.equal(value, again[name]), name
+    initialize(other, 6)
+    assert any(not torch.equal(value, again[name]) for name, value in values.items())
+
+
+class Torchs(nn.Module):
+    """Fills its weights as many public networks do."""
+
+    def __init__(self, latent_size, image_channels, resolution, rate: float = 0.5):
+        super().__init__()
+        self.rates = [x.item() for x in torch.linspace(0, rate, 3)]  # impossible on the meta device
+        self.linear = nn.Linear(latent_size, image_channels * resolution**2)
+        self.gain = nn.Parameter(torch.randn(1))
+        self.register_buffer("table", torch.arange(3), persistent=False)
+        self.shape = image_channels, resolution, resolution
+        nn.init.trunc_normal_(self.linear.weight, std=0.02)
+
+    def forward(self, z, y):
+        """Images."""
+        return self.gain * self.linear(z).unflatten(1, self.shape)
+
+
+def test_a_constructor_fills_its_own(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("Torchs"))
+    network = network_on_meta(recipe, "generator").to_empty(device="cpu")
+    initialize(network, 5)
+    module = network.layers["0"].module
+    assert module.rates == [0, 0.25, 0.5]
+    assert module.table.tolist() == [0, 1, 2]
+    assert 0.01 < module.linear.weight.std() < 0.03
+    check_outside(recipe, 2)
+
+
+class Drops(Torchs):
+    """Has dropout."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.inner = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(self.inner(z), y)
+
+
+class Counts(Torchs):
+    """Changes a buffer."""
+
+    def forward(self, z, y):
+        """Images."""
+        self.table += 1
+        return super().forward(z, y)
+
+
+class Meets(Torchs):
+    """Compares samples."""
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z - z.mean(0), y)
+
+
+class Empty(Torchs):
+    """Leaves a parameter empty."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.scale = nn.Parameter(torch.empty(3))
+
+
+class Small(Torchs):
+    """Makes images of another size."""
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z, y)[..., :8, :8]
+
+
+@pytest.mark.parametrize(
+    "function, found",
+    [
+        ("Drops", "layers.0.module.inner.1 (Dropout) draws random numbers"),
+        ("Counts", "layers.0.module.table changes"),
+        ("Meets", "the samples of a batch meet in 0 (Meets)"),
+    ],
+)
+def test_what_no_other_layout_can_repeat(tmp_path, function, found):
+    told = checked(tmp_path, function)
+    assert told.startswith(
+        f"generator.family: '{here(function)}' has results that depend on how ranks and micro-batches"
+    )
+    assert f"({found})" in told
+    assert told.endswith("correct it, or set generator.exact=false")
+    assert found in checked(tmp_path, function, 1, "accumulation=2")
+    assert found in checked(tmp_path, function, 1, "engines.generator.activation_checkpointing=true")
+    check_outside(recipe_with(tmp_path, generator=here(function)), 1)
+    check_outside(recipe_with(tmp_path, "generator.exact=false", generator=here(function)), 2)
+
+
+@pytest.mark.parametrize(
+    "function, told",
+    [
+        ("Empty", "generator.family: has a parameter or buffer layers.0.module.scale that lacks an initial value"),
+        ("Small", "generator.family: must make images [4, 1, 16, 16] of 4 latents"),
+        ("bare", "has no parameters to train"),
+    ],
+)
+def test_what_cannot_be_trained(tmp_path, function, told):
+    assert told in checked(tmp_path, function)
+
+
+def bare():
+    """Return a module without parameters."""
+    return nn.Identity()
+
+
+def test_what_is_too_large_to_construct(tmp_path, monkeypatch):
+    monkeypatch.setattr("bigsgan.models.outside_check.free_host_bytes", lambda: 1000)
+    told = checked(tmp_path, "Torchs")
+    assert "is too large to be constructed on this machine (its 1 ranks construct layer 0 with 26." in told
+    assert "let the function return a list of functions that make smaller layers" in told
+
+
+@pytest.mark.parametrize(
+    "kind, shape", [(nn.BatchNorm1d, (6, 3)), (nn.BatchNorm1d, (6, 3, 5)), (nn.BatchNorm3d, (6, 3, 2, 2, 2))]
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_torchs(kind, shape, affine):
+    torch.manual_seed(0)
+    theirs = kind(3, eps=1e-3, momentum=0.3, affine=affine)
+    if affine:
+        nn.init.normal_(theirs.weight)
+        nn.init.normal_(theirs.bias)
+    holder = nn.Sequential(nn.Identity(), kind(3, eps=1e-3, momentum=0.3, affine=affine))
+    holder[1].load_state_dict(theirs.state_dict())
+    ours = global_batch_norms(holder)[1]
+    assert isinstance(ours, GlobalBatchNorm)
+    x = torch.randn(shape) * 3 + 1
+    with moving_state([ours], True):
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+def test_half_precision_computes_in_both_types(tmp_path):
+    """A float32 table beside bf16 weights, as many transformers have."""
+    network = build_network(tiny_recipe(tmp_path, *WHOLE), "discriminator")
+    initialize(network, 5)
+    images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
+    expected = network(images, labels)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.bfloat16()
+    found = network(images, labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+    found.sum().backward()
+    on_meta = network.to("meta")(images.to("meta"), labels.to("meta"))
+    assert (on_meta.shape, on_meta.dtype) == (found.shape, torch.float32)
+
+
+def test_second_derivatives_of_attention(tmp_path):
+    recipe = tiny_recipe(tmp_path, *WHOLE, "objective.r1={weight: 1}")
+    network = build_network(recipe, "discriminator")
+    initialize(network, 5)
+    images = torch.rand(4, 1, 16, 16, requires_grad=True)
+    (slopes,) = torch.autograd.grad(network(images, torch.arange(4)).sum(), images, create_graph=True)
+    slopes.square().sum().backward()
+    assert all(p.grad is not None for name, p in network.named_parameters() if "in_proj_weight" in name)
+
+
+def test_forward_mode_needs_tangents(tmp_path):
+    recipe = tiny_recipe(tmp_path, *LAYERED, "objective.r1={weight: 1}")
+    check_outside(recipe, 2, forward_mode=["generator"])
+    with pytest.raises(UserError, match=r"discriminator\.family: .* has operations that exact penalties in pipeline"):
+        check_outside(recipe, 2, forward_mode=["discriminator"])
+
+
+def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
+    """An entry point's name is a family, and `bigsgan plugins` lists it."""
+    package = tmp_path / "somebody-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bigsgan.families]\nsomebodys = tests.outside:Generator\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = recipe_with(tmp_path, generator="somebodys")
+    assert network_on_meta(recipe, "generator").layers["0"].module.side == 4
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().out.split() == [
+        *("name", "kind", "stands", "for", "package", "version"),
+        *("somebodys", "families", "tests.outside:Generator", "somebody", "1.0"),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_can_be_compiled_whole(tmp_path, dtype):
+    network = build_network(tiny_recipe(tmp_path, *WHOLE), "discriminator")
+    initialize(network, 5)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
+    torch.testing.assert_close(compiled(images, labels), network(images, labels))
+
+
+def stacked(latent_size, image_channels, resolution):
+    """A ``LayerStack`` of torch's layers, with batch norm."""
+    last = nn.Sequential(
+        nn.Linear(8, image_channels * resolution**2), nn.Unflatten(1, (image_channels, resolution, -1))
+    )
+    return LayerStack([FirstOnly(nn.Linear(latent_size, 8)), nn.BatchNorm1d(8), last])
+
+
+class FirstOnly(nn.Module):
+    """Drops the labels."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, labels):
+        """(N, Z), (N,) -> (N, 8)."""
+        return self.module(x)
+
+
+def test_a_stack_of_torchs_layers(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("stacked"))
+    check_outside(recipe, 2)
+    network = network_on_meta(recipe, "generator").to_empty(device="cpu")
+    initialize(network, 5)
+    assert isinstance(network.layers["1"].module, GlobalBatchNorm)
+    assert network.layers["1"].module.weight.tolist() == [1] * 8
+    assert network(torch.randn(4, 12), torch.arange(4)).shape == (4, 1, 16, 16)
+
+
+class Weighted(Torchs):
+    """Initializes its batch norm as DCGAN does."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.norm = nn.BatchNorm1d(latent_size)
+        nn.init.constant_(self.norm.weight, 3)
+
+
+def test_batch_norm_keeps_the_constructors_weights(tmp_path):
+    network = network_on_meta(recipe_with(tmp_path, generator=here("Weighted")), "generator").to_empty(device="cpu")
+    initialize(network, 5)
+    norm = network.layers["0"].module.norm
+    assert norm.weight.tolist() == [3] * 12
+    assert norm.running_var.tolist() == [1] * 12
+
+
+class Ties(Torchs):
+    """Uses one weight twice."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.one, self.other = nn.Linear(latent_size, latent_size), nn.Linear(latent_size, latent_size)
+        self.other.weight = self.one.weight
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(self.other(self.one(z)), y)
+
+
+def test_shared_weights_stay_shared(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("Ties"))
+    network = with_memory(network_on_meta(recipe, "generator"), "cpu")
+    initialize(network, 5)
+    module = network.layers["0"].module
+    assert module.other.weight is module.one.weight
+    assert sum(1 for _ in network.parameters()) == 6
+    check_outside(recipe, 2)
+
+
+def shares(latent_size, image_channels, resolution):
+    """Layers that share a module."""
+    shared = nn.Linear(12, 12)
+    last = nn.Sequential(
+        nn.Linear(12, image_channels * resolution**2), nn.Unflatten(1, (image_channels, resolution, -1))
+    )
+    return LayerStack([FirstOnly(shared), shared, last])
+
+
+def test_layers_do_not_share_parameters(tmp_path):
+    assert "has a parameter of layers 0 and 1: module.weight; let one layer hold" in checked(tmp_path, "shares")
