@@ -155,8 +155,12 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
             rows.append((f"`{prefix}{name}`", "section", default, f"the keys of `{shown[nested[0]]}`"))
         else:
             shown[nested[0]] = f"{prefix}{name}"
-            rows.append((f"`{prefix}{name}`", "section", default, said(inspect.getdoc(nested[0]) or "")))
-            rows += keys(nested[0], f"{prefix}{name}.")
+            is_list = get_origin(field.annotation) is list
+            is_alone = not is_list and set(get_args(field.annotation) or nested) <= {nested[0], type(None)}
+            type_ = "section" if is_alone else type_of(field.annotation)
+            text = said(inspect.getdoc(nested[0]) or "") if is_alone else meaning(section, name)
+            rows.append((f"`{prefix}{name}`", type_, default, text))
+            rows += keys(nested[0], f"{prefix}{name}[]." if is_list else f"{prefix}{name}.")
     return rows
 
 
@@ -196,7 +200,13 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
-        return f"list of {type_of(get_args(annotation)[0])}".replace("integer", "integers").replace("number", "numbers")
+        return (
+            f"list of {type_of(get_args(annotation)[0])}".replace("integer", "integers")
+            .replace("number", "numbers")
+            .replace("section", "sections")
+        )
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "section"
     if origin is dict:
         return "mapping"
     name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]

@@ -81,9 +81,16 @@ def test_own_data(elsewhere):
     execute(train, *SHORT, "out=runs/parts", "total_nimg=32")
     execute(train, *SHORT, "out=runs/parts")
     assert [row["logits/real"] for row in rows("runs/parts")] == straight
-    measured = execute(evaluate[:-1], status=2)
-    assert "data.kind: 'mypackage.data:Discs' is code that only a saved recipe names" in measured
     assert re.search(r"Brightness_ratio +[-\d.]+\n", execute(evaluate))
+
+
+@pytest.mark.slow
+def test_own_loss(elsewhere):
+    (train,) = commands(written("own-loss"))
+    execute(train, *SHORT)
+    found = rows("runs/own_loss")[0]
+    assert {"loss/generator", "loss/discriminator", "loss/total_variation", "loss/small_logits"} <= found.keys()
+    assert 0 < found["loss/total_variation"] < 4
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.augmentation import AdaptiveProbability
+from bigsgan.adversarial.losses import AdversarialLoss
 from bigsgan.adversarial.path_length import PathLengthPenalty
 from bigsgan.adversarial.stale_images import StaleImages
 from bigsgan.adversarial.teacher import Teacher, build_teacher
+from bigsgan.adversarial.terms import Term, adversarial_loss, build_terms
 from bigsgan.adversarial.watchers import LogitAnchors, LogitWatcher, Sum
 from bigsgan.config import Recipe
 from bigsgan.models.augment import AdaptiveAugment
@@ -30,6 +32,8 @@ class Extras(NamedTuple):
     path_length: PathLengthPenalty | None = None  # path length regularization of G
     teacher: Teacher | None = None  # computes features of real images, if this rank has D's last layer
     stale_images: StaleImages | None = None  # images for D's next update, where updates overlap
+    loss: AdversarialLoss | None = None  # the loss on logits, if it comes from outside
+    terms: tuple[Term, ...] = ()  # further parts of both losses
 
     @property
     def watchers(self) -> list[LogitWatcher]:
@@ -66,7 +70,7 @@ def build_extras(
         stale_images: The buffer of G's images, where updates overlap.
 
     Raises:
-        UserError: The teacher cannot be read, or does not fit.
+        UserError: The teacher, or a loss or term from outside, cannot be read or does not fit.
     """
     section, objective = recipe.augmentation, recipe.objective
     p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
@@ -79,4 +83,7 @@ def build_extras(
         path_length = PathLengthPenalty(objective.path_length, statistics, device, sum_over_ranks, of_generator)
     seeded, num = recipe.discriminator_reads_seeds, recipe.generator.images_per_sample
     teacher = build_teacher(recipe, device) if discriminator.predicts else None
-    return Extras(section is not None, seeded, num, p, adaptive, anchors, path_length, teacher, stale_images)
+    loss, terms = adversarial_loss(recipe, device), build_terms(recipe, device)
+    return Extras(
+        section is not None, seeded, num, p, adaptive, anchors, path_length, teacher, stale_images, loss, terms
+    )

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import SampleDraws
-from bigsgan.adversarial.losses import LOSSES
+from bigsgan.adversarial.losses import LOSSES, AdversarialLoss
 from bigsgan.adversarial.teacher import distances
-from bigsgan.config.objective import Objective
+from bigsgan.adversarial.terms import weighted
+from bigsgan.config.objective import Objective, OwnLoss
 from bigsgan.engines import MicroBatch
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
@@ -39,6 +40,7 @@ def statistic_names(section: Objective) -> list[str]:
     names += [f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake")]
     names += ["teacher/class", "teacher/patch"] if section.teacher else []
     names += [f"loss/{name}" for name in ("l1", "feature_matching", "consistency") if getattr(section, name)]
+    names += [f"loss/{term.label}" for term in section.terms]
     for name, penalty in section.gradient_norms.items():
         if penalty.form == "finite_difference" and penalty.check_every:
             names += [f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact"]
@@ -77,7 +79,8 @@ class DiscriminatorObjective:
             extras: Those that observe the logits, and the number of images of a sample.
         """
         self._section, self._extras, self._images_per_sample = section, extras, extras.images_per_sample
-        self._loss = LOSSES[section.loss]
+        self._loss = _loss_of(section, extras)
+        self._terms = [term for term in extras.terms if term.network == "discriminator"]
         self._statistics = statistics
         self._penalties, self.checked = section.due(d_step), section.checked(d_step)
         self._weights = {name: penalty_weights.get(name, p.weight) for name, p in section.gradient_norms.items()}
@@ -153,6 +156,8 @@ class DiscriminatorObjective:
         real, fake = segments[0], segments[1]
         loss = self._loss.discriminator(real, fake)
         self._record(loss, real, fake)
+        for value in weighted(self._terms, {"real_logits": real, "fake_logits": fake}, self._statistics):
+            loss = loss + value
         if (anchors := self._extras.anchors) is not None and self._section.lecam:
             loss = loss + self._recorded("lecam", self._section.lecam.weight * anchors.penalty(real, fake))
         if features:
@@ -299,8 +304,9 @@ class GeneratorObjective:
 
     differentiates_inputs = False
 
-    def __init__(self, section: Objective, statistics: Statistics) -> None:
-        self._loss = LOSSES[section.loss]
+    def __init__(self, section: Objective, statistics: Statistics, extras: Extras = _NONE) -> None:
+        self._loss = _loss_of(section, extras)
+        self._terms = [term for term in extras.terms if term.network == "generator" and not term.of_images]
         self._statistics = statistics
         self._matching = section.feature_matching
         self.reads_features = self._matching > 0
@@ -322,6 +328,8 @@ class GeneratorObjective:
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
         self._statistics.add("loss/generator", loss)
+        for value in weighted(self._terms, {"real_logits": real, "fake_logits": fake}, self._statistics):
+            loss = loss + value
         return loss + self._feature_matching(features) if self.reads_features else loss
 
     def _feature_matching(self, features: Sequence[Tensor]) -> Tensor:
@@ -335,11 +343,9 @@ class GeneratorObjective:
         return self._matching * distance
 
 
-def l1_grads(weight: float, images: Tensor, targets: Tensor, statistics: Statistics) -> Tensor:
-    """Return d(loss)/d(images) of one micro-batch, (n, C, H, W), of ``weight`` times the mean of |image - target|."""
-    difference = images.detach() - targets
-    statistics.add("loss/l1", difference.abs())
-    return difference.sign() * (weight / difference.numel())
+def _loss_of(section: Objective, extras: Extras) -> AdversarialLoss:
+    """Return the loss on logits; where none was built from outside, as in a planner, a loss of ours stands for it."""
+    return extras.loss or LOSSES["hinge" if isinstance(section.loss, OwnLoss) else section.loss]
 
 
 def _join(segments: list[MicroBatch]) -> MicroBatch:

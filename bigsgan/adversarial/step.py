@@ -25,17 +25,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bigsgan.adversarial.consistency import consistency_grads
 from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
     DiscriminatorObjective,
     GeneratorObjective,
     InputGradients,
-    l1_grads,
     statistic_names,
 )
 from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
+from bigsgan.adversarial.terms import image_gradient
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Rates, Work
@@ -90,7 +89,8 @@ class AdversarialStep:
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
         self._plan, self._section, self._sources = plan, plan.objective, sources
         self._statistics, self._extras = statistics, extras
-        self._g_objective = GeneratorObjective(self._section, statistics)
+        self._g_objective = GeneratorObjective(self._section, statistics, extras)
+        self._image_terms = [term for term in extras.terms if term.of_images]
         statistics.declare(*statistic_names(self._section), *(["augmentation"] if extras.augmented else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
@@ -246,7 +246,8 @@ class AdversarialStep:
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]
-        section, objective, num = self._section, self._g_objective, part.num_samples
+        objective, terms, num = self._g_objective, self._image_terms, part.num_samples
+        reads_reals = any("real_images" in term.reads for term in terms)
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D judges G's images"
@@ -257,14 +258,12 @@ class AdversarialStep:
             return objective.batch(real, fake)
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
-            grads, images = grads[-num:], images[-num:]
-            if section.consistency:
-                levels = self._extras.images_per_sample
-                grads = grads + consistency_grads(section.consistency, levels, images, self._statistics)
-            if not section.l1:
-                return grads
-            target, *_ = self._sources.inputs.real(reals()[j])
-            return grads + l1_grads(section.l1, images, target, self._statistics)
+            if not terms:
+                return grads[-num:]
+            read = dict(zip(("images", "labels", "input_images"), (images[-num:], *inputs.conditions(j)), strict=False))
+            if reads_reals:
+                read["real_images"] = self._sources.inputs.real(reals()[j])[0]
+            return grads[-num:] + image_gradient(terms, read, self._statistics)
 
         return Work(phase, batch, objective, gradient=gradient)
 

@@ -21,6 +21,7 @@ from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
+from bigsgan.adversarial.terms import weighted
 from bigsgan.adversarial.watchers import Sum
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
@@ -106,7 +107,8 @@ class PlainLoop:
         self._recipe, self._generator, self._discriminator = recipe, networks["generator"], networks["discriminator"]
         self._reals, self._source, self._draws = sources.reals, sources.inputs, sources.draws
         self._slices, self._extras, self._updates = sources.slices, extras, 0
-        self._g_objective = GeneratorObjective(recipe.objective, statistics)
+        self._g_objective = GeneratorObjective(recipe.objective, statistics, extras)
+        self._image_terms = [term for term in extras.terms if term.of_images]
         # Only for one micro-batch, whatever the engines' layout: DistributedDataParallel alternates forward and
         # backward passes.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
@@ -209,15 +211,9 @@ class PlainLoop:
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = self._g_objective.batch(real, judged)
                 loss = loss + self._discriminator.root(judged, self._every, loss=self._g_objective)
-                if section.l1:
-                    differences = (fakes - self._source.real(reals()[j])[0]).abs()
-                    self._statistics.add("loss/l1", differences)
-                    loss = loss + section.l1 * differences.mean()
-                if section.consistency:
-                    *coarser, last = fakes.chunk(self._extras.images_per_sample, dim=1)
-                    apart = [(x - last).square() / (len(coarser) - i) for i, x in enumerate(coarser)]
-                    self._statistics.add("loss/consistency", torch.stack(apart))
-                    loss = loss + section.consistency.weight * torch.stack(apart).mean()
+                read = dict(zip(("images", "labels", "input_images"), (fakes, *inputs.conditions(j)), strict=False))
+                read["real_images"] = self._source.real(reals()[j])[0]
+                loss = loss + sum(weighted(self._image_terms, read, self._statistics))
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)
         self._generator.update(numbers.generator)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from bigsgan.config.sections import (
     Fraction,
@@ -160,11 +160,52 @@ class Orthogonal(Section):
     """Strength for D."""
 
 
+class OwnLoss(Section):
+    """A loss on logits from your own code; see docs/how-to/own-loss.md."""
+
+    use: str
+    """``package.module:Class``. Its methods ``discriminator`` and ``generator`` take ``fake_logits`` and
+    ``real_logits``, and return the mean loss over the samples."""
+    arguments: dict[str, Any] = Field(default={})
+    """Arguments of the class."""
+    pairs: bool = False
+    """Whether G's loss reads ``real_logits`` too, so that D judges both."""
+
+
+class OwnTerm(Section):
+    """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
+
+    use: str
+    """``package.module:name`` of a function, or of a class whose objects are called. It takes some of ``images``,
+    ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, and returns the
+    mean over the samples."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
+    """Name of its statistic, loss/<name>; that of the function or class unless given."""
+    network: Literal["generator", "discriminator"] = "generator"
+    """The network whose loss it enters. D's terms read logits."""
+    weight: float = 1.0
+    """Weight relative to the loss on logits."""
+    arguments: dict[str, Any] = Field(default={})
+    """Further arguments of the function, or those of the class."""
+
+    @property
+    def label(self) -> str:
+        """Name of its statistic."""
+        return self.name or self.use.rpartition(":")[2].replace(".", "_")
+
+
+def _named(value: Any) -> Any:
+    return {"use": value} if isinstance(value, str) and ":" in value else value
+
+
 class Objective(Section):
     """The game: the loss on logits, how often D steps, and the penalties."""
 
-    loss: Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] = "hinge"
-    """Loss of D's logits."""
+    loss: Annotated[
+        Literal["hinge", "non_saturating", "least_squares", "wasserstein", "relativistic"] | OwnLoss,
+        BeforeValidator(_named),
+    ] = "hinge"
+    """Loss of D's logits; ``package.module:Class`` for your own."""
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     """Updates of D before each update of G; each takes a batch of its own."""
     schedule: Literal["exact", "overlapped"] = "exact"
@@ -187,11 +228,24 @@ class Objective(Section):
     path_length: PathLength | None = None
     teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
+    terms: list[OwnTerm] = Field(default=[])
+    """Parts of the losses from your own code."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Objective:
+        taken = ["generator", "discriminator", "l1", "feature_matching", "consistency"]
+        for number, term in enumerate(self.terms):
+            if term.label in taken:
+                problem, remedy = "is the name of another part of the losses", "give it a name of its own"
+                raise UserError(f"objective.terms[{number}].name", term.label, problem, remedy)
+            taken.append(term.label)
+        return self
 
     @property
     def pairs(self) -> bool:
         """Whether G's objective compares its images with real ones, so that D judges both."""
-        return self.loss == "relativistic" or self.feature_matching > 0
+        own = isinstance(self.loss, OwnLoss) and self.loss.pairs
+        return own or self.loss == "relativistic" or self.feature_matching > 0
 
     @property
     def gradient_norms(self) -> dict[str, Penalty]:

@@ -72,7 +72,10 @@ class Reference:
     def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
         """Begin as a run of this recipe does, on a device or else the CPU."""
         self.recipe, self.device = recipe, device or torch.device("cpu")
-        self.d_loss, self.g_loss = LOSSES[recipe.objective.loss]
+        # Of a loss from outside, a caller sets these four.
+        self.d_loss, self.g_loss = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
+        self.pairs = recipe.objective.loss == "relativistic"
+        self.image_terms: Any = lambda images, targets, labels: 0
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
         for network in (self.g, self.d):
             avoid_fp16_on_a_cpu(network, self.device.type == "cuda")
@@ -280,9 +283,10 @@ class Reference:
             images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
             x, y = self.last_reals[j]
             real = None
-            if self.recipe.objective.loss == "relativistic":
+            if self.pairs:
                 real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
             loss = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
+            loss = loss + self.image_terms(images, self._targets(x), inputs[1])
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:

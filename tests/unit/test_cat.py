@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from bigsgan.adversarial.consistency import consistency_grads
+from bigsgan.adversarial.terms import Term, image_gradient
+from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.config import load_recipe, objective
 from bigsgan.config.data import Data
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
@@ -348,7 +349,8 @@ def test_consistency_is_the_gradient_of_weighted_distances_to_the_last_image():
     h0, h1, h2, h3 = images.chunk(4, dim=1)
     loss = (F.mse_loss(h0, h3) / 3 + F.mse_loss(h1, h3) / 2 + F.mse_loss(h2, h3)) / 3
     (expected,) = torch.autograd.grad(0.1 * loss, images)
-    assert_close(consistency_grads(objective.Consistency(), 4, images, statistics), expected)
+    term = Term("consistency", "generator", 0.1, ("images",), partial(consistency, 4))
+    assert_close(image_gradient([term], {"images": images}, statistics), expected)
     assert statistics.reduce(lambda sums: sums)["loss/consistency"] == pytest.approx(loss.item())
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bigsgan.adversarial.objectives import GeneratorObjective, l1_grads
+from bigsgan.adversarial.objectives import GeneratorObjective
 from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
+from bigsgan.adversarial.terms import Term, image_gradient
+from bigsgan.adversarial.terms.l1 import l1
 from bigsgan.adversarial.watchers import LogitAnchors
 from bigsgan.bench.arithmetic import arithmetic_of, matrix_precision
 from bigsgan.commands.planning import plan_on_ranks
@@ -255,7 +257,9 @@ def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():
     statistics.declare("loss/l1")
     loss = (images - targets).abs().mean()
     (expected,) = torch.autograd.grad(10 * loss, images)
-    torch.testing.assert_close(l1_grads(10, images, targets, statistics), expected)
+    term = Term("l1", "generator", 10, ("images", "real_images"), l1)
+    inputs = {"images": images, "real_images": targets}
+    torch.testing.assert_close(image_gradient([term], inputs, statistics), expected)
     assert means(statistics)["loss/l1"] == pytest.approx(loss.item())
 
 

@@ -98,7 +98,7 @@ def test_defaults_are_filled_in(tmp_path):
             "l1": 0.0, "feature_matching": 0.0, "consistency": None, "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
             "teacher": None,
-            "orthogonal": {"generator": 0.0, "discriminator": 0.0},
+            "orthogonal": {"generator": 0.0, "discriminator": 0.0}, "terms": [],
         },
         "augmentation": None,
         "metrics": None,

@@ -1,0 +1,169 @@
+"""Losses and terms from outside the package, which a recipe names.
+
+Each is tried on a few random samples before training: a mean over samples does not depend on how ranks share a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigsgan.adversarial.losses import LOSSES, AdversarialLoss
+from bigsgan.adversarial.terms.term import IMAGES, LOGITS, Term
+from bigsgan.config import Recipe
+from bigsgan.config.objective import OwnLoss, OwnTerm
+from bigsgan.config.signature import build, checked_arguments
+from bigsgan.errors import UserError
+from bigsgan.plugins import called, load
+
+_NUM_PATCHES = 9
+_CLOSE = 1e-3
+"""Relative difference of a mean over two samples and of the mean over them one by one, from rounding."""
+
+
+def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
+    """Return the loss on logits that a recipe names.
+
+    Raises:
+        UserError: It comes from outside, and cannot be built or is no mean over samples.
+    """
+    section = recipe.objective.loss
+    if not isinstance(section, OwnLoss):
+        return LOSSES[section]
+    field, found = "objective.loss", _built("objective.loss", section, device)
+    reads = {"discriminator": LOGITS, "generator": LOGITS if section.pairs else LOGITS[:1]}
+    functions = {}
+    for network, offered in reads.items():
+        method = getattr(found, network, None)
+        if not callable(method):
+            problem, remedy = f"has no method {network}", f"give its class a method {network}({', '.join(offered)})"
+            raise UserError(f"{field}.use", section.use, problem, remedy)
+        names = _reads(f"{field}.use", section.use, method, offered, f"its method {network}")
+        _try(f"{field}.use", section.use, Term(network, network, 1.0, names, method), recipe, device)
+        functions[network] = _of_logits(method, names)
+    return AdversarialLoss(**functions)
+
+
+def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
+    """Return the terms that a recipe names.
+
+    Raises:
+        UserError: One cannot be built, reads what its network's update does not have, or is no mean over samples.
+    """
+    found = []
+    for number, section in enumerate(recipe.objective.terms):
+        field = f"objective.terms[{number}].use"
+        function = _built(field.removesuffix(".use"), section, device)
+        called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
+        names = _reads(field, section.use, called_as, _offered(recipe, section), "its call")
+        if len({name in IMAGES for name in names}) > 1:
+            problem, remedy = (
+                "must read images or logits, not both",
+                "make two terms of it: they may be on different ranks",
+            )
+            raise UserError(field, section.use, problem, remedy)
+        term = Term(section.label, section.network, section.weight, names, function)
+        _try(field, section.use, term, recipe, device)
+        found.append(term)
+    return found
+
+
+def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device) -> Any:
+    """Return what a section names: an object of a class, made with the arguments, or a function that has them.
+
+    The weights of a module stay as they are.
+    """
+    found = load(f"{field}.use", section.use, "terms")
+    if not inspect.isclass(found):
+        names = [*IMAGES, *LOGITS]  # which it gets in each update
+        arguments = checked_arguments(f"{field}.arguments", section.use, found, section.arguments, dict.fromkeys(names))
+        return functools.partial(found, **{key: value for key, value in arguments.items() if key not in names})
+    found = build(f"{field}.use", section.use, "terms", section.arguments, {})
+    return found.to(device).eval().requires_grad_(False) if isinstance(found, nn.Module) else found
+
+
+def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
+    """Return what the term's network can show it in an update."""
+    if section.network == "discriminator":
+        return LOGITS
+    images = IMAGES if recipe.data.paired else IMAGES[:-1]
+    return (*images, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
+
+
+def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Return the names that a function's signature has of what is offered; without a default each must be one."""
+    parameters = called(field, name, lambda: inspect.signature(function)).parameters
+    for key, each in parameters.items():
+        if (
+            key not in offered
+            and each.default is each.empty
+            and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ):
+            problem = f"cannot be called: {what} takes {key}"
+            raise UserError(field, name, problem, f"name its arguments among {', '.join(offered)}")
+    found = tuple(key for key in offered if key in parameters)
+    if not found:
+        raise UserError(
+            field, name, f"cannot be computed: {what} takes none of {', '.join(offered)}", "name one of them"
+        )
+    return found
+
+
+def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+    def compute(real: Tensor, fake: Tensor) -> Tensor:
+        logits = {"real_logits": real, "fake_logits": fake}
+        return function(**{name: logits[name] for name in names})
+
+    return compute
+
+
+def _try(field: str, name: str, term: Term, recipe: Recipe, device: torch.device) -> None:
+    """Compute a term of two random samples, together and one by one, and its gradient."""
+    inputs = _random_inputs(recipe, device)
+    read = {key: inputs[key] for key in term.reads}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        value = called(field, name, lambda: term.value(**read), " for random samples")
+        alone = [term.value(**{key: tensor[i : i + 1] for key, tensor in read.items()}) for i in (0, 1)]
+    if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
+        found = (
+            f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        )
+        raise UserError(
+            field, name, f"must return a scalar tensor, returns {found}", "return the mean over the samples"
+        )
+    if not value.requires_grad:
+        remedy = "compute it from the images or logits by operations of torch"
+        raise UserError(field, name, "has no gradient", remedy)
+    if not torch.isfinite(value):
+        raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")
+    together, apart = value.item(), sum(each.item() for each in alone) / len(alone)
+    if not abs(together - apart) <= _CLOSE * max(abs(together), abs(apart), _CLOSE):  # one alone may be NaN
+        problem = "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"
+        detail = f"{together:.6g} for two samples, {apart:.6g} on the average of one at a time"
+        raise UserError(field, name, problem, "average a value of each sample, without random numbers", detail)
+
+
+def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    side, made = recipe.data.side, recipe.generator.images_per_sample * recipe.data.channels
+
+    def images(channels: int) -> Tensor:
+        return (2 * torch.rand(2, channels, side, side, generator=generator) - 1).to(device).requires_grad_()
+
+    def logits() -> Tensor:
+        shape = (2, _NUM_PATCHES) if recipe.data.paired else (2,)
+        return torch.randn(shape, generator=generator).to(device).requires_grad_()
+
+    num_classes = max(recipe.data.num_classes, 1)
+    found = {
+        "images": images(made),
+        "real_images": images(recipe.data.channels),
+        "labels": torch.tensor([0, num_classes - 1], device=device),
+    }
+    found |= {"fake_logits": logits(), "real_logits": logits()}
+    return found | ({"input_images": images(recipe.data.input_channels)} if recipe.data.paired else {})

@@ -1,0 +1,28 @@
+"""A loss and terms from outside the package: every update is the reference's, in any layout."""
+
+from unittest import mock
+
+import pytest
+
+from bigsgan import plugins
+from bigsgan.doctor import agreement
+from tests.distributed.agreement import check_updates
+from tests.own_losses import OWN, OwnReference
+from tests.tiny import stages, zero
+
+LAYOUTS = {
+    "one rank, accumulation": (1, ["accumulation=2"], {}),
+    "ZeRO 3": (2, ["accumulation=2"], {"generator": zero(3), "discriminator": zero(3)}),
+    "stages": (2, [*stages(2, 2), "accumulation=2"], {}),
+    "ranks of their own, overlapped": (2, ["engines.generator.ranks=1", "objective.schedule=overlapped"], {}),
+}
+
+USED = ("PairedMargins", "Wing", "Features", "bounded")
+
+
+@pytest.mark.parametrize("layout", [pytest.param(n, marks=pytest.mark.slow if n != "stages" else ()) for n in LAYOUTS])
+def test_updates(ranks, layout):
+    world_size, overrides, ds = LAYOUTS[layout]
+    ranks(world_size).run(plugins.give, [f"tests.own_losses:{name}" for name in USED])
+    with mock.patch.object(agreement, "Reference", OwnReference):
+        check_updates(ranks(world_size), [*OWN, *overrides], ds, 3)

@@ -1,0 +1,114 @@
+"""Losses and terms as users write them, which recipes of tests name; and the same again, as the reference has them."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.doctor.reference import Reference
+
+
+class Margins:
+    """Least squares between logits and a margin on either side."""
+
+    def __init__(self, margin: float = 1.0) -> None:
+        self.margin = margin
+
+    def discriminator(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        return (real_logits - self.margin).square().mean() + (fake_logits + self.margin).square().mean()
+
+    def generator(self, fake_logits: Tensor) -> Tensor:
+        return (fake_logits - self.margin).square().mean()
+
+
+class PairedMargins(Margins):
+    def generator(self, fake_logits: Tensor, real_logits: Tensor) -> Tensor:
+        return (fake_logits - real_logits - self.margin).square().mean()
+
+
+class Wing:
+    """Feng et al. 2018, arXiv 1711.06753, equation 5, between G's images and the real ones of the batch."""
+
+    def __init__(self, width: float, curvature: float = 2.0) -> None:
+        self.width, self.curvature = width, curvature
+
+    def __call__(self, images: Tensor, real_images: Tensor) -> Tensor:
+        x = (images - real_images).abs()
+        scale = torch.tensor(1 + self.width / self.curvature).log()
+        inner = self.width * (1 + x / self.curvature).log()
+        return torch.where(x < self.width, inner, x - self.width * (1 - scale)).mean()
+
+
+class Features(nn.Module):
+    """The mean square of a frozen layer's outputs, with a weight for each class."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(channels, 4, 3)
+        nn.init.constant_(self.layer.weight, 0.1)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return ((1 + labels) * self.layer(images).square().mean(dim=(1, 2, 3))).mean()
+
+
+def bounded(real_logits: Tensor, fake_logits: Tensor, scale: float = 1.0) -> Tensor:
+    return (1 + scale * real_logits.square()).log().mean() + (1 + scale * fake_logits.square()).log().mean()
+
+
+def diversity(images: Tensor) -> Tensor:
+    return images.flatten(1).std(dim=0, correction=0).mean()
+
+
+def noisy(images: Tensor) -> Tensor:
+    return (images + torch.randn_like(images)).square().mean()
+
+
+def not_reduced(images: Tensor) -> Tensor:
+    return images.square().mean(dim=(1, 2, 3))
+
+
+def without_gradient(images: Tensor) -> Tensor:
+    return images.detach().mean()
+
+
+def of_both(images: Tensor, fake_logits: Tensor) -> Tensor:
+    return images.mean() * fake_logits.mean()
+
+
+def of_pixels(pixels: Tensor) -> Tensor:
+    return pixels.mean()
+
+
+def broken(images: Tensor) -> Tensor:
+    return images.reshape(-1, 7).mean()
+
+
+OWN = [
+    "objective.loss={use: 'tests.own_losses:PairedMargins', pairs: true}",
+    "objective.terms=[{use: 'tests.own_losses:Wing', weight: 3, arguments: {width: 0.5}},"
+    " {use: 'tests.own_losses:Features', weight: 0.7, arguments: {channels: 1}},"
+    " {use: 'tests.own_losses:bounded', network: discriminator, weight: 0.3, arguments: {scale: 4.0}},"
+    " {use: 'tests.own_losses:bounded', name: bounded_for_g, weight: 0.2}]",
+]
+
+
+class OwnReference(Reference):
+    """The reference with the parts of the game ``OWN``, written out."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+
+        def far(r, f, scale):
+            return torch.log1p(scale * r**2).mean() + torch.log1p(scale * f**2).mean()
+
+        self.d_loss = lambda r, f: F.mse_loss(r, r * 0 + 1) + F.mse_loss(f, f * 0 - 1) + 0.3 * far(r, f, 4)
+        self.g_loss = lambda r, f: ((f - r - 1) ** 2).mean() + 0.2 * far(r, f, 1)
+        self.pairs = True
+        self.image_terms = self.terms_of_images
+
+    def terms_of_images(self, images, targets, labels):
+        x = (images - targets).abs()
+        inside = 0.5 * torch.log1p(x / 2)
+        wing = torch.where(x < 0.5, inside, x - 0.5 + 0.5 * torch.log(torch.tensor(1.25))).mean()
+        sums = 0.1 * F.conv2d(images, torch.ones(1, images.shape[1], 3, 3, device=images.device))
+        return 3 * wing + 0.7 * ((1 + labels) * sums.square().mean(dim=(1, 2, 3))).mean()

@@ -1,0 +1,103 @@
+"""Losses and terms from outside: what they may be, and what is refused before training."""
+
+import pytest
+import torch
+
+from bigsgan import plugins
+from bigsgan.adversarial.terms import adversarial_loss, build_terms, image_gradient
+from bigsgan.errors import UserError
+from bigsgan.monitor import Statistics
+from tests.own_losses import Wing
+from tests.tiny import TINY_GAMES, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def given(monkeypatch):
+    monkeypatch.setattr(plugins, "_given", {f"tests.own_losses:{name}" for name in NAMES})
+
+
+NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
+NAMES += ["without_gradient", "of_both", "of_pixels", "broken", "F"]
+
+
+def terms(tmp_path, section, *overrides):
+    return build_terms(
+        tiny_recipe(tmp_path, *overrides, f"objective.terms=[{{use: 'tests.own_losses:{section}}}]"), CPU
+    )
+
+
+@pytest.mark.parametrize(
+    "section, message",
+    [
+        ("diversity'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
+        ("noisy'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
+        ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
+        ("without_gradient'", "has no gradient"),
+        ("of_both'", "must read images or logits, not both"),
+        ("bounded'", "cannot be called: its call takes real_logits"),
+        ("Wing', network: discriminator, arguments: {width: 1.0}", "cannot be called: its call takes images"),
+        ("broken'", "fails for random samples: RuntimeError: shape '[-1, 7]' is invalid"),
+        ("Features', arguments: {channels: 3}", "fails for random samples: RuntimeError: Given groups=1"),
+    ],
+)
+def test_what_is_no_term_is_refused(tmp_path, section, message):
+    with pytest.raises(UserError) as caught:
+        terms(tmp_path, section)
+    assert caught.value.field == "objective.terms[0].use"
+    assert caught.value.problem.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "section, field",
+    [
+        ("Wing', arguments: {widht: 1.0}", "objective.terms[0].arguments.widht"),
+        ("Wing'", "objective.terms[0].arguments.width"),
+        ("of_pixels'", "objective.terms[0].arguments.pixels"),
+        ("bounded', network: discriminator, arguments: {power: 1}", "objective.terms[0].arguments.power"),
+    ],
+)
+def test_arguments_are_those_of_the_signature(tmp_path, section, field):
+    with pytest.raises(UserError) as caught:
+        terms(tmp_path, section)
+    assert caught.value.field == field
+
+
+def test_names_differ(tmp_path):
+    with pytest.raises(UserError) as caught:
+        terms(tmp_path, "Wing', name: l1, arguments: {width: 1.0}")
+    assert str(caught.value.problem) == "is the name of another part of the losses"
+
+
+def test_a_loss_has_both_sides(tmp_path):
+    recipe = tiny_recipe(tmp_path, "objective.loss={use: 'tests.own_losses:Wing', arguments: {width: 1.0}}")
+    with pytest.raises(UserError, match="has no method discriminator"):
+        adversarial_loss(recipe, CPU)
+
+
+def test_a_loss_that_reads_real_logits_says_so(tmp_path):
+    with pytest.raises(UserError, match="its method generator takes real_logits"):
+        adversarial_loss(tiny_recipe(tmp_path, "objective.loss=tests.own_losses:PairedMargins"), CPU)
+
+
+def test_a_loss_of_logits(tmp_path):
+    recipe = tiny_recipe(tmp_path, "objective.loss={use: 'tests.own_losses:Margins', arguments: {margin: 2.0}}")
+    assert not recipe.objective.pairs
+    loss = adversarial_loss(recipe, CPU)
+    real, fake = torch.tensor([1.0, 4.0]), torch.tensor([-2.0, 0.0])
+    assert loss.discriminator(real, fake) == (1 + 4) / 2 + (0 + 4) / 2
+    assert loss.generator(real, fake) == (16 + 4) / 2
+
+
+def test_the_inputs_of_pairs_are_read(tmp_path):
+    section = "Wing', weight: 2.0, arguments: {width: 0.5}"
+    ours, term = terms(tmp_path, section, *TINY_GAMES["pix2pix"])
+    assert ours.name == "l1"
+    assert term.reads == ("images", "real_images")
+    statistics = Statistics(CPU)
+    images, targets = torch.full((2, 1, 2, 2), 0.25), torch.zeros(2, 1, 2, 2)
+    found = image_gradient([term], {"images": images, "real_images": targets}, statistics)
+    # d/dx 0.5 log(1 + x / 2) = 0.25 / (1 + x / 2), on the average of 8 pixels
+    torch.testing.assert_close(found, torch.full((2, 1, 2, 2), 2 * 0.25 / 1.125 / 8))
+    assert statistics.reduce(lambda sums: sums) == {"loss/Wing": pytest.approx(float(Wing(0.5)(images, targets)))}
