@@ -17,6 +17,7 @@ from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.engines.deepspeed import reports
+from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
 from bigsgan.planner.balance import plan_balanced
 from bigsgan.runtime import comm, launched, memory, roll_call, roster
@@ -84,7 +85,8 @@ class Trainer:
         self._opened: Opened | None = None
         self._run: Run | None = None
         self._loop: Generator[Report, None, bool] | None = None
-        self._has_ended = False
+        self._has_ended = self._is_closed = False
+        self._closed_nimg = 0
         self.stopped_by: str | None = None
 
     def __enter__(self) -> Trainer:
@@ -92,6 +94,9 @@ class Trainer:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._opened is not None:
+            self._closed_nimg = self.nimg
+        self._is_closed = True
         self._opened = self._run = self._loop = None
         self._stack.__exit__(*error)
 
@@ -107,6 +112,8 @@ class Trainer:
     @property
     def nimg(self) -> int:
         """Images that the run has seen."""
+        if self._is_closed:
+            return self._closed_nimg
         return self._open().start.nimg if self._run is None else self._run.counters.nimg
 
     def build(self) -> Run:
@@ -216,6 +223,8 @@ class Trainer:
             raise
 
     def _open(self) -> Opened:
+        if self._is_closed:
+            raise UserError("Trainer", None, "is closed", "make another one, which resumes the run")
         if self._opened is None:
             with self._ending():
                 self._stack.enter_context(self._around.joined(*_memory_remedy(self.plan)))
