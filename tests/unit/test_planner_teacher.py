@@ -150,7 +150,7 @@ def predictions(tmp_path, options, num_stages, traces):
     for stage in range(num_stages):
         places = {"generator": 0, "discriminator": stage}
         parts = {n: memory._part(traces.network(plan, n), bounds[n], places[n]) for n in NETWORKS}
-        yield memory._predict_rank(plan, traces, parts)
+        yield memory._predict_rank(plan, traces, parts, 0)
 
 
 @pytest.mark.slow
