@@ -123,14 +123,15 @@ def _setting(planned: Planned) -> Setting:
     """The context in which a variant is built and run, and in which the peak that it is compared with is measured."""
     if planned.variant.tf32 is not None:
         return partial(tf32, planned.variant.tf32)
-    deterministic = planned.plan is not None and planned.plan.recipe.deterministic
-    return partial(_kernels, deterministic, planned.variant.writes_attention)
+    plan = planned.plan
+    deterministic, searches = (plan.recipe.deterministic, not plan.has_messages) if plan else (False, True)
+    return partial(_kernels, deterministic, searches, planned.variant.writes_attention)
 
 
 @contextlib.contextmanager
-def _kernels(deterministic: bool, writes_attention: bool) -> Iterator[None]:
+def _kernels(deterministic: bool, searches: bool, writes_attention: bool) -> Iterator[None]:
     with (
-        kernels(True) if deterministic else contextlib.nullcontext(),
+        kernels(deterministic, searches) if deterministic or not searches else contextlib.nullcontext(),
         written_out() if writes_attention else contextlib.nullcontext(),
     ):
         yield

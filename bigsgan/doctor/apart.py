@@ -57,7 +57,14 @@ class Ended(NamedTuple):
 
     status: int | None  # None if it was too late
     said: str  # standard output
-    last: str  # last line of standard error
+    errors: str  # standard error
+
+    @property
+    def last(self) -> str:
+        """The last line of standard error, bigsgan's own if there is one."""
+        lines = [line for line in self.errors.splitlines() if not _NOISE.search(line)] or [""]
+        own = [line for line in lines if line.startswith("bigsgan")]
+        return (own or lines)[-1][:_LONGEST]
 
 
 def machine(subject: Subject) -> Finding:
@@ -165,7 +172,7 @@ def killed(subject: Subject) -> Finding:
             return failed(text, remedy, numbers)
         total = 4 * batch + _newest(run)
         again = on_new_ranks(subject, [*words, f"total_nimg={total}"], STARTING_SECONDS + 120)
-        resumed = subject.ranks.gather((again.status, again.last, "Resuming from" in again.said))
+        resumed = subject.ranks.gather((again.status, again.last, "Resuming from" in again.errors))
         bad = [(rank, each) for rank, each in enumerate(resumed) if each[0] != 0]
         if bad or not resumed[0][2]:
             rank, (status, last, _) = bad[0] if bad else (0, resumed[0])
@@ -216,9 +223,7 @@ def _waited(process: subprocess.Popen[bytes], directory: Path, rank: int, limit:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     said, errors = ((directory / f"{name}{rank}").read_text(errors="replace") for name in ("said", "errors"))
-    lines = [line for line in errors.splitlines() if "bigsgan" in line] or errors.splitlines()
-    last = next((line for line in reversed(lines) if not _NOISE.search(line)), "")
-    return Ended(status, said, last[:_LONGEST])
+    return Ended(status, said, errors)
 
 
 def _finding(subject: Subject, ended: Ended, together: bool = True) -> Finding:
@@ -230,7 +235,7 @@ def _finding(subject: Subject, ended: Ended, together: bool = True) -> Finding:
         rank = where[0] if where else 0
         status, last = by_rank[rank][0].status, by_rank[rank][0].last
         how = "did not end in time" if status is None else f"ended with status {status}"
-        said = next((each.last for each, _ in by_rank if "bigsgan" in each.last), last)
+        said = next((each.last for each, _ in by_rank if each.last.startswith("bigsgan")), last)
         return failed(f"rank {rank} {how}: {said}", "run the check alone, with NCCL_DEBUG=INFO", {"statuses": where})
     found = [each for each in record["checks"] if each["status"] != "not applicable"] or record["checks"]
     worst = next((each for each in found if each["status"] == "fail"), found[0])

@@ -49,7 +49,7 @@ def compiled_updates(subject: Subject) -> Finding:
 
 
 def _measured(plan: RunPlan, subject: Subject, settings: Settings) -> Finding:
-    choose_kernels(plan.recipe.deterministic)
+    choose_kernels(plan.recipe.deterministic, searches=not plan.has_messages)
     own = visit(lambda: build_engine_loop(plan), contextlib.nullcontext, settings)
     assert own is not None, "every rank takes part"
     arithmetic = arithmetic_of(plan, {})

@@ -40,10 +40,10 @@ def choose_kernels(deterministic: bool, searches: bool = True) -> None:
 
 
 @contextmanager
-def kernels(deterministic: bool) -> Iterator[None]:
+def kernels(deterministic: bool, searches: bool = True) -> Iterator[None]:
     """Choose kernels for the block only."""
     before = torch.are_deterministic_algorithms_enabled()
-    choose_kernels(deterministic)
+    choose_kernels(deterministic, searches)
     try:
         yield
     finally:

@@ -214,7 +214,8 @@ class Watchdog:
             moved = self.rank_log.num_moved
 
     def _end_run(self, board: _BoundedWaitStore, text: str) -> None:
-        speaks = _leave_word(board, EXIT_FAILED, text)
+        speaks = board.ask("add", "speaker", 1) in (1, None)  # the first rank, or any if the store does not answer
+        _leave_word(board, EXIT_FAILED, text)
         if speaks:
             with suppress(OSError):  # standard error may be on a full disk: the run has to end all the same
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
@@ -302,10 +303,9 @@ def _word(board: _BoundedWaitStore) -> tuple[int, str] | None:
     return None
 
 
-def _leave_word(board: _BoundedWaitStore, status: int, reason: str) -> bool:
-    """Leave a last word; return whether it is the first, or nobody can be asked."""
-    word = last_word(status, reason)
-    return board.ask("compare_set", _OVER, "", word) in (word.encode(), None)
+def _leave_word(board: _BoundedWaitStore, status: int, reason: str) -> None:
+    """Leave a last word, unless another rank has."""
+    board.ask("compare_set", _OVER, "", last_word(status, reason))
 
 
 class _BoundedWaitStore:

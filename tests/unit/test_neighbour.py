@@ -153,3 +153,15 @@ def test_time_is_limited_only_while_a_run_trains(tmp_path, capfd):
         with watch.judging(0.2):
             assert watch._limit() == 0.2
         assert watch._limit() == math.inf
+
+
+def test_one_of_the_ranks_that_hang_alike_speaks(tmp_path, monkeypatch, capfd):
+    """Though all come to the same words."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(watchdog, "describe", lambda *arguments: "all hang")
+    board, ended = dist.HashStore(), threading.Semaphore(0)
+    logs = [RankLog(tmp_path / f"log{rank}", rank, print) for rank in range(2)]
+    dogs = [Watchdog(rank, 2, 0.2, log, lambda: board, end=lambda _: ended.release()) for rank, log in enumerate(logs)]
+    with dogs[0].watching(), dogs[1].watching():
+        assert [ended.acquire(timeout=30) for _ in dogs] == [True, True]
+    assert capfd.readouterr().err == "bigsgan: all hang\n"
