@@ -360,6 +360,7 @@ def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_can_be_compiled_whole(tmp_path, dtype):
     network = build_network(tiny_recipe(tmp_path, *WHOLE), "discriminator")
