@@ -46,7 +46,7 @@ class Penalty(Section):
     method: Method = "auto"
     """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
     every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with ``activation_checkpointing``, and on
-    GPUs if D has convolutions, and ``double_backward`` elsewhere."""
+    GPUs if D has convolutions, and ``double_backward`` elsewhere; of a D from outside the package only in pipelines."""
     sigma: PositiveFloat | None = None
     """Step of a finite difference, for images in [-1, 1]. The default follows from the coarsest type in which any of
     D's layers compute: 0.1 for bf16, 0.03 for fp16, and 0.01 for float32."""

@@ -41,7 +41,7 @@ class Foreign(TwiceDifferentiable):
 
     In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
     floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
-    parameters that the module does not train are buffers.
+    parameters that the module does not train, and tensors that are plain attributes, are buffers.
     """
 
     def __init__(self, module: nn.Module, is_last: bool) -> None:
@@ -95,7 +95,8 @@ class Constructed(Foreign):
         with drawing_from(generators("constructor")), _filling_memory():
             fresh = _on_cpu(self._make, generators)
         for ours, theirs in zip(_tensors(self.module), _tensors(fresh), strict=True):
-            if theirs.is_floating_point() or theirs.dtype == torch.bool or theirs.max() < torch.iinfo(theirs.dtype).max:
+            is_whole = not (theirs.is_floating_point() or theirs.is_complex() or theirs.dtype == torch.bool)
+            if not is_whole or not (theirs == torch.iinfo(theirs.dtype).max).any():
                 ours.copy_(theirs)
 
 
@@ -175,7 +176,7 @@ def _filling_memory() -> Iterator[None]:
 
 
 def _prepared(made: Any) -> Any:
-    """Give batch norm global statistics, and make parameters that are not trained buffers; weights are float32."""
+    """Give batch norm global statistics, and make buffers of what is not trained; weights are float32."""
     if not isinstance(made, nn.Module):
         return made
     made = global_batch_norms(made)
@@ -186,6 +187,10 @@ def _prepared(made: Any) -> Any:
                 module.register_buffer(name, parameter.data)
             elif parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
+        for name, value in list(vars(module).items()):  # constants that would not follow the module to a device
+            if isinstance(value, Tensor) and not value.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
     return made
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -150,7 +151,8 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     drawing: list[str] = []
 
     def state() -> Any:
-        return torch.get_rng_state().numpy().tobytes(), random.getstate()
+        _, numbers, position, *_ = np.random.get_state()
+        return torch.get_rng_state().numpy().tobytes(), np.asarray(numbers).tobytes(), position, random.getstate()
 
     def note(name: str, module: nn.Module) -> None:
         if before.pop(module) != state() and not any(each.startswith(f"{name}.") for each in drawing):
