@@ -248,6 +248,8 @@ def _refuse_others(allowed: Collection[str], known: Collection[str]) -> None:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             remedy = f"write a dotted key such as {close[0] if close else 'batch'}"
+            if inner := [each for each in known if each.startswith(f"{key}.")]:
+                remedy = f"name those of its keys that change, such as {min(set(inner) - FREE_KEYS or inner)}"
             raise UserError("--allow-change", key, "must be a key of the recipe", remedy)
 
 
