@@ -24,7 +24,7 @@ from bigsgan.runtime.compile_clock import CLOCK
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
-from bigsgan.runtime.together import for_rank_zero
+from bigsgan.runtime.together import by_each, for_rank_zero
 from bigsgan.training.alike import check_plans
 from bigsgan.training.build import build_run, open_inputs
 from bigsgan.training.directory import LOCK_FILE, RunDirectory, Traces, check_shared
@@ -81,7 +81,8 @@ def check(plan: RunPlan, allowed: Collection[str]) -> None:
 
 def _check_libraries(recipe: Recipe) -> None:
     if recipe.metrics:
-        check_features(recipe.metrics.features, recipe.data, RECIPE)
+        features = recipe.metrics.features  # files of each host
+        by_each(comm, lambda: check_features(features, recipe.data, RECIPE))
     if "wandb" in recipe.monitor:
         for_rank_zero(comm, check_wandb)
 

@@ -105,9 +105,7 @@ def test_a_profile_that_was_not_made_is_told_at_the_end(tmp_path):
     try:
         reports.profile_into(engine_with(profiler), "generator", tmp_path)
         path = tmp_path / "flops_generator.txt"
-        text = (
-            f"flops_profiler: {path} is not written, as the run ended before update 7 of that network since it started"
-        )
+        text = f"flops_profiler: {path} is not written, as the run ended before update 7 of the network since its start"
         assert reports.summary() == text
         profiled(tmp_path).print_model_profile()
         assert reports.summary() == text  # of the other network

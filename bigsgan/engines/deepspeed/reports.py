@@ -89,9 +89,9 @@ def rows(found: Sequence[Logged]) -> list[list[str]]:
 
 
 def summary() -> str:
-    """Return a table of what is logged on this rank, and the profiles that were not made; an empty text if all is off."""
+    """Return a table of what is logged on this rank, and the profiles that were not made; empty if there are none."""
     lines = [
-        f"flops_profiler: {path} is not written, as the run ended before update {step} of that network since it started"
+        f"flops_profiler: {path} is not written, as the run ended before update {step} of the network since its start"
         for path, step in _waited.items()
     ]
     if comms_logger.enabled:
