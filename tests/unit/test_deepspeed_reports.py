@@ -58,17 +58,17 @@ def test_gradients_go_through_deepspeed_only_while_it_logs(log):
     assert reports.collectives() is torch.distributed
 
 
-def engine_with(profiler: FlopsProfiler, breaks_down: bool = False) -> SimpleNamespace:
+def engine_with(profiler: FlopsProfiler) -> SimpleNamespace:
     return SimpleNamespace(
         flops_profiler=profiler, flops_profiler_enabled=lambda: True, flops_profiler_profile_step=lambda: 7,
-        global_rank=0, wall_clock_breakdown=lambda: breaks_down, timers=SynchronizedWallClockTimer(),
+        global_rank=0, timers=SynchronizedWallClockTimer(),
     )  # fmt: skip
 
 
 def profiled(out: Path) -> FlopsProfiler:
     """A profiler of a linear map, after a pass of 5 samples through it."""
     profiler = FlopsProfiler(torch.nn.Linear(3, 4))
-    reports.profile_into(engine_with(profiler), "discriminator", out)
+    reports.profile_into(engine_with(profiler), "discriminator", out, False)
     profiler.start_profile()
     profiler.model(torch.zeros(5, 3))
     profiler.stop_profile()
@@ -103,7 +103,7 @@ def test_a_profile_that_cannot_be_written_or_made_is_a_warning(tmp_path, caplog,
 def test_a_profile_that_was_not_made_is_told_at_the_end(tmp_path):
     profiler = FlopsProfiler(torch.nn.Linear(3, 4))
     try:
-        reports.profile_into(engine_with(profiler), "generator", tmp_path)
+        reports.profile_into(engine_with(profiler), "generator", tmp_path, False)
         path = tmp_path / "flops_generator.txt"
         text = f"flops_profiler: {path} is not written, as the run ended before update 7 of the network since its start"
         assert reports.summary() == text
@@ -116,8 +116,8 @@ def test_a_profile_that_was_not_made_is_told_at_the_end(tmp_path):
 
 @pytest.mark.parametrize("breaks_down", [True, False])
 def test_a_profiler_prints_no_times_of_its_own(tmp_path, capsys, breaks_down):
-    engine = engine_with(FlopsProfiler(torch.nn.Linear(3, 4)), breaks_down)
-    reports.profile_into(engine, "generator", tmp_path)
+    engine = engine_with(FlopsProfiler(torch.nn.Linear(3, 4)))
+    reports.profile_into(engine, "generator", tmp_path, breaks_down)
     reports.forget_log()
     engine.timers("fwd").start()
     engine.timers("fwd").stop()

@@ -99,11 +99,11 @@ def summary() -> str:
     return "\n".join(lines)
 
 
-def profile_into(engine: DeepSpeedEngine, network: str, out: Path) -> None:
+def profile_into(engine: DeepSpeedEngine, network: str, out: Path, prints_times: bool) -> None:
     """Let the engine's profiler, if its file asks for one, write ``flops_<network>.txt`` in the run directory.
 
-    Whatever fails in this is a warning, as the run does not need it. The engine prints no times for it after each
-    update, unless its file asks for them too.
+    Whatever fails in this is a warning, as the run does not need it. With a profiler, DeepSpeed prints times after each
+    micro-batch, as wall_clock_breakdown does; ``prints_times`` says whether the file asks for that, too.
     """
     if not engine.flops_profiler_enabled():
         return
@@ -124,5 +124,5 @@ def profile_into(engine: DeepSpeedEngine, network: str, out: Path) -> None:
             _log.log(NOTICE, "flops_profiler: %s", path)
 
     profiler.print_model_profile = write
-    if not engine.wall_clock_breakdown():
+    if not prints_times:
         timers.log = lambda names, **settings: [timers(name).reset() for name in names]

@@ -93,7 +93,7 @@ TOUCHED = (
         "runtime/engine.py",
         _REPORTS,
         reads="flops_profiler global_rank timers",
-        calls="flops_profiler_enabled flops_profiler_profile_step wall_clock_breakdown",
+        calls="flops_profiler_enabled flops_profiler_profile_step",
     ),
     Touched(
         "runtime/engine.py",
