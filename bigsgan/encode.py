@@ -65,6 +65,7 @@ class Options(NamedTuple):
     batch: int  # images encoded at a time; the shards' bytes may depend on it
     keep_images: bool  # whether to keep the images beside their latents
     workers: int | None  # processes of each rank that read images; None for its share of the CPU's cores
+    max_ignored: int | None = None  # files that may be images and are ignored; None for as many as there are images
 
 
 def main(options: Options) -> int:
@@ -107,7 +108,9 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
         }
-        task = Task(open_source(options.source), options.destination, options.resolution, "latents", more)
+        task = Task(
+            open_source(options.source, options.max_ignored), options.destination, options.resolution, "latents", more
+        )
         check_destination(task)
         begin(task, stack)
         return task

@@ -159,7 +159,7 @@ class DiscriminatorObjective:
         for value in weighted(self._terms, {"real_logits": real, "fake_logits": fake}, self._statistics):
             loss = loss + value
         if (anchors := self._extras.anchors) is not None and self._section.lecam:
-            loss = loss + self._recorded("lecam", self._section.lecam.weight * anchors.penalty(real, fake))
+            loss = loss + self._recorded("lecam", self._section.lecam.weight * anchors.penalty(real, fake), len(real))
         if features:
             loss = loss + self._distance_to_teacher(*features)
         if tangents is not None:
@@ -209,14 +209,14 @@ class DiscriminatorObjective:
             own, (end, start) = at[_SEGMENTS[name]], self._ends[name]
             direction = (segments[end] - segments[start]) / self._distance(name)
             square = self._squared_norms(own, _SEGMENTS[name])
-            self._statistics.add(f"penalty/{name}_exact", self._weights[name] / 2 * square.mean())
+            self._statistics.add(f"penalty/{name}_exact", self._weights[name] / 2 * square.mean(), len(square))
             self._statistics.add(f"slope/{name}_exact", (own * direction).sum(dim=(1, 2, 3)).square())
 
     def _distance_to_teacher(self, predicted: Tensor, whole: Tensor, patches: Tensor) -> Tensor:
         assert self._section.teacher is not None, "features are those of a teacher"
         of_class, of_patches = distances(predicted, whole, patches)
-        self._statistics.add("teacher/class", of_class)
-        self._statistics.add("teacher/patch", of_patches)
+        self._statistics.add("teacher/class", of_class, len(predicted))
+        self._statistics.add("teacher/patch", of_patches, len(predicted))
         return self._section.teacher.weight * (of_class + of_patches)
 
     def _exact_penalties(self, segments: Sequence[Tensor]) -> Tensor:
@@ -244,7 +244,7 @@ class DiscriminatorObjective:
         else:
             every = self._penalties[name].every
             value = self._weights[name] / 2 * square.mean()
-        return every * self._recorded(name, value)
+        return every * self._recorded(name, value, len(square))
 
     def _squared_slopes(self, name: str, segments: Sequence[Tensor]) -> Tensor:
         """Return ((D(x + sigma e) - D(x)) / sigma)^2, or from x - sigma e, (n,); its mean over e is near |grad|^2."""
@@ -260,16 +260,16 @@ class DiscriminatorObjective:
         assert sigma is not None, "a plan's objective has a sigma"
         return sigma
 
-    def _recorded(self, name: str, value: Tensor) -> Tensor:
-        """Record a penalty, and return it."""
-        self._statistics.add(f"penalty/{name}", value)
+    def _recorded(self, name: str, value: Tensor, num: int) -> Tensor:
+        """Record a penalty, a mean of ``num`` samples, and return it."""
+        self._statistics.add(f"penalty/{name}", value, num)
         return value
 
     def _record(self, loss: Tensor, real: Tensor, fake: Tensor) -> None:
         real, fake = real.detach(), fake.detach()
         for watcher in self._extras.watchers:
             watcher.observe(real, fake)
-        self._statistics.add("loss/discriminator", loss)
+        self._statistics.add("loss/discriminator", loss, len(real))
         self._statistics.add("logits/real", real)
         self._statistics.add("logits/fake", fake)
         self._statistics.add("accuracy/real", (real > 0).float())
@@ -327,7 +327,7 @@ class GeneratorObjective:
         """Return the loss of the logits of ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
         loss = self._loss.generator(real, fake)
-        self._statistics.add("loss/generator", loss)
+        self._statistics.add("loss/generator", loss, len(fake))
         for value in weighted(self._terms, {"real_logits": real, "fake_logits": fake}, self._statistics):
             loss = loss + value
         return loss + self._feature_matching(features) if self.reads_features else loss
@@ -339,7 +339,7 @@ class GeneratorObjective:
             real, fake = feature.float().chunk(2)  # float32: a mean over many small differences
             distances.append((fake - real.detach()).abs().mean())
         distance = torch.stack(distances).mean()
-        self._statistics.add("loss/feature_matching", distance)
+        self._statistics.add("loss/feature_matching", distance, len(features[0]) // 2)
         return self._matching * distance
 
 

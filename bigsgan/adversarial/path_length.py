@@ -148,7 +148,7 @@ class PathLengthPenalty(SharedState):
 
     def _penalty(self, lengths: Tensor, average: Tensor) -> Tensor:
         value = self._section.weight * (lengths - average).square().mean()
-        self._statistics.add(NAME, value)
+        self._statistics.add(NAME, value, len(lengths))
         return value
 
     def _moved(self) -> Tensor:

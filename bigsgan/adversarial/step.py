@@ -101,7 +101,7 @@ class AdversarialStep:
         if self._extras.augmentation is not None:
             if scheduled.augmentation is not None:
                 self._extras.augmentation.fill_(scheduled.augmentation)
-            self._statistics.add("augmentation", self._extras.augmentation)
+            self._statistics.add("augmentation", self._extras.augmentation, self._images("discriminator"))
         self.executor(self._works(update, scheduled))
         for watcher in self._extras.watchers:
             watcher.finish_update(update, self.discriminator.outcomes.last)
@@ -281,6 +281,10 @@ class AdversarialStep:
         if engine.outcomes.last is False or engine.grad_norm is None:  # not finite, or known to other ranks only
             return
         if isinstance(engine.grad_norm, Tensor):
-            self._statistics.add(f"grad_norm/{name}", engine.grad_norm)
+            self._statistics.add(f"grad_norm/{name}", engine.grad_norm, self._images(name))
         else:
-            self._statistics.add_host(f"grad_norm/{name}", engine.grad_norm)
+            self._statistics.add_host(f"grad_norm/{name}", engine.grad_norm, self._images(name))
+
+    def _images(self, network: str) -> int:
+        """Return how many images of an update a rank of a network has."""
+        return self._plan.recipe.batch // self._plan.placement(network).num_replicas

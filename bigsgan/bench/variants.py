@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bigsgan.config import NETWORKS, Recipe, RunPlan, parse_recipe, plan_run
+from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
+from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.yaml_file import apply_overrides, parse_override
 from bigsgan.errors import UserError
 
@@ -198,6 +199,6 @@ def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | 
     try:
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)
-        return Planned(variant, plan_run(parse_recipe(tree), 1 if variant.single else world_size, recipe_dir))
+        return Planned(variant, plan_run(parse_saved_recipe(tree), 1 if variant.single else world_size, recipe_dir))
     except UserError as error:
         return Planned(variant, None, str(error))

@@ -25,6 +25,7 @@ from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import fsync, write_text
 from bigsgan.runtime.memory import size
+from bigsgan.runtime.paths import parse_json
 from bigsgan.runtime.together import by_rank_zero
 
 _RECEIPT = ".written.json"
@@ -115,6 +116,18 @@ class Saver:
         done = ready and (self._aside is not None or self.finish())
         self.stall_seconds = time.perf_counter() - start
         return done
+
+    def amend(self, nimg: int, entry: str, numbers: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """Replace an entry's numbers and the metrics in a complete tag's manifest; rank 0 does it."""
+        if self._ranks.rank() != 0:
+            return
+        path = self.directory / f"{nimg:012d}" / MANIFEST
+        try:
+            manifest = parse_json(path.read_text())
+            manifest |= {"metrics": dict(metrics), "numbers": {**manifest["numbers"], entry: dict(numbers)}}
+            write_text(path, json.dumps(sealed(manifest), indent=1))
+        except (OSError, ValueError, KeyError) as error:
+            _log.warning("%s: the metrics at %d images are not noted: %s", path, nimg, error)
 
     def finish(self) -> bool:
         """Wait for the save in progress, if any. A collective.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 
 from bigsgan.commands.parsing import Commands, add_number, import_late, import_quietly, path_type, picked
+from bigsgan.errors import UserError
 from bigsgan.runtime import launched
+
+_IGNORED = "files that may be images and may be ignored (default: as many as there are images)"
 
 
 def add(group: Commands) -> None:
@@ -22,6 +25,7 @@ def add(group: Commands) -> None:
     text = "format of DST, which is the data.kind of a recipe that reads it"
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
+    add_number(command, "--max-ignored", _natural, None, _IGNORED)
     command.set_defaults(run=prepare)
 
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
@@ -39,7 +43,14 @@ def add(group: Commands) -> None:
     command.add_argument("--keep-images", action="store_true", help=text)
     add_number(command, "--batch", int, 32, "images encoded at a time, by each rank (default 32)")
     add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
+    add_number(command, "--max-ignored", _natural, None, _IGNORED)
     command.set_defaults(run=encode)
+
+
+def _natural(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise UserError("--max-ignored", number, "must be at least 0", "give a larger number")
+    return number
 
 
 def encode(options: argparse.Namespace) -> int:
@@ -53,6 +64,6 @@ def encode(options: argparse.Namespace) -> int:
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     import_late("bigsgan.data.prepare").main(
-        options.source, options.destination, options.resolution, options.format, options.workers
+        options.source, options.destination, options.resolution, options.format, options.workers, options.max_ignored
     )
     return 0

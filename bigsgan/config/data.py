@@ -12,8 +12,23 @@ from bigsgan.errors import UserError
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
-_MADE = ("digits", "synthetic", "synthetic_pairs")
-"""Kinds that read no files of the user."""
+_PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
+_LISTED = ("folder", "zip", "tar", "latents", "paired_folders", "side_by_side")
+_FILES = (*_LISTED, "torchvision")
+_OUTSIDE = "from outside"
+
+_READERS = {
+    "root": (*_FILES, _OUTSIDE),
+    "arguments": (_OUTSIDE,),
+    "max_corrupt": (*_FILES, _OUTSIDE),
+    "max_ignored": _LISTED,
+    "dataset": ("torchvision",),
+    "input_root": ("paired_folders",),
+    "input_side": ("side_by_side",),
+    "input_channels": _PAIRED,
+    "num_images": ("synthetic", "synthetic_pairs"),
+}
+"""The kinds of data that read a key."""
 
 
 _Kind = Literal[
@@ -31,14 +46,9 @@ _Kind = Literal[
 
 
 def unread_keys(kind: str) -> list[str]:
-    """Return the keys with paths, names and arguments that a kind of data does not read."""
-    return [
-        *(["arguments"] if kind in get_args(_Kind) else []),
-        *(["root"] if kind in _MADE else []),
-        *(["dataset"] if kind != "torchvision" else []),
-        *(["input_root"] if kind != "paired_folders" else []),
-        *(["input_side"] if kind != "side_by_side" else []),
-    ]
+    """Return the keys that a kind of data does not read."""
+    kind = kind if kind in get_args(_Kind) else _OUTSIDE
+    return [key for key, kinds in _READERS.items() if kind not in kinds]
 
 
 class Codec(Section):
@@ -126,6 +136,8 @@ class Data(Section):
     """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that each loading process prepares ahead."""
+    max_ignored: NaturalInt | None = None
+    """Files that may be images and are not read, beside which a run starts. By default as many as there are images."""
     max_corrupt: NaturalInt | None = None
     """Unreadable images that a rank skips before the run stops. By default 10, or one in a thousand images if those
     are more."""
@@ -140,7 +152,7 @@ class Data(Section):
     @property
     def paired(self) -> bool:
         """Whether the data holds pairs of an input and a target."""
-        return self.kind in ("paired_folders", "side_by_side", "synthetic_pairs")
+        return self.kind in _PAIRED
 
     @property
     def channels(self) -> int:
@@ -173,7 +185,7 @@ class Data(Section):
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
         self._refuse_unread()
-        if self.kind not in _MADE and not self.is_outside and not self.root:
+        if self.kind in _FILES and not self.root:
             remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
             raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
         if self.kind == "torchvision" and not self.dataset:
@@ -202,10 +214,13 @@ class Data(Section):
         return self
 
     def _refuse_unread(self) -> None:
-        """Refuse paths and names that this kind of data does not read."""
+        """Refuse keys that this kind of data does not read."""
         for key in unread_keys(self.kind):
-            remedy = f"remove it, set data.{key}=null, or choose the data.kind that reads it"
-            remedy = "remove it, or set data.kind=side_by_side" if key == "input_side" else remedy
+            default = type(self).model_fields[key].default
+            unset = "null" if default is None else default
+            remedy = (
+                f"remove it, set data.{key}={unset}, or choose a data.kind that reads it ({', '.join(_READERS[key])})"
+            )
             self.refuse_changed("data", [key], f"data.kind={self.kind}", remedy)
 
     def _check_codec(self) -> None:

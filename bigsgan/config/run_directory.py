@@ -38,7 +38,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
-    "objective.teacher.path",
+    "data.max_ignored", "objective.teacher.path",
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
         "partition",  # the checkpoint's partition stays
@@ -250,6 +250,8 @@ def _refuse_others(allowed: Collection[str], known: Collection[str]) -> None:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             remedy = f"write a dotted key such as {close[0] if close else 'batch'}"
+            if inner := [each for each in known if each.startswith(f"{key}.")]:
+                remedy = f"name those of its keys that change, such as {min(set(inner) - FREE_KEYS or inner)}"
             raise UserError("--allow-change", key, "must be a key of the recipe", remedy)
 
 

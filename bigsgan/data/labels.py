@@ -22,6 +22,7 @@ from bigsgan.data.listing import (
     no_images,
     some_names,
     unreadable_root,
+    warn_once,
     wrong_num_classes,
 )
 from bigsgan.errors import UserError, reason, shown
@@ -51,7 +52,7 @@ def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list
     elif data.num_classes:
         names, labels = _by_folder(data, files)
     others = left_out(files, names)
-    others.check("data.root", data.root, len(names))
+    others.check("data.root", data.root, len(names), data.max_ignored)
     others.tell(data.root)
     return names, labels
 
@@ -121,9 +122,13 @@ def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
     """
     try:
         given = parse_json(content)["labels"]
-        return None if given is None else {str(name).replace("\\", "/"): label for name, label in dict(given).items()}
+        return None if given is None else {_plain(str(name)): label for name, label in dict(given).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise unlisted(data, error) from None
+
+
+def _plain(name: str) -> str:
+    return name.replace("\\", "/").removeprefix("./")
 
 
 def class_numbers(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> list[int]:
@@ -157,19 +162,23 @@ def _class_number(data: Data, name: str, label: Any) -> int:
 
 
 def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
-    """Refuse an image that dataset.json does not list, and a listed image that is missing."""
+    """Refuse an image that dataset.json does not list; warn of listed images that are missing, or refuse most."""
     remedy = "pack it again" if os.path.isfile(str(data.root)) else f"correct {LABELS_FILE}"
     if unknown := [name for name in files.images if name not in listed]:
         problem = f"has {unknown[0]}, which its {LABELS_FILE} does not list"
         detail = f"it lacks {len(unknown)} images" if len(unknown) > 1 else ""
         raise UserError("data.root", data.root, problem, remedy, detail)
-    if len(listed) == len(files.images):
+    missing = listed.keys() - set(files.images)
+    if not missing:
         return
-    missing = min(listed.keys() - set(files.images))
-    problem = f"has no {missing}, which its {LABELS_FILE} lists"
-    if missing in files.others:
-        problem = f"has {missing} in its {LABELS_FILE}, which is none of {', '.join(IMAGE_EXTENSIONS)}"
-    raise UserError("data.root", data.root, problem, remedy)
+    name, detail = min(missing), f"{LABELS_FILE} lists {len(missing)} files that are not read"
+    if len(missing) <= len(files.images):  # as NVIDIA's loader, which looks up the labels of the files that are there
+        warn_once(f"{data.root}: {detail}, such as {name}")
+        return
+    problem = f"has no {name}, which its {LABELS_FILE} lists"
+    if name in files.others:
+        problem = f"has {name} in its {LABELS_FILE}, which is none of {', '.join(IMAGE_EXTENSIONS)}"
+    raise UserError("data.root", data.root, problem, remedy, detail)
 
 
 def unlisted(data: Data, error: Exception) -> UserError:

@@ -220,7 +220,9 @@ def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple
         raise UserError("data.root", data.root, problem, "give the names of files in the data set")
     labels = class_numbers(data, names, listed if data.num_classes else None)
     _check_num_classes(data, max(labels) + 1, f"classes in {LABELS_FILE}")
-    left_out(files, names).tell(data.root)
+    others = left_out(files, names)
+    others.check("data.root", data.root, len(names), data.max_ignored, f"list them in {LABELS_FILE}")
+    others.tell(data.root)
     return names, labels
 
 

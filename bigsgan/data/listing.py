@@ -18,12 +18,15 @@ from bigsgan.config.data import Data
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Same as in torchvision.datasets.folder, which takes seconds to import."""
+IMAGE_EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pbm", ".pnm", ".bmp", ".dib", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+"""All suffixes that Pillow knows of these formats, but for animations (.apng) and floats (.pfm)."""
 
 LABELS_FILE = "dataset.json"
 """File that lists images or latents with their classes."""
 
+_CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
 _MOST_VISITS = 1_000
 _SHOWN_KINDS = 4
 _TYPES = mimetypes.MimeTypes()
@@ -66,25 +69,29 @@ class Ignored(NamedTuple):
         more = ", ..." if len(self.kinds) > _SHOWN_KINDS else ""
         return f"{counted(num, 'other file')} ignored: {kinds}{more}, such as {self.example}"
 
-    def check(self, field: str, root: object, num_images: int, remedy: str = "") -> None:
-        """Refuse to ignore more files that may be images than the ``num_images`` that are read.
+    def check(
+        self, field: str, root: object, num_images: int, most: int | None = None, remedy: str = _CONVERTING
+    ) -> None:
+        """Refuse to ignore more than ``most`` files that may be images; by default, than the ``num_images`` read.
 
         Raises:
             UserError: Most of the data set would be ignored.
         """
-        if self.num_lost > num_images:
+        if self.num_lost > (num_images if most is None else most):
             problem = f"has {self.num_lost} files that would be ignored, and {counted(num_images, 'image')}"
-            remedy = remedy or "convert them to .jpg or .png, or move them elsewhere"
+            key = {"SRC": "give --max-ignored ", "--input": ""}.get(field, "set data.max_ignored=")
+            remedy += f", or {key}{self.num_lost} if they are no images" if key else ""
             raise UserError(field, str(root), problem, remedy, self.text())
 
     def tell(self, root: object) -> None:
         """Warn of them, once in a process: a run may list its data twice."""
         if text := self.text():
-            _tell(f"{root}: {text}")
+            warn_once(f"{root}: {text}")
 
 
 @functools.cache
-def _tell(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Warn, once in a process."""
     _log.warning(text)
 
 
@@ -104,8 +111,13 @@ def _may_be_image(name: str) -> bool:
 
 
 def _belongs_to(name: str, stems: set[str]) -> bool:
-    """Return whether a file has the name of an image and more, as cat.seg.png and cat.jpg.txt beside cat.jpg."""
+    """Return whether a file has the name of an image and more, as cat.seg.png and cat.jpg.txt beside cat.jpg.
+
+    An image with a number more, such as cat.2.jpg, is one of its own.
+    """
     parts = os.path.basename(name).split(".")
+    if len(parts) > 2 and parts[-2].isdecimal() and is_image(name):
+        return False
     return any(".".join(parts[:num]) in stems for num in range(1, len(parts)))
 
 

@@ -106,8 +106,8 @@ def build_paired_folders(data: Data) -> FilePairs:
     Raises:
         UserError: A folder cannot be read or contains no images, or a file has no counterpart.
     """
-    sources = _by_name("data.input_root", str(data.input_root))
-    targets = _by_name("data.root", str(data.root))
+    sources = _by_name("data.input_root", str(data.input_root), data.max_ignored)
+    targets = _by_name("data.root", str(data.root), data.max_ignored)
     alone = sorted(sources.keys() ^ targets.keys())
     if alone:
         field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
@@ -122,11 +122,11 @@ def build_side_by_side(data: Data) -> FilePairs:
     Raises:
         UserError: The folder cannot be read or contains no images.
     """
-    found = _by_name("data.root", str(data.root))
+    found = _by_name("data.root", str(data.root), data.max_ignored)
     return FilePairs([(found[name], found[name]) for name in sorted(found)], data)
 
 
-def _by_name(field: str, text: str) -> dict[str, str]:
+def _by_name(field: str, text: str, max_ignored: int | None) -> dict[str, str]:
     """Return the image files below a folder, by relative path without suffix."""
     root = data_directory(field, text, "give the directory with the images")
     try:
@@ -139,6 +139,6 @@ def _by_name(field: str, text: str) -> dict[str, str]:
     found = {os.path.splitext(name)[0]: os.path.join(root, name) for name in files.images}
     if len(found) < len(files.images):
         raise UserError(field, text, "has images whose names differ only in the suffix", "keep one of each name")
-    others.check(field, text, len(found))
+    others.check(field, text, len(found), max_ignored)
     others.tell(text)
     return found

@@ -40,17 +40,21 @@ _LOCK = ".lock"
 _SHARDED = ("tar", "latents")
 
 
-def main(source: Path, destination: Path, resolution: int, format: str, workers: int | None) -> None:
+def main(
+    source: Path, destination: Path, resolution: int, format: str, workers: int | None, max_ignored: int | None = None
+) -> None:
     """Run ``prepare``, then print the result, the skipped images, and the overrides of a recipe that uses it.
 
     Without ``workers``, there is one process for each available CPU core.
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    made = prepare(source, destination, resolution, format, workers)
+    made = prepare(source, destination, resolution, format, workers, max_ignored)
     describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination, "resolution": resolution})
 
 
-def prepare(source: Path, destination: Path, resolution: int, format: str, workers: int) -> Prepared:
+def prepare(
+    source: Path, destination: Path, resolution: int, format: str, workers: int, max_ignored: int | None = None
+) -> Prepared:
     """Convert all images of a directory, or resume doing so; skip unreadable ones.
 
     Args:
@@ -59,6 +63,7 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
         resolution: R.
         format: ``zip``, ``tar`` or ``folder``.
         workers: Number of worker processes.
+        max_ignored: Files that may be images and are ignored; by default, as many as there are images.
 
     Raises:
         UserError: The source is not a directory of images; the destination is something else, was made from another
@@ -67,7 +72,7 @@ def prepare(source: Path, destination: Path, resolution: int, format: str, worke
     """
     check_numbers(resolution, workers)
     check_place(destination, source)
-    task = Task(list_source(source), destination, resolution, format)
+    task = Task(list_source(source, max_ignored), destination, resolution, format)
     _check_classes(task)
     with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():

@@ -104,14 +104,14 @@ def build_tar(data: Data) -> PackedImages:
     return PackedImages(found.archives, found.names, found.entries, tar_content, data)
 
 
-def check_shards(data: Data, found: Shards) -> None:
+def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     """Warn of ignored files, and of images without classes.
 
     Raises:
         UserError: Most of the data set would be ignored, or the recipe has classes, and no image has one.
     """
     num = len(found.names)
-    found.others.check("data.root", data.root, num, _RENAMING)
+    found.others.check(field, data.root, num, data.max_ignored, _RENAMING)
     found.others.tell(data.root)
     if data.num_classes > 1 and found.num_unlabelled == num:
         problem, detail = "has no classes", f"no image has a file <key>.cls beside it; {found.others.text()}"

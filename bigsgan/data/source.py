@@ -62,8 +62,8 @@ class Source(NamedTuple):
         return digest.hexdigest()
 
 
-def list_source(root: Path) -> Source:
-    """Find the images of a directory.
+def list_source(root: Path, max_ignored: int | None = None) -> Source:
+    """Find the images of a directory, beside at most ``max_ignored`` files that may be images.
 
     Raises:
         UserError: It is not a directory of images, or of class folders with images.
@@ -74,7 +74,7 @@ def list_source(root: Path) -> Source:
     except OSError as error:
         raise UserError("SRC", str(root), f"cannot be read: {reason(error, root)}", "fix its permissions") from error
     with _blaming_source():
-        names, labels, classes = _classified(_data("folder", root, 0), files)
+        names, labels, classes = _classified(_data("folder", root, 0, max_ignored), files)
         return Source(root, classes, [os.path.join(root, name) for name in names], labels, left_out(files, names))
 
 
@@ -88,7 +88,7 @@ def _classified(data: Data, files: Files) -> tuple[list[str], list[int], list[st
     if not files.images:
         remedy = "give a directory with images, or with a folder for each class"
         raise UserError("SRC", str(data.root), "contains no images", remedy, left_out(files, []).text())
-    left_out(files, files.images).check("SRC", data.root, len(files.images))
+    left_out(files, files.images).check("SRC", data.root, len(files.images), data.max_ignored)
     labels = labels_of_images(data, files)
     if labels is not None:
         return files.images, labels, _numbered(labels)
@@ -121,7 +121,7 @@ def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> li
     return filled
 
 
-def open_source(root: Path) -> Source:
+def open_source(root: Path, max_ignored: int | None = None) -> Source:
     """Find the images of a directory, a zip file, or a directory of tar shards in WebDataset's layout.
 
     Classes come from dataset.json, if there is one, or from the folders. Null labels in dataset.json mean that there
@@ -131,17 +131,17 @@ def open_source(root: Path) -> Source:
         UserError: The path is none of these, is damaged, or contains no images.
     """
     if os.path.isfile(root):
-        return _open_zip(root)
+        return _open_zip(root, max_ignored)
     try:
         are_shards = any(is_shard(name) for name in os.listdir(root))
     except OSError:
         are_shards = False
-    return _open_shards(root) if are_shards else list_source(root)
+    return (_open_shards if are_shards else list_source)(root, max_ignored)
 
 
-def _open_zip(root: Path) -> Source:
+def _open_zip(root: Path, max_ignored: int | None) -> Source:
     with _blaming_source():
-        data = _data("zip", root, 0)
+        data = _data("zip", root, 0, max_ignored)
         members = zip_members(data)
         files = zip_listing(data, members)
         names, labels, classes = _classified(data, files)
@@ -149,17 +149,17 @@ def _open_zip(root: Path) -> Source:
         return _source(root, classes, packed, left_out(files, names))
 
 
-def _open_shards(root: Path) -> Source:
+def _open_shards(root: Path, max_ignored: int | None) -> Source:
     with _blaming_source():
-        data = _data("tar", root, 1)  # with 0, classes would not be read
+        data = _data("tar", root, 1, max_ignored)  # with 0, classes would not be read
         found = read_shards(data)
-        check_shards(data, found)
+        check_shards(data, found, "SRC")
         packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
         return _source(root, _numbered(found.entries["label"].tolist()), packed, found.others)
 
 
-def _data(kind: Any, root: Path, num_classes: int) -> Data:
-    return Data(kind=kind, root=str(root), num_classes=num_classes)
+def _data(kind: Any, root: Path, num_classes: int, max_ignored: int | None) -> Data:
+    return Data(kind=kind, root=str(root), num_classes=num_classes, max_ignored=max_ignored)
 
 
 def _numbered(labels: list[int]) -> list[str]:

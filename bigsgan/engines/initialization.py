@@ -45,7 +45,7 @@ def initialize_engine(
     vars(optimizer)["step"] = _keep_still
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     del vars(optimizer)["step"]
-    profile_into(engine, network, Path(plan.recipe.out))
+    profile_into(engine, network, Path(plan.recipe.out), bool(config.get("wall_clock_breakdown")))
     if own.is_stock:
         return engine, None
     return engine, install_reducers(engine, own, at_once)

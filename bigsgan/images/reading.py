@@ -24,6 +24,7 @@ _MOST_PIXELS = 1 << 28
 """Of an image, which Pillow decodes as a whole: 1 GiB, as it keeps four bytes for a colour. It refuses more."""
 _MANY_PIXELS = 2 * 89_478_485
 """Pillow's own limit. Larger images are reduced before anything else."""
+_MOST_SAMPLED = 1 << 20  # pixels whose values are sorted
 _REDUCTION = 3
 """Sides of a reduced image, in those that are wanted: Lanczos is then "very close to fair resampling" (Pillow)."""
 _PLAIN_MODES = {"1": "L", "P": "RGBA", "PA": "RGBA", "I;16": "I", "I;16B": "I", "I;16L": "I", "I;16N": "I"}
@@ -106,11 +107,18 @@ def _is_wide(image: ImageFile) -> bool:
 
 
 def _values(image: Image.Image) -> tuple[int, int]:
-    if image.mode.startswith("I"):
-        found = np.asarray(image)
-        return int(found.min()), int(found.max())
-    found = np.asarray(image).astype(np.int64)  # of colours, Pillow keeps the upper 8 bits
-    return 256 * int(found.min()), 256 * int(found.max()) + 255
+    """Return the lowest and highest value, or those of all but one pixel in a thousand if these use a part of it."""
+    found = np.asarray(image).ravel()
+    scale, more = (1, 0) if image.mode.startswith("I") else (256, 255)  # of colours, Pillow keeps the upper 8 bits
+    low, high = scale * int(found.min()), scale * int(found.max()) + more
+    if _fills(low, high):
+        some = found[:: -(-found.size // _MOST_SAMPLED)]
+        left_out = -(-some.size // 1000)
+        if 2 * left_out < some.size:
+            some = np.partition(some, [left_out, some.size - 1 - left_out])
+            inner = scale * int(some[left_out]), scale * int(some[-1 - left_out]) + more
+            return (low, high) if _fills(*inner) else inner
+    return low, high
 
 
 def _fills(low: int, high: int) -> bool:

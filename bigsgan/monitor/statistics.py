@@ -36,23 +36,26 @@ class Statistics:
         """Announce names that only some ranks add to, so that all ranks reduce the same names."""
         self._declared.update(names)
 
-    def add(self, name: str, value: Tensor) -> None:
+    def add(self, name: str, value: Tensor, num: int = 1) -> None:
         """Count every element of ``value``, a tensor of any shape and float dtype on the device, into the mean.
+
+        A mean of ``num`` elements counts as often, so that means of parts of a batch weigh what the parts do.
 
         Enqueues two small operations (a sum and an addition) and waits for nothing.
         """
         # Detached, as a graph held by a running sum would keep the activations of every step alive.
         # Moved, as DeepSpeed computes some norms on the host (ZeRO 3 with offload).
-        total = value.detach().to(self._device, non_blocking=True).sum(dtype=self._dtype)
-        held = self._device_sums.get(name)
+        held = value.detach().to(self._device, non_blocking=True)
+        total = (held if num == 1 else held.expand(num)).sum(dtype=self._dtype)
+        before = self._device_sums.get(name)
         # Out of place: a sum that was made in inference mode must not be changed outside it.
-        self._device_sums[name] = total if held is None else held + total
-        self._counts[name] += value.numel()
+        self._device_sums[name] = total if before is None else before + total
+        self._counts[name] += value.numel() * num
 
-    def add_host(self, name: str, value: float) -> None:
-        """Count one number on the host, such as a learning rate, into the mean."""
-        self._host_sums[name] += value
-        self._counts[name] += 1
+    def add_host(self, name: str, value: float, num: int = 1) -> None:
+        """Count one number on the host, such as a learning rate, into the mean; see ``add``."""
+        self._host_sums[name] += value * num
+        self._counts[name] += num
 
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the mean of each name, sorted, over everything that the ranks added since the last call; start afresh.

@@ -8,16 +8,15 @@ bytes on the host; the lower ZeRO stage.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
+from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines, load_recipe
 from bigsgan.config.deepspeed_file import read_deepspeed_file
-from bigsgan.config.recipe import parse_recipe
-from bigsgan.config.yaml_file import apply_overrides, read_yaml
+from bigsgan.config.recipe import parse_saved_recipe
+from bigsgan.config.yaml_file import apply_overrides
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.errors import UserError
 from bigsgan.planner.activations import Traces
@@ -127,9 +126,7 @@ class Surveyor:
         Raises:
             UserError: The recipe is invalid.
         """
-        self._tree, self.resources, self._given = read_yaml(path), resources, list(overrides)
-        apply_overrides(self._tree, self._given)
-        self._recipe = parse_recipe(copy.deepcopy(self._tree))
+        self._recipe, self.resources, self._given = load_recipe(path, list(overrides)), resources, list(overrides)
         self.directory = path.resolve().parent
         self.traces = Traces()
 
@@ -244,9 +241,9 @@ class Surveyor:
 
     def recipe(self, changes: Sequence[str]) -> Recipe:
         """The recipe with more overrides."""
-        tree = copy.deepcopy(self._tree)
+        tree = self._recipe.model_dump()
         apply_overrides(tree, list(changes))
-        return parse_recipe(tree)
+        return parse_saved_recipe(tree)
 
     def plan(self, changes: Sequence[str], ranks: int | None = None) -> RunPlan:
         """Plan the recipe with more overrides.

@@ -109,13 +109,15 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
         return False
     if counters.nimg == 0:
         _report_samples(run)
-    if run.measuring and run.reports.owed:
+    owed, run.reports.owed = run.reports.owed, False
+    if run.measuring and owed:
         with clock.paused():
-            owed, error = _measure(run, run.measuring, requests)
+            stopped, error = _measure(run, run.measuring, requests)
         if error:
             raise error
-        if owed:
+        if stopped:
             return False
+        run.saver.amend(counters.nimg, REPORTS, run.reports.numbers(), run.reports.metrics_at(counters.nimg))
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)

@@ -17,7 +17,7 @@ from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, roster
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
-from bigsgan.runtime.together import for_rank_zero
+from bigsgan.runtime.together import by_each, for_rank_zero
 from bigsgan.training.alike import check_plans
 from bigsgan.training.build import build_run
 from bigsgan.training.callbacks import build_callbacks
@@ -44,7 +44,8 @@ def check_libraries(recipe: Recipe) -> None:
         UserError: It is missing.
     """
     if recipe.metrics and recipe.metrics.needs_features:
-        check_features(recipe.metrics.features, recipe.data, RECIPE)
+        features = recipe.metrics.features  # files of each host
+        by_each(comm, lambda: check_features(features, recipe.data, RECIPE))
     if "wandb" in recipe.monitor:
         for_rank_zero(comm, check_wandb)
 

@@ -119,6 +119,8 @@ class Folder:
         """Return a value in float32, in the shape of the network's."""
         if not is_plain(value) or value.is_complex():
             raise self._error(f"has no tensor for {entry}", "give another checkpoint")
+        if like.is_floating_point() and not value.is_floating_point():
+            raise self._error(f"has {entry} of {value.dtype}, which is no weight", "give another checkpoint")
         shape = self._shapes().get(entry, like.shape) if value.dim() == 1 and like.dim() != 1 else value.shape
         if tuple(shape) != tuple(like.shape) or value.numel() != like.numel():
             problem = f"has {entry} of {tuple(shape)}, where the {kind} has {tuple(like.shape)}"

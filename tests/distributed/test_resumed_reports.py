@@ -54,6 +54,9 @@ def test_rows_are_those_of_a_run_that_did_not_stop(ranks, tmp_path, num, stops):
     assert samples(stopped) == samples(whole)
     told = kept(stopped)
     assert {nimg: told[nimg] for nimg in kept(whole)} == kept(whole)
+    assert all(
+        "metrics/fid64" in told[(stop + 1) * BATCH] for stop in stops if stop % 5 == 4
+    )  # though it was measured later
 
 
 @pytest.mark.slow
@@ -83,16 +86,15 @@ def test_a_complete_run_that_goes_on(ranks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("first, then", [(1, 2), (2, 1)])
 def test_other_ranks_go_on_with_the_reports(ranks, tmp_path, first, then):
-    """The mean of the report in which the ranks change weighs what they added; others are the same to rounding."""
+    """Images weigh the same on either number of ranks, so that all means are the same to rounding."""
     for name in ("whole", "changed"):
         (tmp_path / name).mkdir()
     assert ranks(then).run(run_whole, str(tmp_path / "whole"), SETTINGS) == ["done"] * then
     assert ranks(first).run(run_whole, str(tmp_path / "changed"), SETTINGS, 4) == ["SIGTERM"] * first
     assert ranks(then).run(run_whole, str(tmp_path / "changed"), SETTINGS) == ["done"] * then
     whole, changed = (rows(tmp_path / name / "run") for name in ("whole", "changed"))
-    names = ("loss/generator", "loss/discriminator", "metrics/fid64")
+    names = ("loss/generator", "loss/discriminator", "grad_norm/generator", "penalty/r1", "metrics/fid64")
     for row, other in zip(whole, changed, strict=True):
         assert row["nimg"] == other["nimg"]
         for name in row.keys() & names:
-            is_mixed = row["nimg"] == 6 * BATCH and "loss" in name
-            assert row[name] == pytest.approx(other[name], rel=0.5 if is_mixed else 1e-3)
+            assert row[name] == pytest.approx(other[name], rel=1e-3)

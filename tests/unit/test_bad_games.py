@@ -60,7 +60,7 @@ CASES = {
         "give the directory",
     ),
     "input channels": (
-        ["data.input_channels=2"],
+        ["data={kind: synthetic_pairs, input_channels: 2, num_classes: 0}"],
         "data.input_channels",
         "must be 1 or 3, got 2",
         "set data.input_channels=1 for greyscale or 3 for",

@@ -14,7 +14,7 @@ from PIL import Image
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
-from bigsgan.data.listing import ignored
+from bigsgan.data.listing import IMAGE_EXTENSIONS, ignored
 from bigsgan.errors import UserError
 from bigsgan.inference.translations import _images
 
@@ -64,10 +64,10 @@ def files(num: int, suffix: str, folder: str = "a") -> list[str]:
 
 
 MIXED = [
-    *files(30, ".png"), *files(20, ".JFIF"), *files(18, ".txt"), *files(7, ".json"), *files(4, ".xml"),
+    *files(30, ".png"), *files(20, ".HEIC"), *files(18, ".txt"), *files(7, ".json"), *files(4, ".xml"),
     *files(1, ".csv"), "a/.hidden.png", ".git/x.png",
 ]  # fmt: skip
-TOLD = "50 other files ignored: 20 .jfif, 18 .txt, 7 .json, 4 .xml, ..., such as a/JFIF-0.JFIF"
+TOLD = "50 other files ignored: 20 .heic, 18 .txt, 7 .json, 4 .xml, ..., such as a/HEIC-0.HEIC"
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar", "side_by_side"])
@@ -94,7 +94,7 @@ def test_images_beside_class_folders_are_counted(tmp_path, kind, caplog):
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "side_by_side"])
-@pytest.mark.parametrize("suffix", [".jfif", ".heic", ".gif", ".unknown", ""])
+@pytest.mark.parametrize("suffix", [".heic", ".gif", ".mat", ".unknown", ""])
 def test_most_of_a_data_set_is_not_ignored(tmp_path, kind, suffix):
     root = write(kind, tmp_path / "data", [*files(5, ".png"), *(f"a/other{i}{suffix}" for i in range(6))])
     message = rf"data.root: '{root}' has 6 files that would be ignored, and 5 images \(6 other files ignored: 6 "
@@ -112,6 +112,43 @@ def test_what_belongs_to_images_is_no_lost_image(tmp_path, kind, caplog):
     assert warned(caplog)[0].startswith(f"{root}: {told}")
 
 
+def test_suffixes_are_those_that_pillow_knows_of_the_formats(tmp_path):
+    Image.init()
+    formats = {Image.EXTENSION[suffix] for suffix in (".jpg", ".png", ".ppm", ".bmp", ".dib", ".tif", ".webp")}
+    known = {suffix for suffix, each in Image.EXTENSION.items() if each in formats}
+    assert set(IMAGE_EXTENSIONS) == known - {".apng", ".pfm"}
+    root = write("folder", tmp_path / "data", [f"a/x{i}{s.upper() if i % 2 else s}" for i, s in enumerate(known)])
+    assert len(opened("folder", root)) == len(IMAGE_EXTENSIONS)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_more_files_than_images_may_be_ignored_on_request(tmp_path, kind, caplog, capsys):
+    names = [*files(2, ".png"), *files(9, ".mat"), "a/README"]
+    root = write(kind, tmp_path / "data", names)
+    with pytest.raises(UserError, match=r"has 10 files .* 2 images .*, or set data.max_ignored=10 if they are no imag"):
+        opened(kind, root)
+    with pytest.raises(UserError, match=r"has 10 files that would be ignored"):
+        opened(kind, root, max_ignored=9)
+    assert len(opened(kind, root, max_ignored=10)) == 2
+    assert warned(caplog) == [f"{root}: 10 other files ignored: 9 .mat, 1 without a suffix, such as a/README"]
+    options = ["--resolution", "4", "--workers", "1", "--codec", "dct"]
+    words = ["data", "encode", str(root), str(tmp_path / "made"), *options]
+    assert cli.main(words) == 2
+    assert ", or give --max-ignored 10 if they are no images" in capsys.readouterr().err
+    assert cli.main([*words, "--max-ignored", "10"]) == 0
+    assert cli.main([*words, "--max-ignored", "-1"]) == 2
+    assert "--max-ignored: must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_numbered_images_beside_one_without_a_number(tmp_path):
+    """Of photo.jpg and photo.2.jpg, WebDataset makes one sample with two fields."""
+    root = write("tar", tmp_path / "data", ["photo.jpg", "photo.2.jpg", "photo.3.jpg", "photo.seg.jpg"])
+    with pytest.raises(
+        UserError, match=r"has 2 files that would be ignored, and 1 image \(3 other files ignored: 3 .jpg"
+    ):
+        opened("tar", root)
+
+
 def test_keys_of_shards_end_at_the_first_dot(tmp_path):
     """Fifteen of twenty images were left out without a word."""
     names = [*(f"photo{i:03}.2024.jpg" for i in range(15)), *(f"photo{i:03}.jpg" for i in range(15, 20))]
@@ -122,7 +159,7 @@ def test_keys_of_shards_end_at_the_first_dot(tmp_path):
         assert str(caught.value) == (
             f"data.root: '{root}' has 15 files that would be ignored, and 5 images (15 other files ignored: 15 .jpg, "
             "such as photo000.2024.jpg); rename the files: a key ends at the first dot of a name, and the rest must be "
-            "the suffix alone"
+            "the suffix alone, or set data.max_ignored=15 if they are no images"
         )
         shards.keep_indices()
     with pytest.raises(UserError, match=r"contains no images \(15 other files ignored: 15 .jpg, such as photo000.2024"):
@@ -188,10 +225,10 @@ def test_a_pair_of_folders_and_its_others(tmp_path, caplog):
 
 
 def test_inputs_to_translate_and_their_others(tmp_path, caplog):
-    root = write("folder", tmp_path / "data", ["1.png", "1.txt", "2.JFIF", ".hidden.txt"])
+    root = write("folder", tmp_path / "data", ["1.png", "1.txt", "2.HEIC", ".hidden.txt"])
     assert _images(root) == [root / "1.png"]
-    assert warned(caplog) == [f"{root}: 2 other files ignored: 1 .jfif, 1 .txt, such as 2.JFIF"]
-    write("folder", root, ["3.jfif"])
+    assert warned(caplog) == [f"{root}: 2 other files ignored: 1 .heic, 1 .txt, such as 2.HEIC"]
+    write("folder", root, ["3.heic"])
     with pytest.raises(UserError, match=r"--input: '.*' has 2 files that would be ignored, and 1 image \(3 other"):
         _images(root)
 
@@ -203,7 +240,7 @@ def test_commands_end_with_what_they_ignored(tmp_path, capsys, command):
     for _ in range(2):  # the second time all is there
         assert cli.main(["data", command, str(root), str(tmp_path / "made"), *options]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == TOLD
-    many = write("folder", tmp_path / "many", [*files(2, ".png"), *files(9, ".jfif")])
+    many = write("folder", tmp_path / "many", [*files(2, ".png"), *files(9, ".heic")])
     assert cli.main(["data", command, str(many), str(tmp_path / "other"), *options]) == 2
     assert f"SRC: '{many}' has 9 files that would be ignored, and 2 images (" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

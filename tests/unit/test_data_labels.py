@@ -114,11 +114,9 @@ BAD: dict[str, tuple[object, str]] = {
         r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2 images\); ",
     ),
     "empty": ([], r"has 00000/img00000000.png, which its dataset.json does not list \(it lacks 30 images\); "),
-    "missing": ([*LABELS, ["00002/none.png", 1]], r"has no 00002/none.png, which its dataset.json lists; "),
-    "outside": ([*LABELS, ["../../x.png", 1]], r"has no ../../x.png, which its dataset.json lists; "),
-    "no image": (
-        [*LABELS, ["notes.txt", 1]],
-        r"has notes.txt in its dataset.json, which is none of .jpg, .jpeg, .png",
+    "missing": (
+        [*LABELS, *([f"00003/{i}.png", 1] for i in range(31))],
+        r"has no 00003/0.png, which its dataset.json lists \(dataset.json lists 31 files that are not read\); ",
     ),
     "negative": ([[name, -1] for name in NAMES], r"has a class below 0 in its dataset.json, that of 00000/img00000000"),
     "fractions": (
@@ -131,6 +129,17 @@ BAD: dict[str, tuple[object, str]] = {
     "no pairs": ([1, 2], r"has no readable dataset.json: .*; (pack it again with|write) .\"labels\": "),
     "text": ("cat", r"has no readable dataset.json: "),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("extra", [[], ["00002/none.png"], ["../../x.png", "notes.txt"]])
+def test_names_are_looked_up_as_in_nvidias_loader(tmp_path, kind, extra, caplog):
+    """With ./ before them, as a search for files writes them, and beside names of files that are not read."""
+    labels = [[f"./{name}", label] for name, label in LABELS] + [[name, 9] for name in extra]
+    root = write(kind, tmp_path / "data", {**images(), "notes.txt": b""}, labels)
+    assert values(opened(kind, root, 3)) == {i: i % 3 for i in range(NUM)}
+    told = f"{root}: dataset.json lists {len(extra)} files that are not read, such as {min(extra, default='')}"
+    assert (told in caplog.messages) == bool(extra)
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])

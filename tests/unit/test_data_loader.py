@@ -67,7 +67,9 @@ class DeadlyImages(NumberedImages):
 
 
 def data_section(**changes) -> Data:
-    return Data(**{"kind": "synthetic", "resolution": 2, "num_workers": 0, "max_corrupt": 2, **changes})
+    files = {"kind": "folder", "root": "/data", "max_corrupt": 2}  # what stands for files in these tests
+    kind = {"kind": "synthetic"} if changes.keys() & {"kind", "num_images"} else files
+    return Data(**{"resolution": 2, "num_workers": 0, **kind, **changes})
 
 
 def real_images(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from deepspeed.comm.comm import comms_logger
 from deepspeed.profiling.flops_profiler.profiler import FlopsProfiler
+from deepspeed.utils.timer import SynchronizedWallClockTimer
 
 from bigsgan.engines.deepspeed import reports
 
@@ -57,11 +58,17 @@ def test_gradients_go_through_deepspeed_only_while_it_logs(log):
     assert reports.collectives() is torch.distributed
 
 
+def engine_with(profiler: FlopsProfiler) -> SimpleNamespace:
+    return SimpleNamespace(
+        flops_profiler=profiler, flops_profiler_enabled=lambda: True, flops_profiler_profile_step=lambda: 7,
+        global_rank=0, timers=SynchronizedWallClockTimer(),
+    )  # fmt: skip
+
+
 def profiled(out: Path) -> FlopsProfiler:
     """A profiler of a linear map, after a pass of 5 samples through it."""
     profiler = FlopsProfiler(torch.nn.Linear(3, 4))
-    engine = SimpleNamespace(flops_profiler=profiler, flops_profiler_enabled=lambda: True)
-    reports.profile_into(engine, "discriminator", out)
+    reports.profile_into(engine_with(profiler), "discriminator", out, False)
     profiler.start_profile()
     profiler.model(torch.zeros(5, 3))
     profiler.stop_profile()
@@ -91,3 +98,29 @@ def test_a_profile_that_cannot_be_written_or_made_is_a_warning(tmp_path, caplog,
         f"flops_profiler: {path} is not written: No such file or directory: {path}.tmp",
         f"flops_profiler: {path} is not written: division by zero",
     ]
+
+
+def test_a_profile_that_was_not_made_is_told_at_the_end(tmp_path):
+    profiler = FlopsProfiler(torch.nn.Linear(3, 4))
+    try:
+        reports.profile_into(engine_with(profiler), "generator", tmp_path, False)
+        path = tmp_path / "flops_generator.txt"
+        text = f"flops_profiler: {path} is not written, as the run ended before update 7 of the network since its start"
+        assert reports.summary() == text
+        profiled(tmp_path).print_model_profile()
+        assert reports.summary() == text  # of the other network
+    finally:
+        reports.forget_log()
+    assert reports.summary() == ""
+
+
+@pytest.mark.parametrize("breaks_down", [True, False])
+def test_a_profiler_prints_no_times_of_its_own(tmp_path, capsys, breaks_down):
+    engine = engine_with(FlopsProfiler(torch.nn.Linear(3, 4)))
+    reports.profile_into(engine, "generator", tmp_path, breaks_down)
+    reports.forget_log()
+    engine.timers("fwd").start()
+    engine.timers("fwd").stop()
+    engine.timers.log(["fwd"])
+    assert ("time (ms)" in capsys.readouterr().out) == breaks_down
+    assert not engine.timers("fwd").event_timers

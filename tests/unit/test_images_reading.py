@@ -196,3 +196,15 @@ def test_one_image_of_the_whole_range_does_not_hide_the_others():
     assert used_range([*narrow, *[(0, 65535)] * 9]) == ""
     assert used_range([(0, 20000), (30000, 65535)]) == ""
     assert "become black or white" in used_range([(-1, 300), *[(0, 65535)] * 5])
+
+
+@pytest.mark.parametrize("side, num_hot, is_told", [(8, 1, True), (64, 4, True), (64, 40, False)])
+def test_hot_pixels_do_not_hide_a_narrow_range(side, num_hot, is_told):
+    pixels = sixteen(0, 4095, (side, side)).astype(np.uint16)
+    pixels.flat[1 : 1 + num_hot] = 65535
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    with reading.noting_values() as values:
+        for _ in range(5):
+            open_image("x.png", io.BytesIO(file.getvalue()))
+    assert bool(used_range(values)) == is_told

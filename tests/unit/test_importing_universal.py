@@ -134,6 +134,8 @@ def damage(name: str, tag: Path) -> None:
         torch.save({"param_shapes": [{"layers.0.conv1.weight": shape}]}, tag / "mp_rank_00_model_states.pt")
     elif name == "infinite":
         torch.save({"param": torch.full((8, 1, 3, 3), torch.inf)}, weight / "fp32.pt")
+    elif name == "integers":
+        torch.save({"param": torch.ones((8, 1, 3, 3), dtype=torch.int64)}, weight / "fp32.pt")
     elif name == "code":
         torch.save(Path("x"), weight / "fp32.pt")
     elif name == "no tensor":
@@ -155,6 +157,7 @@ REFUSED = {
     f"{GIVE}",
     "infinite": "'theirs' contains Inf or NaN (layers.0.conv1.weight of the discriminator); give an earlier",
     "code": "'theirs/zero/layers.0.conv1.weight/fp32.pt' contains code (pathlib.",
+    "integers": "'theirs' has layers.0.conv1.weight of torch.int64, which is no weight; give another checkpoint",
     "no tensor": "'theirs' has no tensor for layers.0.conv1.weight; give another checkpoint",
     "not universal": "must be a universal checkpoint of DeepSpeed, got 'theirs' (it has no directory `zero`); ",
     "two tags": "must be a universal checkpoint of DeepSpeed, got 'theirs' (it has 2 of them and no ",

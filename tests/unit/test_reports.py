@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bigsgan import checkpoint
+from bigsgan.config.sections import Checkpoints
 from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
 from bigsgan.training.reports import REPORTS, Reports
@@ -94,3 +95,30 @@ def test_quality_metrics_belong_to_the_state_that_they_were_measured_of():
     assert reports.metrics_at(10) == {"loss/generator": 1.0, "metrics/fid10": 3.0}
     reports.last = {"loss/generator": 2.0}
     assert reports.metrics_at(20) == {"loss/generator": 2.0}
+
+
+def test_metrics_that_came_after_a_checkpoint_are_noted_in_it(tmp_path):
+    """keep_best reads them there, and a run that is killed and resumes does not measure again."""
+    reports = begun()
+    reports.owed = True
+    assert save(tmp_path, 8, {REPORTS: reports, "other": entry({"weight": torch.ones(4)}, {"count": 3})})
+    reports.owed = False
+    saver = checkpoint.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints())
+    saver.amend(8, REPORTS, reports.numbers(), {"metrics/fid10": 3.0})
+    (found,) = checkpoint.tags.complete(tmp_path)
+    assert found.manifest["metrics"] == {"metrics/fid10": 3.0}
+    other, again = entry({"weight": torch.zeros(4)}), Reports(Statistics(torch.device("cpu")))
+    checkpoint.restore(found, {REPORTS: again, "other": other}, checkpoint.SingleProcess())
+    assert (again.owed, other.loaded[1]) == (False, {"count": 3})
+    assert again.statistics.reduce(lambda vector: vector) == begun().statistics.reduce(lambda vector: vector)
+
+
+def test_means_of_parts_weigh_what_the_parts_do():
+    """Two micro-batches of 4 on one rank, and of 2 on each of two ranks later, with one loss each."""
+    statistics = Statistics(torch.device("cpu"))
+    statistics.add("loss", torch.tensor(1.0), 4)
+    statistics.add("loss", torch.tensor(2.0), 2)
+    statistics.add("loss", torch.tensor(4.0), 2)
+    statistics.add_host("grad_norm", 1.0, 4)
+    statistics.add_host("grad_norm", 2.0, 2)
+    assert statistics.reduce(lambda vector: vector) == {"grad_norm": 8 / 6, "loss": 2.0}

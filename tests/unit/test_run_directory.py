@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
+from bigsgan.bench.variants import chosen_variants, plan_variants
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import Metrics
 from bigsgan.config.recipe import parse_saved_recipe
@@ -24,6 +25,7 @@ from bigsgan.config.run_plan import plan_run
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
+from bigsgan.planner.layouts import Resources, Surveyor
 from tests.bad_runs import make_run
 from tests.tiny import tiny_recipe
 
@@ -39,6 +41,7 @@ FREE = {
     "data.num_workers=0",
     "data.prefetch=9",
     "data.max_corrupt=0",
+    "data.max_ignored=0",
     "engines.generator.ds_config=ds_configs/zero1.json",
     "engines.discriminator.activation_checkpointing=true",
 }
@@ -72,8 +75,8 @@ def test_what_is_measured_may_change():
 
 @pytest.mark.parametrize("override", sorted(FREE))
 def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
-    files = ["data.kind=folder", "data.root=/here"] if override.startswith("data.root") else []
-    saved, given = tiny_recipe(tmp_path, *files), tiny_recipe(tmp_path, *files[:1], override)
+    files = ["data={kind: folder, root: /here}"] if override.startswith(("data.root", "data.max_")) else []
+    saved, given = tiny_recipe(tmp_path, *files), tiny_recipe(tmp_path, *files, override)
     assert given != saved
     key = override.partition("=")[0]
     for before, after in ((saved, given), (given, saved)):
@@ -234,7 +237,10 @@ def test_a_directory_that_lost_its_recipe_has_it_in_its_newest_checkpoint(tmp_pa
         read_saved_recipe(run)
 
 
-UNREAD = {"root": "elsewhere", "dataset": "CIFAR10", "input_root": "inputs", "input_side": "right"}
+UNREAD = {
+    "root": "elsewhere", "dataset": "CIFAR10", "input_root": "inputs", "input_side": "right", "input_channels": 1,
+    "num_images": 7, "max_corrupt": 0, "max_ignored": 3,
+}  # fmt: skip
 
 
 def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_path):
@@ -255,8 +261,12 @@ def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_pa
         assert recipe.data == expected.data
         assert (recipe.optimizer.generator.eps, recipe.optimizer.generator.betas) == (1e-40, [1e-40, 0.5])
     for key, value in UNREAD.items():
-        with pytest.raises(UserError, match=rf"^data\.{key}: must be unset with data\.kind=\w+, got '{value}'"):
+        with pytest.raises(UserError, match=rf"^data\.{key}: must be unset with data\.kind=digits, got '?{value}"):
             load_recipe(path, [f"data.{key}={value}"])
+    survey = Surveyor(path, [], Resources(1, 1, 2**30, None))
+    assert survey.recipe(["batch=16"]).optimizer.generator.eps == 1e-40
+    recipe = load_recipe(path, [])
+    assert [each.reason for each in plan_variants(recipe, chosen_variants("zero1", recipe), 1, run)] == [""]
     with pytest.raises(UserError, match=r"^optimizer\.generator\.lr: must be 0 or of a size"):
         load_recipe(path, ["optimizer.generator.lr=2e-40"])
     with pytest.raises(UserError, match="must be"):

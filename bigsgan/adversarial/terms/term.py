@@ -43,7 +43,7 @@ def weighted(terms: Iterable[Term], inputs: Mapping[str, Tensor], statistics: St
     found = []
     for term in terms:
         value = term.value(**{name: inputs[name] for name in term.reads})
-        statistics.add(f"loss/{term.name}", value)
+        statistics.add(f"loss/{term.name}", value, len(inputs[term.reads[0]]))
         found.append(term.weight * value)
     return found
 

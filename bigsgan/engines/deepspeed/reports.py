@@ -44,6 +44,10 @@ _times: defaultdict[tuple[str, int], list[float]] = defaultdict(lambda: [0, 0.0]
 """Calls and milliseconds by name and bytes."""
 
 
+_waited: dict[Path, int] = {}
+"""Files of profiles that are not written yet, and the number of the update that they are of."""
+
+
 def keep_log() -> None:
     """Count the collectives that DeepSpeed logs. Called before an engine is built, whose file switches the log on."""
     comms_logger.append = _append
@@ -66,6 +70,7 @@ def forget_log() -> None:
     """Switch the log off, and forget what it has."""
     comms_logger.enabled = False
     clear_log()
+    _waited.clear()
 
 
 def collectives() -> Any:
@@ -84,23 +89,31 @@ def rows(found: Sequence[Logged]) -> list[list[str]]:
 
 
 def summary() -> str:
-    """Return a table of what is logged on this rank; an empty text if the log is off."""
-    if not comms_logger.enabled:
-        return ""
-    return "\n".join(["comms_logger: collectives of both engines on this rank", *aligned([HEADINGS, *rows(logged())])])
+    """Return a table of what is logged on this rank, and the profiles that were not made; empty if there are none."""
+    lines = [
+        f"flops_profiler: {path} is not written, as the run ended before update {step} of the network since its start"
+        for path, step in _waited.items()
+    ]
+    if comms_logger.enabled:
+        lines += ["comms_logger: collectives of both engines on this rank", *aligned([HEADINGS, *rows(logged())])]
+    return "\n".join(lines)
 
 
-def profile_into(engine: DeepSpeedEngine, network: str, out: Path) -> None:
+def profile_into(engine: DeepSpeedEngine, network: str, out: Path, prints_times: bool) -> None:
     """Let the engine's profiler, if its file asks for one, write ``flops_<network>.txt`` in the run directory.
 
-    Whatever fails in this is a warning, as the run does not need it.
+    Whatever fails in this is a warning, as the run does not need it. With a profiler, DeepSpeed prints times after each
+    micro-batch, as wall_clock_breakdown does; ``prints_times`` says whether the file asks for that, too.
     """
     if not engine.flops_profiler_enabled():
         return
     profiler, path = engine.flops_profiler, out / f"flops_{network}.txt"
-    printed = profiler.print_model_profile
+    printed, timers = profiler.print_model_profile, engine.timers
+    if engine.global_rank == 0:  # where DeepSpeed makes a profile
+        _waited[path] = engine.flops_profiler_profile_step()
 
     def write(**settings: Any) -> None:
+        _waited.pop(path, None)
         try:
             with redirect_stdout(io.StringIO()) as text:
                 printed(**{**settings, "output_file": None})
@@ -111,3 +124,5 @@ def profile_into(engine: DeepSpeedEngine, network: str, out: Path) -> None:
             _log.log(NOTICE, "flops_profiler: %s", path)
 
     profiler.print_model_profile = write
+    if not prints_times:
+        timers.log = lambda names, **settings: [timers(name).reset() for name in names]

@@ -90,7 +90,12 @@ TOUCHED = (
         replaces="clip_fp32_gradients global_steps micro_steps skipped_steps",
     ),
     Touched("runtime/engine.py", _PREFETCHING, reads="optimizer"),
-    Touched("runtime/engine.py", _REPORTS, reads="flops_profiler", calls="flops_profiler_enabled"),
+    Touched(
+        "runtime/engine.py",
+        _REPORTS,
+        reads="flops_profiler global_rank timers",
+        calls="flops_profiler_enabled flops_profiler_profile_step",
+    ),
     Touched(
         "runtime/engine.py",
         "engines/deepspeed_backed.py",
@@ -225,5 +230,6 @@ TOUCHED = (
     Touched("utils/logging.py", _REPORTS, calls="log_dist"),
     Touched("utils/mixed_precision_linkage.py", _INTERNALS, reads="_hp_mapping"),
     Touched("utils/tensor_fragment.py", _INTERNALS, reads="hp_fragment_address lp_fragment_address numel start"),
+    Touched("utils/timer.py", _REPORTS, calls="reset", replaces="log"),
 )
 """By DeepSpeed's file, then by ours."""
