@@ -195,6 +195,7 @@ def _started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start this rank's process; what is left of it at the end of the block is killed."""
     env = {name: value for name, value in os.environ.items() if not _KEPT.fullmatch(name)}
+    cores = _own_cores(subject)
     port = subject.ranks.gather(_free_port() if subject.ranks.rank == 0 else 0)[0]
     if together:
         env.update(MASTER_PORT=str(port), RANK=str(subject.ranks.rank), WORLD_SIZE=str(subject.ranks.size))
@@ -206,6 +207,8 @@ def _started(
     said, errors = (directory / f"{name}{subject.ranks.rank}" for name in ("said", "errors"))
     with said.open("wb") as output, errors.open("wb") as messages:
         process = subprocess.Popen([*COMMAND, *words], env=env, stdout=output, stderr=messages, start_new_session=True)
+    if not together:  # it would take all cores, where the others do so too
+        os.sched_setaffinity(process.pid, cores)
     try:
         yield process
     finally:
@@ -279,6 +282,16 @@ def _in_shared_directory(subject: Subject) -> Iterator[Path]:
     finally:
         if subject.ranks.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _own_cores(subject: Subject) -> list[int]:
+    """Return this rank's part of its host's cores, or those that it is bound to."""
+    here, by_rank = subject.same_host(), subject.ranks.gather(sorted(os.sched_getaffinity(0)))
+    own = list(by_rank[subject.ranks.rank])
+    if any(by_rank[rank] != own for rank in here):
+        return own
+    each, place = max(1, len(own) // len(here)), here.index(subject.ranks.rank)
+    return own[place * each : (place + 1) * each] or own
 
 
 def _free_port() -> int:
