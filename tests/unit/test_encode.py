@@ -311,8 +311,10 @@ def test_a_fault_of_the_disk_is_no_damaged_image(kind, fault, tmp_path, capsys, 
             r"SRC: '.*' has b\.png, which its dataset\.json does not list; pack it again",
         ),
         (
-            lambda path: zipped(path, {"a.png": b"none", "dataset.json": b'{"labels": [["a.png", 0], ["c.png", 1]]}'}),
-            r"SRC: '.*' has no c\.png, which its dataset\.json lists; pack it again",
+            lambda path: zipped(
+                path, {"a.png": b"none", "dataset.json": b'{"labels": {"a.png": 0, "c.png": 1, "d": 1}}'}
+            ),
+            r"SRC: '.*' has no c\.png, which its dataset\.json lists \(dataset\.json lists 2 files .*; pack it again",
         ),
         (
             lambda path: zipped(path, {"a.png": b"none", "dataset.json": b"{}"}),
