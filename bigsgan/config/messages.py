@@ -93,7 +93,7 @@ def choose(found: object, problem: str) -> str:
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """Suggest the key that was meant: a similar one, one of the same name elsewhere, or all keys of the section."""
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
-    if "arguments" in section.model_fields and not close:
+    if {"family", "arguments"} <= section.model_fields.keys() and not close:
         return f"give an argument of its function as {'.'.join([*path[:-1], 'arguments', path[-1]])}"
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
@@ -117,6 +117,8 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
             path.append(part)
             continue
         if not below and isinstance(each, str):  # below a key that holds no section
+            continue
+        if part in [each.__name__ for each in below] or part.startswith(("literal[", "function-")):  # of a union
             continue
         tagged = [each for each in below if len(below) > 1 and part in _tags(each)]
         if tagged:
