@@ -109,15 +109,9 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
         return False
     if counters.nimg == 0:
         _report_samples(run)
-    owed, run.reports.owed = run.reports.owed, False
-    if run.measuring and owed:
-        with clock.paused():
-            stopped, error = _measure(run, run.measuring, requests)
-        if error:
-            raise error
-        if stopped:
+    with clock.paused():
+        if _measure_owed(run, requests):
             return False
-        run.saver.amend(counters.nimg, REPORTS, run.reports.numbers(), run.reports.metrics_at(counters.nimg))
     while counters.nimg < recipe.total_nimg:
         run.rank_log.phase = f"update {counters.update}"
         numbers = scheduled(recipe, counters.nimg)
@@ -153,6 +147,20 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
         if done:
             return complete
     return True
+
+
+def _measure_owed(run: Run, requests: StopRequests) -> bool:
+    """Measure what the run owes since it was asked to stop; return whether it is asked to stop again."""
+    owed, run.reports.owed = run.reports.owed, False
+    if not (run.measuring and owed):
+        return False
+    stopped, error = _measure(run, run.measuring, requests)
+    if error:
+        raise error
+    if not stopped:
+        nimg = run.counters.nimg
+        run.saver.amend(nimg, REPORTS, run.reports.numbers(), run.reports.metrics_at(nimg))
+    return stopped
 
 
 def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[bool, UserError | None]:
