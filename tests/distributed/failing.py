@@ -27,7 +27,7 @@ PLACES = {
     "samples": (loop, "_report_samples"),
     "evaluation": (Measuring, "__call__"),
     "update": (AdversarialStep, "__call__"),
-    "save": (loop, "_save"),
+    "save": (loop, "save"),
     "end": (loop.Run, "close"),
 }
 
