@@ -15,7 +15,7 @@ _AUTOENCODERS = ("diffusers", "torchscript")
 _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
 _LISTED = ("folder", "zip", "tar", "latents", "paired_folders", "side_by_side")
 _FILES = (*_LISTED, "torchvision")
-_OUTSIDE = "from outside"
+_OUTSIDE = "package.module:name"
 
 _READERS = {
     "root": (*_FILES, _OUTSIDE),
@@ -215,12 +215,13 @@ class Data(Section):
 
     def _refuse_unread(self) -> None:
         """Refuse keys that this kind of data does not read."""
-        for key in unread_keys(self.kind):
-            default = type(self).model_fields[key].default
-            unset = "null" if default is None else default
-            remedy = (
-                f"remove it, set data.{key}={unset}, or choose a data.kind that reads it ({', '.join(_READERS[key])})"
-            )
+        fields = type(self).model_fields
+        keys = [key for key in unread_keys(self.kind) if getattr(self, key) != fields[key].default]
+        shown = {key: "null" if fields[key].default is None else fields[key].default for key in keys}
+        unset = " ".join(f"data.{key}={shown[key]}" for key in keys)
+        for key in keys:
+            removed = "remove it" if len(keys) == 1 else "remove them"
+            remedy = f"{removed}, set {unset}, or choose a data.kind that reads it ({', '.join(_READERS[key])})"
             self.refuse_changed("data", [key], f"data.kind={self.kind}", remedy)
 
     def _check_codec(self) -> None:

@@ -102,7 +102,14 @@ def test_the_ema_and_the_images_seen_are_kept(classes, tmp_path):
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     before = [open_trained(run, "generator", live, None, CPU).network for live in (False, True)]
     half_life = 64
-    overrides = ["data.kind=synthetic", "data.root=null", "data.horizontal_flip=false", "batch=8", "total_nimg=3016"]
+    overrides = [
+        "data.kind=synthetic",
+        "data.root=null",
+        "data.dataset=null",
+        "data.horizontal_flip=false",
+        "batch=8",
+        "total_nimg=3016",
+    ]
     overrides += [
         f"ema={{half_life_nimg: {half_life}}}",
         "optimizer.generator.lr=1e-12",
@@ -130,7 +137,14 @@ def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
     write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)
     run, weights = tmp_path / "run", str(tmp_path / "network-snapshot-000003.pkl")
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
-    overrides = ["data.kind=synthetic", "data.root=null", "total_nimg=3016", "checkpoint_nimg=8", "report_nimg=8"]
+    overrides = [
+        "data.kind=synthetic",
+        "data.root=null",
+        "data.dataset=null",
+        "total_nimg=3016",
+        "checkpoint_nimg=8",
+        "report_nimg=8",
+    ]
     command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -158,7 +172,14 @@ def test_what_freeze_d_kept_stays(tmp_path):
     write_snapshot(tmp_path / "x.pkl", freeze_layers=4)
     run, weights = tmp_path / "run", str(tmp_path / "x.pkl")
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
-    overrides = ["data.kind=synthetic", "data.root=null", "batch=8", "total_nimg=16", "checkpoint_nimg=8"]
+    overrides = [
+        "data.kind=synthetic",
+        "data.root=null",
+        "data.dataset=null",
+        "batch=8",
+        "total_nimg=16",
+        "checkpoint_nimg=8",
+    ]
     command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
     for _ in range(2):  # the second start finds the run complete, with the section that it began with
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -181,7 +202,15 @@ def test_fp16_of_a_snapshot_is_float32_on_a_cpu(tmp_path):
         arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(run)]
         assert main(["import", "--from", "stylegan2-ada", *arguments]) == 0
         assert read_saved_recipe(run).generator.computes_in == "fp16"
-        overrides = ["data.kind=synthetic", "data.root=null", "batch=8", "total_nimg=8", "checkpoint_nimg=8", *more]
+        overrides = [
+            "data.kind=synthetic",
+            "data.root=null",
+            "data.dataset=null",
+            "batch=8",
+            "total_nimg=8",
+            "checkpoint_nimg=8",
+            *more,
+        ]
         overrides += [] if half else ["generator.half_resolutions=0", "discriminator.half_resolutions=0"]
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if more else []
         command = [sys.executable, *launcher, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
@@ -203,7 +232,7 @@ def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
     weights, run = tmp_path / "x.pkl", tmp_path / "run"
     weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 10_000_000)))
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
-    overrides = ["data.kind=synthetic", "data.root=null", "batch=8", "total_nimg=10000008"]
+    overrides = ["data.kind=synthetic", "data.root=null", "data.dataset=null", "batch=8", "total_nimg=10000008"]
     command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
