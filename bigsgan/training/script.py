@@ -65,22 +65,17 @@ class Script(Command):
         self._is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
         is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
         self.requests = StopRequests(self._is_launched, STOPPING if is_main else ())
-        self.alike(_check_launcher)
+        _alike(_check_launcher)
         super().__init__(self.requests)
 
     def alike(self, work: Callable[[], _Result]) -> _Result:
-        """Do something that every rank does; on several ranks, an error ends the process as a command's does."""
-        if (os.environ.get("WORLD_SIZE") or "1") == "1":
-            return work()
-        found: list[_Result] = []
+        """Do something that every rank does; on several ranks, an error ends them all as a command's does."""
 
-        def keep() -> int:
-            found.append(work())
-            return 0
+        def told() -> _Result:
+            with self.watchdog.telling():
+                return work()
 
-        if status := exit_status(keep):
-            sys.exit(status)
-        return found[0]
+        return work() if _is_alone() else _alike(told)
 
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
@@ -107,6 +102,24 @@ class Script(Command):
     def listening(self) -> AbstractContextManager[None]:
         """Take note of signals inside the block, and without a launcher not outside: a notebook goes on there."""
         return nullcontext() if self._is_launched else self.requests.listening()
+
+
+def _is_alone() -> bool:
+    return (os.environ.get("WORLD_SIZE") or "1") == "1"
+
+
+def _alike(work: Callable[[], _Result]) -> _Result:
+    if _is_alone():
+        return work()
+    found: list[_Result] = []
+
+    def keep() -> int:
+        found.append(work())
+        return 0
+
+    if status := exit_status(keep):
+        sys.exit(status)
+    return found[0]
 
 
 def _check_launcher() -> None:

@@ -109,6 +109,15 @@ class Watchdog:
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:
+            with self.telling():
+                yield
+        finally:
+            self._stopped.set()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """End the other ranks too if the block fails; the watch ends then."""
+        try:
             yield
         except Exception as error:
             self._stopped.set()
@@ -116,8 +125,6 @@ class Watchdog:
             status, said = EXIT_BAD_INPUT if found else EXIT_FAILED, f"{type(error).__name__}: {error}"
             _leave_word(_BoundedWaitStore(self._open_board), status, f"{named([self._rank])}: {found or said}")
             raise
-        finally:
-            self._stopped.set()
 
     @contextmanager
     def judging(self, timeout: float) -> Iterator[None]:

@@ -8,11 +8,14 @@ import types
 
 import pytest
 import yaml
+from torch.distributed import HashStore
 
 import bigsgan
 from bigsgan import plugins
 from bigsgan.errors import UserError
+from bigsgan.runtime import board
 from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.script import Script
 from tests.tiny import TINY, tiny_recipe
 
 
@@ -104,3 +107,21 @@ def test_recipes_are_read_by_name(tmp_path, monkeypatch):
     assert bigsgan.Recipe.read("digits", "total_nimg=640").total_nimg == 640
     with pytest.raises(UserError, match=r"^--config: 'digit' does not exist; did you mean digits?"):
         bigsgan.Recipe.read("digit")
+
+
+def test_a_mistake_of_one_rank_between_updates_ends_the_others(tmp_path, monkeypatch, capsys):
+    """Such as an argument of ``sample``: they may train on, on other hosts, and would take it for killed."""
+    store = HashStore()
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(board, "of_job", lambda *_: store)
+    script = Script()
+
+    def fail():
+        raise UserError("classes", 7, "must be 0 to 2", "give numbers of the data's classes")
+
+    with pytest.raises(SystemExit):
+        script.alike(fail)
+    assert store.get(board.OVER).decode().startswith("2 rank 1: classes: must be 0 to 2, got 7")
