@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from torch.distributed import HashStore
 
+from bigsgan.engines.deepspeed.leftovers import clearing
 from bigsgan.monitor.logs import RankLog, current_log
 from bigsgan.runtime import board, comm, launched, memory, roll_call, roster
 from bigsgan.runtime.compile_clock import CLOCK
@@ -80,18 +82,21 @@ class Script(Command):
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
         """Let the ranks meet inside the block; without a launcher, leave no variable of one behind."""
+        atexit.unregister(comm.leave)  # of a run before
         own = [] if self._is_launched else [name for name in launched.VARIABLES if name not in os.environ]
         listening = self.requests.listening() if self._is_launched else nullcontext()
         try:
             with self.watchdog.watching(), listening, memory.naming_remedy(where, remedy):
                 with roll_call.taken():
                     comm.initialize(comm.PATIENCE_HOURS * 3600)
+                clear = clearing()
                 yield
                 comm.barrier()  # none ends before the others have come so far: they would take it for killed
+                clear()  # not after an error: others may be inside a collective
+                if self._is_launched:
+                    # Not now: DeepSpeed's own groups (0.19.8) outlive one that is destroyed, and a later run needs it.
+                    atexit.register(comm.leave)
         finally:
-            # Alone, the process keeps its group: DeepSpeed's own groups (0.19.8) outlive one that is destroyed.
-            if self._is_launched and sys.exc_info()[1] is None:  # others may be inside a collective with it
-                comm.leave()
             board.begin_anew()
             roster.know(())
             if log := current_log():
