@@ -19,7 +19,7 @@ def given(monkeypatch):
 
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
-NAMES += ["without_gradient", "of_both", "of_pixels", "broken", "F"]
+NAMES += ["of_reals", "of_two", "without_gradient", "of_both", "of_pixels", "broken", "F"]
 
 
 def terms(tmp_path, section, *overrides):
@@ -35,6 +35,8 @@ def terms(tmp_path, section, *overrides):
         ("noisy'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
         ("without_gradient'", "has no gradient"),
+        ("of_reals'", "has no gradient"),  # of G's: the images are not its own
+        ("of_two'", "fails for one random sample: IndexError"),
         ("of_both'", "must read images or logits, not both"),
         ("bounded'", "cannot be called: its call takes real_logits"),
         ("Wing', network: discriminator, arguments: {width: 1.0}", "cannot be called: its call takes images"),
