@@ -112,7 +112,7 @@ def called(field: str, name: str, work: Callable[[], Any], where: str = "") -> A
         return work()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` would end one rank alone
         raise UserError(
             field, name, f"fails{where}: {described(error)}", "fix its code, or what the recipe gives it"
         ) from error

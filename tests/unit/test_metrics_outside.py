@@ -10,15 +10,16 @@ import torch
 
 from bigsgan import plugins
 from bigsgan.config import plan_run
-from bigsgan.config.metrics import Metrics, parse_metric
+from bigsgan.config.metrics import OUTSIDE, RECORD_KEYS, Metric, Metrics, parse_metric
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
-from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics import Evaluation, Measured, Replica
 from bigsgan.metrics.features import no_features
 from bigsgan.metrics.outside import MetricError
 from bigsgan.monitor import Statistics
 from bigsgan.training import loop
+from bigsgan.training.measuring import records
 from bigsgan.training.reports import Reports
 from bigsgan.training.state import Counters
 from bigsgan.training.stopping import StopRequests
@@ -150,3 +151,23 @@ def test_a_run_owes_what_it_could_not_measure():
         assert reports.numbers()["owed"] == 1
     with pytest.raises(MetricError, match="fix its code"):
         loop._measure_owed(run, StopRequests(False))
+
+
+@pytest.mark.parametrize(
+    "names, text",
+    [
+        (["a:precision"], "'a:precision' has the name of another key of evaluations.jsonl"),
+        (["fid10k", "a:fid10k"], "'a:fid10k' has values of the same name as those of fid10k"),
+        (["a:Kind", "b:Kind"], "'b:Kind' has values of the same name as those of a:Kind"),
+    ],
+)
+def test_no_value_replaces_another(names, text):
+    with pytest.raises(UserError, match=f"^metrics.names: {text}"):
+        Metrics(names=names, every_nimg=1)
+
+
+def test_keys_of_records_are_known():
+    found = [Measured(Metric("fid10k", "fid", 10), {"fid10k": 1.0}, 1, 1)]
+    own = [Measured(Metric("Kind", OUTSIDE, 10, "a:Kind"), {"Kind": 1.0}, 1, 1)]
+    for record, name in zip(records([*found, *own], no_features(), {}), ("fid10k", "Kind"), strict=True):
+        assert record.keys() - {name} <= RECORD_KEYS

@@ -15,6 +15,8 @@ from bigsgan import plugins
 from bigsgan.errors import UserError
 from bigsgan.runtime import board
 from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.looking import evaluated
+from bigsgan.training.reports import Reports
 from bigsgan.training.script import Script
 from tests.tiny import TINY, tiny_recipe
 
@@ -125,3 +127,19 @@ def test_a_mistake_of_one_rank_between_updates_ends_the_others(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         script.alike(fail)
     assert store.get(board.OVER).decode().startswith("2 rank 1: classes: must be 0 to 2, got 7")
+
+
+def test_what_was_complete_is_not_trained_again_for_its_samples(tmp_path, capsys):
+    trainer, told = bigsgan.Trainer(tiny_recipe(tmp_path)), Told()
+    trainer._opened = types.SimpleNamespace(start=None)
+    counters = types.SimpleNamespace(nimg=trainer.recipe.total_nimg)
+    trainer._run = types.SimpleNamespace(counters=counters, callbacks=told, reports=Reports(None))
+    assert list(trainer) == []
+    assert trainer.train().nimg == counters.nimg
+    assert capsys.readouterr().out.count("is complete at") == 1
+
+
+def test_names_of_metrics_are_needed():
+    run = types.SimpleNamespace(recipe=types.SimpleNamespace(metrics=None))
+    with pytest.raises(UserError, match=r"^metrics.names: must have at least one name; name a metric such as fid10k"):
+        evaluated(run, None, [])
