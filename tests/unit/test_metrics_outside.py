@@ -170,4 +170,4 @@ def test_keys_of_records_are_known():
     found = [Measured(Metric("fid10k", "fid", 10), {"fid10k": 1.0}, 1, 1)]
     own = [Measured(Metric("Kind", OUTSIDE, 10, "a:Kind"), {"Kind": 1.0}, 1, 1)]
     for record, name in zip(records([*found, *own], no_features(), {}), ("fid10k", "Kind"), strict=True):
-        assert record.keys() - {name} <= RECORD_KEYS
+        assert record.keys() - {name} <= set(RECORD_KEYS)
