@@ -57,7 +57,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
     """
     found = []
     for number, section in enumerate(recipe.objective.terms):
-        field = f"objective.terms[{number}].use"
+        field = f"objective.terms.{number}.use"
         function = _built(field.removesuffix(".use"), section, device)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         names = _reads(field, section.use, called_as, _offered(recipe, section), "its call")
