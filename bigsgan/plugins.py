@@ -81,7 +81,7 @@ def load(field: str, name: str, kind: str = "") -> Any:
             called, or only a saved file names it.
     """
     if name not in _given:
-        remedy = f"if you trust that code, name it yourself, as by {field}={name}"
+        remedy = f"if you trust that code, name it yourself, as by {field}={name}, or restore the run's config.yaml"
         raise UntrustedError(field, name, "is code that only a saved file names, which is not imported", remedy)
     found = [each.value for each in _entry_points(kind) if each.name == name] if kind and ":" not in name else []
     name = found[0] if found else name
@@ -112,7 +112,7 @@ def called(field: str, name: str, work: Callable[[], Any], where: str = "") -> A
         return work()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` would end one rank alone
         raise UserError(
             field, name, f"fails{where}: {described(error)}", "fix its code, or what the recipe gives it"
         ) from error

@@ -241,10 +241,12 @@ class Trainer:
 
     def _is_complete(self) -> bool:
         """Return whether nothing is left to do; say so where the run was complete before."""
-        if self._run is None and (nimg := self._open().start.nimg) >= self.recipe.total_nimg:
-            if comm.rank() == 0 and not self._has_ended:
-                print(f"{self.recipe.out} is complete at {nimg} images; raise total_nimg to continue")
-            self._has_ended = True
+        if self._loop is None:
+            self._open()
+            if (nimg := self.nimg) >= self.recipe.total_nimg:
+                if comm.rank() == 0 and not self._has_ended:
+                    print(f"{self.recipe.out} is complete at {nimg} images; raise total_nimg to continue")
+                self._has_ended = True
         return self._has_ended
 
     def _begun(self) -> Generator[Report, None, bool]:

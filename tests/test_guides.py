@@ -142,3 +142,23 @@ def test_a_loop_and_callbacks(elsewhere):
     text = "callbacks: 'mypackage.hooks:Table' fails in on_report: ZeroDivisionError: division by zero (hooks.py:3)"
     assert text in refused
     assert Path("runs/fails/checkpoints/000000000032/manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_several_runs_in_one_script_on_two_ranks(elsewhere):
+    code = f"""
+import bigsgan
+
+def train(*changes):
+    with bigsgan.Trainer(bigsgan.Recipe.read("digits", "metrics=null", *changes)) as trainer:
+        trainer.train()
+
+short = {[word for word in SHORT if not word.startswith("total")]}
+train(*short, "out=runs/split", "total_nimg=32", "engines.generator.ranks=1")
+train(*short, "out=runs/parts", "total_nimg=32")
+train(*short, "out=runs/parts", "total_nimg=64")
+"""
+    Path("several.py").write_text(code)
+    execute(["torchrun", "--nproc_per_node", "2", "several.py"])
+    assert len(rows("runs/split")) == 1
+    assert [row["nimg"] for row in rows("runs/parts")] == [32, 64]

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     launched.check_launcher()
     features = FeatureNetwork(network=options.features, weights=options.weights, resizer=options.resizer)
-    names = options.metrics.split(",")
+    names = [name.strip() for name in options.metrics.split(",")]
     plugins.give(names)
     metrics = [parse_metric(name, "--metrics") for name in names]
     check_distinct(metrics, "--metrics")

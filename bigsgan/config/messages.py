@@ -35,10 +35,15 @@ _TEXTS = {
 def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     """Return the message for the most helpful of the errors.
 
-    An unknown key comes first: if a key is misspelt, the right one is often missing too.
+    An unknown key comes first: if a key is misspelt, the right one is often missing too. Of a section that may be a
+    name instead, its keys count.
     """
     findings = error.errors()
-    finding = min(findings, key=lambda each: each["type"] != "extra_forbidden")
+
+    def rank(each: Any) -> tuple[bool, bool]:
+        return each["type"] != "extra_forbidden", each["type"] == "literal_error" and isinstance(each["input"], dict)
+
+    finding = min(findings, key=rank)
     path, section = _locate(finding["loc"], root)
     field, kind, found = ".".join(path), finding["type"], finding["input"]
     if kind == "unfit":  # by a validator of ours
@@ -93,7 +98,7 @@ def choose(found: object, problem: str) -> str:
 def _other_keys(path: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """Suggest the key that was meant: a similar one, one of the same name elsewhere, or all keys of the section."""
     close = difflib.get_close_matches(path[-1], section.model_fields, n=1)
-    if {"family", "arguments"} <= section.model_fields.keys() and not close:
+    if "arguments" in section.model_fields and {"family", "use"} & section.model_fields.keys() and not close:
         return f"give an argument of its function as {'.'.join([*path[:-1], 'arguments', path[-1]])}"
     if close:
         return f"did you mean {'.'.join([*path[:-1], close[0]])}?"
@@ -118,7 +123,7 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
             continue
         if not below and isinstance(each, str):  # below a key that holds no section
             continue
-        if part in [each.__name__ for each in below] or part.startswith(("literal[", "function-")):  # of a union
+        if below and (part.startswith("literal[") or part in (each.__name__ for each in below)):  # a name, or a section
             continue
         tagged = [each for each in below if len(below) > 1 and part in _tags(each)]
         if tagged:

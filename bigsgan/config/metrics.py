@@ -37,6 +37,12 @@ LEAST_IMAGES, MOST_IMAGES = 10, 10**8
 DEFAULT_NUM = 10_000
 """Samples of a metric from outside."""
 
+RECORD_KEYS = (
+    "metric", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "precision", "batch", "reference",
+    "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "use", "seconds", "time",
+)  # fmt: skip
+"""Keys of a record of evaluations.jsonl, besides the values."""
+
 _NAME = re.compile(rf"({'|'.join(KINDS)})([0-9]{{1,9}})(k?)")
 
 
@@ -149,13 +155,20 @@ MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
 
 
 def check_distinct(metrics: Sequence[Metric], field: str) -> None:
-    """Refuse metrics from outside whose values would have the same name.
+    """Refuse metrics whose values would have the same name, or that of another key of a record.
 
     Raises:
-        UserError: Two have.
+        UserError: Two have, or one has.
     """
     named: dict[str, str] = {}
     for metric in metrics:
-        if metric.kind == OUTSIDE and named.setdefault(metric.name, metric.use) != metric.use:
-            problem, detail = f"has values of the same name as those of {named[metric.name]}", f"metrics/{metric.name}"
-            raise UserError(field, metric.use, problem, "give one of them another name in its module", detail)
+        if metric.kind == OUTSIDE and metric.name in RECORD_KEYS:
+            problem, remedy = "has the name of another key of evaluations.jsonl", "give it another name in its module"
+            raise UserError(field, metric.use, problem, remedy, metric.name)
+        if named.setdefault(metric.name, metric.use) != metric.use:
+            problem, detail = (
+                f"has values of the same name as those of {named[metric.name] or metric.name}",
+                f"metrics/{metric.name}",
+            )
+            remedy = "give code of your own another name in its module"
+            raise UserError(field, metric.use or metric.name, problem, remedy, detail)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -163,7 +164,7 @@ class Orthogonal(Section):
 class OwnLoss(Section):
     """A loss on logits from your own code; see docs/how-to/own-loss.md."""
 
-    use: str
+    use: outside_name("terms")  # type: ignore[valid-type]
     """``package.module:Class``. Its methods ``discriminator`` and ``generator`` take ``fake_logits`` and
     ``real_logits``, and return the mean loss over the samples."""
     arguments: dict[str, Any] = Field(default={})
@@ -175,7 +176,7 @@ class OwnLoss(Section):
 class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
-    use: str
+    use: outside_name("terms")  # type: ignore[valid-type]
     """``package.module:name`` of a function, or of a class whose objects are called. It takes some of ``images``,
     ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, and returns the
     mean over the samples."""
@@ -237,7 +238,7 @@ class Objective(Section):
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"
-                raise UserError(f"objective.terms[{number}].name", term.label, problem, remedy)
+                raise UserError(f"objective.terms.{number}.name", term.label, problem, remedy)
             taken.append(term.label)
         return self
 

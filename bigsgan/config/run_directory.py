@@ -241,7 +241,7 @@ def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:
         UserError: A key is unknown, or is a section, in which each key has to be named.
     """
     keys = set(all_keys(Recipe))
-    sections = {key.rpartition(".")[0] for key in keys}
+    sections = {key.rpartition(".")[0] for key in keys} | {key for key in keys if key.endswith(".arguments")}
     _refuse_others(allowed, (keys - sections) | flat(recipe.model_dump()).keys())
 
 

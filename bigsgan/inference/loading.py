@@ -116,7 +116,10 @@ def load(
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError("dtype", dtype, f"must be one of {', '.join(DTYPES)}", "choose one of these")
-    plugins.give(list(families))
+    families = [families] if isinstance(families, str) else list(families)
+    plugins.give(families)
+    for family in families:
+        plugins.load("families", family, "families")  # a mistake in it is none of the file
     try:
         header, state = _read(Path(path))
         recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]

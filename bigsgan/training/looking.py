@@ -64,10 +64,13 @@ def evaluated(
 ) -> dict[str, float]:
     """Measure the EMA's samples; see ``Trainer.evaluate``."""
     own, recipe = run.recipe.metrics, run.recipe
-    plugins.give(list(names))
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise UserError("metrics.names", None, "must have at least one name", "name a metric such as fid10k")
+    plugins.give(names)
     arguments = {name: each for name, each in (own.arguments if own else {}).items() if name in names}
     section = Metrics(
-        names=list(names),
+        names=names,
         every_nimg=recipe.total_nimg,
         reference=own.reference if own else None,
         features=features or (own.features if own else FeatureNetwork()),

@@ -327,7 +327,8 @@ def _measure(
     A collective. ``later`` puts it off until the run resumes.
 
     Returns:
-        Whether the run owes them, as it is asked to stop; and what a metric from outside raised.
+        Whether the run owes them, as it is asked to stop; and what a metric from outside raised:
+        then it owes them too.
     """
     nimg, values, error = run.counters.nimg, None, None
 
@@ -343,6 +344,7 @@ def _measure(
     if measuring.has_outside:
         error = comm.from_rank_zero(error)
         if error:
+            run.reports.owed = True  # other metrics too
             return False, error
     if values is not None:
         run.reports.measured = nimg, values
@@ -352,6 +354,24 @@ def _measure(
     if run.reports.owed:
         _log.info("metrics at %d images follow when the run resumes: asked to stop", nimg)
     return run.reports.owed, None
+
+
+def _measure_owed(run: Run, requests: StopRequests) -> bool:
+    """Measure what a checkpoint owes, and note it there; return whether the run is asked to stop first.
+
+    Raises:
+        UserError: A metric from outside failed.
+    """
+    owed, run.reports.owed = run.reports.owed, False
+    if not (run.measuring and owed):
+        return False
+    stopped, error = _measure(run, run.measuring, requests)
+    if error:
+        raise error
+    if not stopped:
+        nimg = run.counters.nimg
+        run.saver.amend(nimg, REPORTS, run.reports.numbers(), run.reports.metrics_at(nimg))
+    return stopped
 
 
 def finish_snapshots(run: Run, must: bool) -> None:

@@ -40,7 +40,7 @@ class Reports:
     alarms: Alarms = field(default_factory=Alarms)
     last: Mapping[str, float] = field(default_factory=dict)  # the last report
     measured: tuple[int, Mapping[str, float]] = (-1, {})  # the last quality metrics, and the images seen
-    owed: bool = False  # whether quality metrics of this state are due, as a stop came before them
+    owed: bool = False  # whether quality metrics of this state are due, as a stop came before them or one failed
     diversity: float | None = None  # diversity of the EMA's last samples, on rank 0; see alarms.diversity
 
     def metrics_at(self, nimg: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from torch.distributed import HashStore
 
+from bigsgan.engines.deepspeed.leftovers import clearing
 from bigsgan.monitor.logs import RankLog, current_log
 from bigsgan.runtime import board, comm, launched, memory, roll_call, roster
 from bigsgan.runtime.compile_clock import CLOCK
@@ -65,38 +67,36 @@ class Script(Command):
         self._is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
         is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
         self.requests = StopRequests(self._is_launched, STOPPING if is_main else ())
-        self.alike(_check_launcher)
+        _alike(_check_launcher)
         super().__init__(self.requests)
 
     def alike(self, work: Callable[[], _Result]) -> _Result:
-        """Do something that every rank does; on several ranks, an error ends the process as a command's does."""
-        if (os.environ.get("WORLD_SIZE") or "1") == "1":
-            return work()
-        found: list[_Result] = []
+        """Do something that every rank does; on several ranks, an error ends them all as a command's does."""
 
-        def keep() -> int:
-            found.append(work())
-            return 0
+        def told() -> _Result:
+            with self.watchdog.telling():
+                return work()
 
-        if status := exit_status(keep):
-            sys.exit(status)
-        return found[0]
+        return work() if _is_alone() else _alike(told)
 
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
         """Let the ranks meet inside the block; without a launcher, leave no variable of one behind."""
+        atexit.unregister(comm.leave)  # of a run before
         own = [] if self._is_launched else [name for name in launched.VARIABLES if name not in os.environ]
         listening = self.requests.listening() if self._is_launched else nullcontext()
         try:
             with self.watchdog.watching(), listening, memory.naming_remedy(where, remedy):
                 with roll_call.taken():
                     comm.initialize(comm.PATIENCE_HOURS * 3600)
+                clear = clearing()
                 yield
                 comm.barrier()  # none ends before the others have come so far: they would take it for killed
+                clear()  # not after an error: others may be inside a collective
+                if self._is_launched:
+                    # Not now: DeepSpeed's own groups (0.19.8) outlive one that is destroyed, and a later run needs it.
+                    atexit.register(comm.leave)
         finally:
-            # Alone, the process keeps its group: DeepSpeed's own groups (0.19.8) outlive one that is destroyed.
-            if self._is_launched and sys.exc_info()[1] is None:  # others may be inside a collective with it
-                comm.leave()
             board.begin_anew()
             roster.know(())
             if log := current_log():
@@ -107,6 +107,24 @@ class Script(Command):
     def listening(self) -> AbstractContextManager[None]:
         """Take note of signals inside the block, and without a launcher not outside: a notebook goes on there."""
         return nullcontext() if self._is_launched else self.requests.listening()
+
+
+def _is_alone() -> bool:
+    return (os.environ.get("WORLD_SIZE") or "1") == "1"
+
+
+def _alike(work: Callable[[], _Result]) -> _Result:
+    if _is_alone():
+        return work()
+    found: list[_Result] = []
+
+    def keep() -> int:
+        found.append(work())
+        return 0
+
+    if status := exit_status(keep):
+        sys.exit(status)
+    return found[0]
 
 
 def _check_launcher() -> None:

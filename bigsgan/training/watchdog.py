@@ -51,6 +51,9 @@ _SILENT_SECONDS = 30.0
 """A board that has answered and does not for so long is lost, with the host that keeps it; and so is the next rank, if
 no connection to it was ever made and it does not beat."""
 
+_LEFT, _LEAVING_SECONDS = "left", 0.2
+"""Key of the number of ranks that have read a last word or left one, and how often the board's host looks at it."""
+
 _SILENT_RANKS_WAIT_SECONDS = 3.0
 _LONGEST_WRITE_SECONDS = 20.0
 _BOARD_PATIENCE_SECONDS = 5.0
@@ -109,15 +112,24 @@ class Watchdog:
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:
+            with self.telling():
+                yield
+        finally:
+            self._stopped.set()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """End the other ranks too if the block fails; the watch ends then."""
+        try:
             yield
         except Exception as error:
             self._stopped.set()
             found = error if isinstance(error, UserError) else limits.reached(error)
             status, said = EXIT_BAD_INPUT if found else EXIT_FAILED, f"{type(error).__name__}: {error}"
-            _leave_word(_BoundedWaitStore(self._open_board), status, f"{named([self._rank])}: {found or said}")
+            board = _BoundedWaitStore(self._open_board)
+            _leave_word(board, status, f"{named([self._rank])}: {found or said}")
+            self._leave(board)
             raise
-        finally:
-            self._stopped.set()
 
     @contextmanager
     def judging(self, timeout: float) -> Iterator[None]:
@@ -128,6 +140,14 @@ class Watchdog:
         finally:
             self._timeout = math.inf
 
+    def _leave(self, board: _BoundedWaitStore) -> None:
+        """Leave the board; its host goes last, as the others read its word there."""
+        left, latest = board.ask("add", _LEFT, 1), time.monotonic() + _LONGEST_POLL_SECONDS + _SECOND_LOOK_SECONDS
+        if launched.world_size() == self._world_size and launched.keeps_store(self._rank):
+            while left is not None and left < self._world_size and time.monotonic() < latest:
+                time.sleep(_LEAVING_SECONDS)
+                left = board.ask("add", _LEFT, 0)
+
     def _watch(self) -> None:
         board = _BoundedWaitStore(self._open_board)
         others, lost, pause = _Others(board, self._rank, self._world_size), "", 0.0
@@ -136,6 +156,7 @@ class Watchdog:
         while not self._stopped.wait(pause := self._pause(bool(lost) or others.is_strange)):
             self._beat(board)
             if word := _word(board):
+                board.ask("add", _LEFT, 1)
                 self._follow(*word)
                 return
             before_last, lost = lost, others.lost(pause)

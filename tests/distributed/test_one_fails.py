@@ -30,7 +30,8 @@ def start(directory: Path, where: str, how: str, who: str, *words: str) -> list[
     processes = []
     for rank in ("0", "1"):
         with (directory / f"rank{rank}.txt").open("w") as file:
-            command = [sys.executable, SCRIPT, where, how, who, *RUN, *words]
+            run = [word for word in RUN if word.partition("=")[0] not in [each.partition("=")[0] for each in words]]
+            command = [sys.executable, SCRIPT, where, how, who, *run, *words]
             processes.append(
                 subprocess.Popen(command, cwd=directory, env={**env, "RANK": rank}, stdout=file, stderr=file, text=True)
             )
@@ -47,7 +48,7 @@ def ended(directory: Path, processes: list[subprocess.Popen[str]]) -> tuple[list
             process.kill()
             process.wait()
     lines = [line for rank in (0, 1) for line in (directory / f"rank{rank}.txt").read_text().splitlines()]
-    (failed,) = [float(line.split()[0]) for line in lines if line.endswith(" fails")]
+    failed = min(float(line.split()[0]) for line in lines if line.endswith(" fails"))
     return [p.returncode for p in processes], time.time() - failed, [each for each in lines if "bigsgan: " in each]
 
 

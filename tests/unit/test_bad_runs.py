@@ -276,7 +276,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     def allocate(*arguments: Any) -> None:
         torch.empty(2**52)
 
-    monkeypatch.setattr(trainer.Trainer, "to_end", allocate)
+    monkeypatch.setattr(trainer.Trainer, "_open", allocate)
     parts = (
         "can't allocate memory",
         "8 (generator), 4 (discriminator) images",
@@ -288,7 +288,7 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
     def fail(*arguments: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(trainer.Trainer, "to_end", fail)
+    monkeypatch.setattr(trainer.Trainer, "_open", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         cli.main(train_arguments())
 

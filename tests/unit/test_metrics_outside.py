@@ -10,13 +10,19 @@ import torch
 
 from bigsgan import plugins
 from bigsgan.config import plan_run
-from bigsgan.config.metrics import Metrics, parse_metric
+from bigsgan.config.metrics import OUTSIDE, RECORD_KEYS, Metric, Metrics, parse_metric
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
-from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics import Evaluation, Measured, Replica
 from bigsgan.metrics.features import no_features
 from bigsgan.metrics.outside import MetricError
+from bigsgan.monitor import Statistics
+from bigsgan.training import loop
+from bigsgan.training.measuring import records
+from bigsgan.training.reports import Reports
+from bigsgan.training.state import Counters
+from bigsgan.training.stopping import StopRequests
 from tests.tiny import tiny_recipe
 from tests.unit.test_metrics_evaluation import DIGITS, random_features, real_images
 
@@ -125,3 +131,43 @@ def test_the_best_checkpoint_may_be_kept_by_it(tmp_path):
 
 def test_the_name_in_an_option():
     assert parse_metric("their.own:Kind", "--metrics").name == "Kind"
+
+
+def test_a_run_owes_what_it_could_not_measure():
+    """With the metrics beside the one that fails, which a resumed run would leave out otherwise."""
+
+    def fails(*_):
+        raise MetricError("metrics", "their:Kind", "fails", "fix its code")
+
+    fails.has_outside = True
+    reports = Reports(Statistics(torch.device("cpu")))
+    step = types.SimpleNamespace(generator=types.SimpleNamespace(is_held=True))
+    run = types.SimpleNamespace(
+        counters=Counters(nimg=8), step=step, ema=None, standing=[], reports=reports, measuring=fails
+    )
+    for _ in range(2):  # at its time, and as the run resumes
+        owed, error = loop._measure(run, fails, StopRequests(False))
+        assert (owed, error.value) == (False, "their:Kind")
+        assert reports.numbers()["owed"] == 1
+    with pytest.raises(MetricError, match="fix its code"):
+        loop._measure_owed(run, StopRequests(False))
+
+
+@pytest.mark.parametrize(
+    "names, text",
+    [
+        (["a:precision"], "'a:precision' has the name of another key of evaluations.jsonl"),
+        (["fid10k", "a:fid10k"], "'a:fid10k' has values of the same name as those of fid10k"),
+        (["a:Kind", "b:Kind"], "'b:Kind' has values of the same name as those of a:Kind"),
+    ],
+)
+def test_no_value_replaces_another(names, text):
+    with pytest.raises(UserError, match=f"^metrics.names: {text}"):
+        Metrics(names=names, every_nimg=1)
+
+
+def test_keys_of_records_are_known():
+    found = [Measured(Metric("fid10k", "fid", 10), {"fid10k": 1.0}, 1, 1)]
+    own = [Measured(Metric("Kind", OUTSIDE, 10, "a:Kind"), {"Kind": 1.0}, 1, 1)]
+    for record, name in zip(records([*found, *own], no_features(), {}), ("fid10k", "Kind"), strict=True):
+        assert record.keys() - {name} <= set(RECORD_KEYS)

@@ -137,6 +137,9 @@ def test_an_export_is_opened_where_its_family_is_named(tmp_path, monkeypatch):
     opened = bigsgan.load(path, families=["tests.outside:Generator", "tests.outside:Discriminator"])
     z, y = torch.randn(3, 12), torch.tensor([0, 1, 2])
     torch.testing.assert_close(opened(z, y), network.eval()(z, y))
+    assert bigsgan.load(path, families="tests.outside:Generator").recipe == recipe
+    with pytest.raises(UserError, match=r"^families: 'tests.outside:Genrator' is not in tests.outside, .* Generator\?"):
+        bigsgan.load(path, families=["tests.outside:Genrator"])
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])

@@ -19,7 +19,7 @@ def given(monkeypatch):
 
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
-NAMES += ["without_gradient", "of_both", "of_pixels", "broken", "F"]
+NAMES += ["of_reals", "of_two", "without_gradient", "of_both", "of_pixels", "broken", "F"]
 
 
 def terms(tmp_path, section, *overrides):
@@ -35,6 +35,8 @@ def terms(tmp_path, section, *overrides):
         ("noisy'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
         ("without_gradient'", "has no gradient"),
+        ("of_reals'", "has no gradient"),  # of G's: the images are not its own
+        ("of_two'", "fails for one random sample: IndexError"),
         ("of_both'", "must read images or logits, not both"),
         ("bounded'", "cannot be called: its call takes real_logits"),
         ("Wing', network: discriminator, arguments: {width: 1.0}", "cannot be called: its call takes images"),
@@ -45,17 +47,17 @@ def terms(tmp_path, section, *overrides):
 def test_what_is_no_term_is_refused(tmp_path, section, message):
     with pytest.raises(UserError) as caught:
         terms(tmp_path, section)
-    assert caught.value.field == "objective.terms[0].use"
+    assert caught.value.field == "objective.terms.0.use"
     assert caught.value.problem.startswith(message)
 
 
 @pytest.mark.parametrize(
     "section, field",
     [
-        ("Wing', arguments: {widht: 1.0}", "objective.terms[0].arguments.widht"),
-        ("Wing'", "objective.terms[0].arguments.width"),
-        ("of_pixels'", "objective.terms[0].arguments.pixels"),
-        ("bounded', network: discriminator, arguments: {power: 1}", "objective.terms[0].arguments.power"),
+        ("Wing', arguments: {widht: 1.0}", "objective.terms.0.arguments.widht"),
+        ("Wing'", "objective.terms.0.arguments.width"),
+        ("of_pixels'", "objective.terms.0.arguments.pixels"),
+        ("bounded', network: discriminator, arguments: {power: 1}", "objective.terms.0.arguments.power"),
     ],
 )
 def test_arguments_are_those_of_the_signature(tmp_path, section, field):
@@ -101,3 +103,18 @@ def test_the_inputs_of_pairs_are_read(tmp_path):
     # d/dx 0.5 log(1 + x / 2) = 0.25 / (1 + x / 2), on the average of 8 pixels
     torch.testing.assert_close(found, torch.full((2, 1, 2, 2), 2 * 0.25 / 1.125 / 8))
     assert statistics.reduce(lambda sums: sums) == {"loss/Wing": pytest.approx(float(Wing(0.5)(images, targets)))}
+
+
+@pytest.mark.parametrize(
+    "loss, text",
+    [
+        ("hing", "objective.loss: must be 'hinge', .* or 'relativistic' or a section, got 'hing'; did you mean hinge?"),
+        ("{use: 'a:b', pair: true}", "objective.loss.pair: unknown key; did you mean objective.loss.pairs?"),
+        ("{use: nonsense}", "objective.loss.use: must be package.module:attribute, got 'nonsense'"),
+        ("{pairs: true}", "objective.loss.use: must be given"),
+        ("3", "objective.loss: must be 'hinge', .* or a section, got 3; choose one of these"),
+    ],
+)
+def test_what_is_no_loss_is_told_by_its_key(tmp_path, loss, text):
+    with pytest.raises(UserError, match=f"^{text}".replace("?", "[?]")):
+        tiny_recipe(tmp_path, f"objective.loss={loss}")

@@ -186,3 +186,8 @@ def test_metrics_as_a_list_are_measured_with_each_checkpoint(outside):
     assert (recipe.metrics.names, recipe.metrics.every_nimg) == (["fid1k", "a.b:Sharpness"], recipe.checkpoint_nimg)
     assert [metric.name for metric in recipe.metrics.asked] == ["fid1k", "Sharpness"]
     assert Recipe.of(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+def test_code_that_exits_fails():
+    with pytest.raises(UserError, match=r"^callbacks: 'their:Kind' fails in on_save: SystemExit: 3 \(test_plugins.py:"):
+        plugins.called("callbacks", "their:Kind", lambda: sys.exit(3), " in on_save")

@@ -8,11 +8,16 @@ import types
 
 import pytest
 import yaml
+from torch.distributed import HashStore
 
 import bigsgan
 from bigsgan import plugins
 from bigsgan.errors import UserError
+from bigsgan.runtime import board
 from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.looking import evaluated
+from bigsgan.training.reports import Reports
+from bigsgan.training.script import Script
 from tests.tiny import TINY, tiny_recipe
 
 
@@ -104,3 +109,37 @@ def test_recipes_are_read_by_name(tmp_path, monkeypatch):
     assert bigsgan.Recipe.read("digits", "total_nimg=640").total_nimg == 640
     with pytest.raises(UserError, match=r"^--config: 'digit' does not exist; did you mean digits?"):
         bigsgan.Recipe.read("digit")
+
+
+def test_a_mistake_of_one_rank_between_updates_ends_the_others(tmp_path, monkeypatch, capsys):
+    """Such as an argument of ``sample``: they may train on, on other hosts, and would take it for killed."""
+    store = HashStore()
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(board, "of_job", lambda *_: store)
+    script = Script()
+
+    def fail():
+        raise UserError("classes", 7, "must be 0 to 2", "give numbers of the data's classes")
+
+    with pytest.raises(SystemExit):
+        script.alike(fail)
+    assert store.get(board.OVER).decode().startswith("2 rank 1: classes: must be 0 to 2, got 7")
+
+
+def test_what_was_complete_is_not_trained_again_for_its_samples(tmp_path, capsys):
+    trainer, told = bigsgan.Trainer(tiny_recipe(tmp_path)), Told()
+    trainer._opened = types.SimpleNamespace(start=None)
+    counters = types.SimpleNamespace(nimg=trainer.recipe.total_nimg)
+    trainer._run = types.SimpleNamespace(counters=counters, callbacks=told, reports=Reports(None))
+    assert list(trainer) == []
+    assert trainer.train().nimg == counters.nimg
+    assert capsys.readouterr().out.count("is complete at") == 1
+
+
+def test_names_of_metrics_are_needed():
+    run = types.SimpleNamespace(recipe=types.SimpleNamespace(metrics=None))
+    with pytest.raises(UserError, match=r"^metrics.names: must have at least one name; name a metric such as fid10k"):
+        evaluated(run, None, [])

@@ -57,7 +57,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
     """
     found = []
     for number, section in enumerate(recipe.objective.terms):
-        field = f"objective.terms[{number}].use"
+        field = f"objective.terms.{number}.use"
         function = _built(field.removesuffix(".use"), section, device)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         names = _reads(field, section.use, called_as, _offered(recipe, section), "its call")
@@ -125,10 +125,15 @@ def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Calla
 def _try(field: str, name: str, term: Term, recipe: Recipe, device: torch.device) -> None:
     """Compute a term of two random samples, together and one by one, and its gradient."""
     inputs = _random_inputs(recipe, device)
-    read = {key: inputs[key] for key in term.reads}
+    trains = inputs if term.network == "discriminator" else ("images", "fake_logits")  # what depends on the network
+    read = {key: inputs[key] if key in trains else inputs[key].detach() for key in term.reads}
+
+    def of(i: int) -> Tensor:
+        return term.value(**{key: tensor[i : i + 1] for key, tensor in read.items()})
+
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         value = called(field, name, lambda: term.value(**read), " for random samples")
-        alone = [term.value(**{key: tensor[i : i + 1] for key, tensor in read.items()}) for i in (0, 1)]
+        alone = called(field, name, lambda: [of(0), of(1)], " for one random sample")
     if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
         found = (
             f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)

@@ -7,7 +7,7 @@ deepspeed/runtime/.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,16 +75,24 @@ def release_process_groups(keep: set[Any]) -> None:
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind.
+    """Undo after the block, failed or not, what engines that were built and destroyed in it leave behind."""
+    clear = clearing()
+    try:
+        yield
+    finally:
+        clear()
+
+
+def clearing() -> Callable[[], None]:
+    """Return what undoes all that engines leave behind which are built, and destroyed, from now on. A collective.
 
     That is their process groups, the log of their collectives, and at ZeRO 3 its own ``torch.nn.functional.linear``,
     which every later network would use, and the networks themselves: on a list (zero/parameter_offload.py) and as keys
     of a method's cache (zero/partitioned_param_coordinator.py), which all engines share.
     """
     keep, linear, depth = process_groups(), torch.nn.functional.linear, len(FWD_MODULE_STACK)
-    try:
-        yield
-    finally:
+
+    def clear() -> None:
         unite_ranks()
         forget_log()
         torch.nn.functional.linear = linear
@@ -94,3 +102,5 @@ def leaving_nothing() -> Iterator[None]:
             if hasattr(cell.cell_contents, "cache_clear"):
                 cell.cell_contents.cache_clear()
         release_process_groups(keep)
+
+    return clear
