@@ -149,20 +149,6 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
     return True
 
 
-def _measure_owed(run: Run, requests: StopRequests) -> bool:
-    """Measure what the run owes since it was asked to stop; return whether it is asked to stop again."""
-    owed, run.reports.owed = run.reports.owed, False
-    if not (run.measuring and owed):
-        return False
-    stopped, error = _measure(run, run.measuring, requests)
-    if error:
-        raise error
-    if not stopped:
-        nimg = run.counters.nimg
-        run.saver.amend(nimg, REPORTS, run.reports.numbers(), run.reports.metrics_at(nimg))
-    return stopped
-
-
 def _show(run: Run, due: _Due, requests: StopRequests, later: bool) -> tuple[bool, UserError | None]:
     """Make the grids of samples, quality metrics and the EMA snapshot that are due, and tell callbacks of a report.
 
