@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bigsgan import cli, train
+from bigsgan import cli
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
+from bigsgan.training import opening
 from tests.bad_runs import contents, train_arguments
 from tests.preparing import noise
 from tests.tiny import tiny_recipe
@@ -99,9 +100,9 @@ def test_a_rank_that_does_not_exist_is_refused(place, monkeypatch, capsys, asks)
 def test_a_feature_network_that_one_host_lacks_is_refused_on_all(place, monkeypatch):
     """Before any rank makes the run directory, which others would leave as they are ended."""
     recipe = tiny_recipe(Path(), "metrics={names: [fid64], every_nimg: 8}")
-    monkeypatch.setattr(train, "check_features", lambda *arguments: None)  # this host has it
+    monkeypatch.setattr(opening, "check_features", lambda *arguments: None)  # this host has it
     monkeypatch.setattr(
         comm, "gather_objects", lambda own: [own, UserError("metrics.features", "x", "is missing", "y")]
     )
     with pytest.raises(UserError, match=r"^metrics.features: 'x' is missing; y"):
-        train._check_libraries(recipe)
+        opening.check_libraries(recipe)
