@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bigsgan import plugins
 from bigsgan.config import Recipe
 from bigsgan.config.signature import checked_arguments
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
@@ -111,13 +111,7 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     field, family = f"{network}.family", getattr(recipe, network).family
 
     def checked(make: Make) -> Any:
-        try:
-            return _constructed(make)
-        except UserError:
-            raise
-        except Exception as error:
-            detail = f"{type(error).__name__}: {reason(error)}"
-            raise UserError(field, family, "cannot be constructed", "correct it, or its arguments", detail) from error
+        return plugins.called(field, family, lambda: _constructed(make), " as it is constructed")
 
     made = checked(call)
     if isinstance(made, LayerStack):
