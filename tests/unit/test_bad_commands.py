@@ -36,11 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "must be a key of the recipe, got 'optimizer.generator'",
         "name those of its keys that change, such as optimizer.generator.betas",
     ),
-    "train --allow-change data": (
-        "--allow-change",
-        "must be a key of the recipe, got 'data'",
-        "such as data.arguments",
-    ),
+    "train --allow-change data": ("--allow-change", "must be a key of the recipe, got 'data'", "such as data.codec"),
     "train --allow-change augmentation.kid": ("--allow-change", "must be a key", "key such as augmentation.kind"),
     "plan --mfu 1e-300 --peak-tflops 1e-300": ("--mfu", "must be at least 1e-06, got 1e-300", "give a larger number"),
     "plan --mfu 1 --peak-tflops 1e-300": ("--peak-tflops", "must be at least 1e-06, got 1e-300", "give a larger"),

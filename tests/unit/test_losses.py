@@ -49,13 +49,8 @@ FORMULAS: dict[str, tuple[Formula, Formula]] = {
 
 
 def test_every_loss_of_the_recipe_is_there_and_tested():
-<<<<<<< HEAD
     choices, _ = get_args(Objective.model_fields["loss"].annotation)  # and one's own
     assert set(LOSSES) == set(FORMULAS) == set(get_args(choices))
-=======
-    named, _ = get_args(Objective.model_fields["loss"].annotation)  # or a section of one's own
-    assert set(LOSSES) == set(FORMULAS) == set(get_args(named))
->>>>>>> part-review
 
 
 @pytest.mark.parametrize("side", ["discriminator", "generator"])

@@ -89,7 +89,7 @@ def test_arguments_that_fit(tmp_path):
         ("tests.outside:WHOLE", "generator.family: 'tests.outside:WHOLE' cannot be called (it is of type list)"),
         (
             here("raising"),
-            f"generator.family: '{here('raising')}' fails as it is constructed: ValueError: not today (test_outside.py:",
+            f"generator.family: '{here('raising')}' fails as it is constructed: ValueError: not today (test_outside",
         ),
         (here("number"), "generator.family: must return a torch.nn.Module, or a list of functions that make its lay"),
         (here("built"), "generator.family: must return functions that make layers, but number 0"),
