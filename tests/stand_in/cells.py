@@ -27,7 +27,7 @@ from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE
 from bigsgan.errors import UserError
-from bigsgan.models import noise
+from bigsgan.models import network, noise
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.training import loop, state
@@ -75,6 +75,7 @@ def prepare() -> None:
     saver.first_not_finite = lambda tensors: None
     state.float = _finite  # nor do optimizers count their steps
     Recovery.failed = lambda self, *arguments, **options: None
+    network.is_spoilt = lambda tensor: False
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None
     nvtx.enable_nvtx = False  # ranges around each of its functions, for a profiler
 
