@@ -26,6 +26,7 @@ from bigsgan.runtime import board, division, launched, memory, roster
 from bigsgan.runtime.idle_gpus import refuse_idle_gpus
 
 PATIENCE_HOURS = 3
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.14 on
 _SPEAKER_KEY, _FAILURE_KEY = "bigsgan/speaker", "bigsgan/failure"
 _LOOK_ROUND = timedelta(seconds=5)
 """How long a rank waits for others before it looks whether they are still there."""
@@ -228,7 +229,7 @@ def gather_objects(value: Any) -> list[Any] | None:
     pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     with division.scope():
         sizes = torch.empty(world_size(), dtype=torch.int64, device=device())
-        dist.all_gather_into_tensor(sizes, sizes.new_full((1,), len(pickled)))
+        _all_gather(sizes, sizes.new_full((1,), len(pickled)))
         if (largest := int(sizes.max())) > _MOST_SENT_TO_ALL:
             values = [None] * world_size() if rank() == 0 else None
             dist.gather_object(value, values)
@@ -236,7 +237,7 @@ def gather_objects(value: Any) -> list[Any] | None:
         own = torch.zeros(largest, dtype=torch.uint8, device=device())
         own[: len(pickled)] = pickled
         whole = own.new_empty(len(sizes) * largest)
-        dist.all_gather_into_tensor(whole, own)
+        _all_gather(whole, own)
     if rank() != 0:
         return None
     parts = whole.view(len(sizes), largest).cpu().numpy()

@@ -60,11 +60,15 @@ def prepare() -> None:
         group = dist.new_group(backend="gloo")
 
         def from_rank(source: int, value: Any) -> Any:
+            if comm.world_size() == 1:
+                return value
             values = [value]
             dist.broadcast_object_list(values, source, group=group, device=torch.device("cpu"))
             return values[0]
 
         def gather_objects(value: Any) -> list[Any] | None:
+            if comm.world_size() == 1:  # a part of the ranks, which is a rank of its own here
+                return [value]
             values: list[Any] = [None] * comm.world_size()
             dist.all_gather_object(values, value, group=group)
             return values if comm.rank() == 0 else None
