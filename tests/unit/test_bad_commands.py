@@ -31,11 +31,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train digits": ("override", "must have the form dotted.key=value, got 'digits'", "did you mean --config digits?"),
     "plan stylegan2_25": ("override", "must have the form dotted.key", "did you mean --config stylegan2_256?"),
     "train --allow-change nope": ("--allow-change", "must be a key of the recipe, got 'nope'", "key such as batch"),
-    "train --allow-change optimizer.generator": (
-        "--allow-change",
-        "must be a key of the recipe, got 'optimizer.generator'",
-        "name those of its keys that change, such as optimizer.generator.betas",
-    ),
+    "train --allow-change optimizer.generator": ("--allow-change", "must be a key of the recipe, got", "name those of"),
     "train --allow-change data": ("--allow-change", "must be a key of the recipe, got 'data'", "such as data.codec"),
     "train --allow-change augmentation.kid": ("--allow-change", "must be a key", "key such as augmentation.kind"),
     "plan --mfu 1e-300 --peak-tflops 1e-300": ("--mfu", "must be at least 1e-06, got 1e-300", "give a larger number"),
@@ -47,128 +43,62 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "finetune": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
     "train --config digit": ("--config", "'digit' does not exist", "did you mean digits?"),
     "train --config recipes/digit": ("--config", "'recipes/digit' does not exist", "give the path of a recipe"),
-    "train generator.family=stylegan3": (
-        "generator.family",
-        "'stylegan2' or 'package.module:function', got",
-        "did you mean stylegan2?",
-    ),
+    "train generator.family=stylegan3": ("generator.family", "'stylegan2' or 'package.module:function',", "did you"),
     "train --confg x": ("--confg", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --lr=1": ("--lr", "unknown option of `bigsgan train`", "see `bigsgan train --help`"),
     "train --config": ("--config", "expected one argument", "see `bigsgan train --help`"),
-    "train --config missing.yaml": (
-        "--config",
-        "'missing.yaml' does not exist",
-        "give the path of a recipe, or the name of a",
-    ),
+    "train --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a recipe, or the"),
     "train --config .": ("--config", "'.' cannot be read", "give a readable text file"),
-    "train --dry-run --config missing.yaml": (
-        "--config",
-        "'missing.yaml' does not exist",
-        "give the path of a recipe, or the name of a",
-    ),
-    "train batch=63 --local_rank=0 accumulation=2": (
-        "batch",
-        "must be a multiple of 2, got 63 (2 micro-batches on 1 rank ",
-        "batch=64",
-    ),
+    "train --dry-run --config missing.yaml": ("--config", "'missing.yaml' does not exist", "give the path of a"),
+    "train batch=63 --local_rank=0 accumulation=2": ("batch", "must be a multiple of 2, got 63", "batch=64"),
     "train --config ~nobody_of_that_name/x": ("--config", "names a home directory that does not", "the whole path"),
     "sample --run ~nobody_of_that_name --out x": ("--run", "names a home directory that does not", "the whole path"),
     "export --run x --out ~nobody_of_that_name": ("--out", "names a home directory that does not", "the whole path"),
     "data prepare ~nobody_of_that_name y --resolution 8 --format zip": ("SRC", "names a home", "the whole path"),
     "evaluate --run x --features ~nobody_of_that_name": ("--features", "names a home", "write the whole path"),
     "train --stopped-status 256": ("--stopped-status", "must be 0 to 255, got 256", "give an exit status"),
-    "plan --gpus 9223372036854775807": (
-        "--gpus",
-        "must be 1 to 1048576, got 9223372036854775807",
-        "give a number in this range",
-    ),
+    "plan --gpus 9223372036854775807": ("--gpus", "must be 1 to 1048576, got 9223372036854775807", "give a number in"),
     "sample": ("--run, --out", "must be given", "see `bigsgan sample --help`"),
     "sample --run run": ("--out", "must be given", "see `bigsgan sample --help`"),
     "sample --run run --out x.png --num ten": ("--num", "must be an integer, got 'ten'", "write an integer such as 1"),
     "sample --run run --out x.png --num 1.5": ("--num", "must be an integer, got '1.5'", "write an integer"),
     "sample --run run --out x.png --truncation all": ("--truncation", "must be a number, got 'all'", "write a number"),
-    "sample --run run --out x.png 10": (
-        "argument",
-        "'10' is not an argument of `bigsgan sample`",
-        "see `bigsgan sample",
-    ),
-    "export --run run --out x --network both": (
-        "--network",
-        "must be one of 'generator', 'discriminator', got 'both'",
-        "choose one of these",
-    ),
-    "export --run run --out x --format pickle": (
-        "--format",
-        "must be one of 'safetensors', 'hub', 'onnx', 'torch-export', 'universal', got 'pickle'",
-        "choose one of these",
-    ),
-    "export --run run --out x --dtype int8": (
-        "--dtype",
-        "must be one of 'fp32', 'bf16', 'fp16', got 'int8'",
-        "choose one of these",
-    ),
-    "export --run run --out x --ema --live": (
-        "--live",
-        "not allowed with argument --ema",
-        "see `bigsgan export --help`",
-    ),
-}
+    "sample --run run --out x.png 10": ("argument", "'10' is not an argument of `bigsgan sample`", "see `bigsgan"),
+    "export --run run --out x --network both": ("--network", "must be one of 'generator',", "choose one of"),
+    "export --run run --out x --format pickle": ("--format", "must be one of 'safetensors', 'hub',", "choose one of"),
+    "export --run run --out x --dtype int8": ("--dtype", "must be one of 'fp32', 'bf16', 'fp16', got", "choose one of"),
+    "export --run run --out x --ema --live": ("--live", "not allowed with argument --ema", "see `bigsgan export"),
+}  # fmt: skip
 
 
 ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
-    "no number": (
-        {"WORLD_SIZE": "two"},
-        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got 'two' (an", "`unset WORLD_SIZE`"),
-    ),
-    "no ranks": (
-        {"WORLD_SIZE": "0"},
-        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got '0' (an", "`unset WORLD_SIZE`"),
-    ),
-    "no rank": (
-        {"WORLD_SIZE": "2"},
-        ("WORLD_SIZE", "must be unset without RANK, got 2 (environment variables)", "deepspeed or torchrun"),
-    ),
-    "odd ranks": (
-        {"WORLD_SIZE": "3", "RANK": "0"},
-        ("batch", "must be a multiple of 3, got 64 (1 micro-batch on 3 ranks", "batch=66"),
-    ),
-    "no address": (
-        {"WORLD_SIZE": "1", "RANK": "0"},
-        ("MASTER_ADDR", "must be set in the environment, as RANK is", "`unset RANK`"),
-    ),
-    "rank": (
-        {"RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("RANK", "must be a whole number from 0 to 2147483647, got 'x' (an", "`unset RANK`"),
-    ),
-    "port": (
-        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "http"},
-        ("MASTER_PORT", "must be a whole number from 1 to 65535, got 'http' (an", "`unset MASTER_PORT`"),
-    ),
-    "local rank": (
-        {"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("LOCAL_RANK", "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`"),
-    ),
-    "no local rank": (
-        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("LOCAL_RANK", "must be set in the environment, as RANK is", "`unset RANK`"),
-    ),
-    "no number of ranks": (
-        {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-        ("WORLD_SIZE", "must be set in the environment, as RANK is", "`unset RANK`"),
-    ),
-    "no port": (
-        {"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "99999"},
-        ("MASTER_PORT", "must be a whole number from 1 to 65535, got '99999' (an", "unset"),
-    ),
-    "many digits": (
-        {"WORLD_SIZE": "9" * 5000},
-        ("WORLD_SIZE", "must be a whole number from 1 to 2147483647", "`unset WORLD_SIZE`"),
-    ),
+    "no number": ({"WORLD_SIZE": "two"}, ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got 'two' (an",
+        "`unset WORLD_SIZE`")),
+    "no ranks": ({"WORLD_SIZE": "0"}, ("WORLD_SIZE", "must be a whole number from 1 to 2147483647, got '0' (an",
+        "`unset WORLD_SIZE`")),
+    "no rank": ({"WORLD_SIZE": "2"}, ("WORLD_SIZE", "must be unset without RANK, got 2 (environment variables)",
+        "deepspeed or torchrun")),
+    "odd ranks": ({"WORLD_SIZE": "3", "RANK": "0"}, ("batch",
+        "must be a multiple of 3, got 64 (1 micro-batch on 3 ranks", "batch=66")),
+    "no address": ({"WORLD_SIZE": "1", "RANK": "0"}, ("MASTER_ADDR", "must be set in the environment, as RANK is",
+        "`unset RANK`")),
+    "rank": ({"RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("RANK",
+        "must be a whole number from 0 to 2147483647, got 'x' (an", "`unset RANK`")),
+    "port": ({"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "http"}, ("MASTER_PORT",
+        "must be a whole number from 1 to 65535, got 'http' (an", "`unset MASTER_PORT`")),
+    "local rank": ({"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",
+        "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`")),
+    "no local rank": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",
+        "must be set in the environment, as RANK is", "`unset RANK`")),
+    "no number of ranks": ({"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("WORLD_SIZE",
+        "must be set in the environment, as RANK is", "`unset RANK`")),
+    "no port": ({"RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "99999"}, ("MASTER_PORT",
+        "must be a whole number from 1 to 65535, got '99999' (an", "unset")),
+    "many digits": ({"WORLD_SIZE": "9" * 5000}, ("WORLD_SIZE", "must be a whole number from 1 to 2147483647",
+        "`unset WORLD_SIZE`")),
     "many digits of a rank": ({"RANK": "9" * 5000}, ("RANK", "must be a whole number from 0 to", "`unset RANK`")),
-    "many digits of Slurm": (
-        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "9" * 5000},
-        ("SLURM_NODEID", "must be a whole number, got", "start with `srun`"),
-    ),
+    "many digits of Slurm": ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "9" * 5000}, ("SLURM_NODEID",
+        "must be a whole number, got", "start with `srun`")),
     "many tasks of Slurm": (
         {
             "SLURM_STEP_NUM_TASKS": "1",
@@ -178,23 +108,17 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
         },
         ("SLURM_STEP_TASKS_PER_NODE", "must be as Slurm sets it, got '1(x999999999)'", "start with `srun`"),
     ),
-    "accelerator": (
-        {"DS_ACCELERATOR": "foo"},
-        ("DS_ACCELERATOR", "must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa,", "`unset DS_ACCELERATOR`"),
-    ),
-    "interface": (
-        {"GLOO_SOCKET_IFNAME": "none7"},
-        ("GLOO_SOCKET_IFNAME", "must be a network interface of ", "name one of them"),
-    ),
+    "accelerator": ({"DS_ACCELERATOR": "foo"}, ("DS_ACCELERATOR",
+        "must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa,", "`unset DS_ACCELERATOR`")),
+    "interface": ({"GLOO_SOCKET_IFNAME": "none7"}, ("GLOO_SOCKET_IFNAME", "must be a network interface of ",
+        "name one of them")),
     "local rank of others": (
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
         ("LOCAL_RANK", "must be less than LOCAL_SIZE (2), got 2 (environment variables)", "run `unset RANK`"),
     ),
-    "host": (
-        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
-        ("MASTER_ADDR", "can resolve, got 'xxx", "rank 0's host"),
-    ),
-}
+    "host": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x" * 80, "MASTER_PORT": "1"},
+        ("MASTER_ADDR", "can resolve, got 'xxx", "rank 0's host")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

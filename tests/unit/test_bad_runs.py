@@ -127,19 +127,13 @@ def one_class(name: str = "one", *, readable: bool = True) -> None:
 DATA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "missing": (["data.root=missing"], ("data.root", "'missing' does not exist", "give the directory with the images")),
     "a file": (["data.root=tiny.yaml"], ("data.root", "must be a directory, got 'tiny.yaml'", "give the directory")),
-    "classes": (
-        ["data.root=images"],
-        ("data.num_classes", "must be 1 with this data, got 10 (images has 1 class folders", "num_classes=1,"),
-    ),
-    "no image": (
-        ["data.root=run", "data.num_classes=0"],
-        ("data.root", "'run' contains no images", "give a directory with"),
-    ),
-    "no such data set": (
-        ["data.dataset=CIFAR11", "data.kind=torchvision", "data.root=images"],
-        ("data.dataset", "must be a class of torchvision.datasets, got 'CIFAR11'", "did you mean CIFAR10?"),
-    ),
-}
+    "classes": (["data.root=images"], ("data.num_classes",
+        "must be 1 with this data, got 10 (images has 1 class folders", "num_classes=1,")),
+    "no image": (["data.root=run", "data.num_classes=0"], ("data.root", "'run' contains no images",
+        "give a directory with")),
+    "no such data set": (["data.dataset=CIFAR11", "data.kind=torchvision", "data.root=images"], ("data.dataset",
+        "must be a class of torchvision.datasets, got 'CIFAR11'", "did you mean CIFAR10?")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -157,95 +151,40 @@ def foreign_recipe() -> None:
 
 
 RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
-    "another batch": (
-        lambda: None,
-        ["batch=16"],
-        (
-            "batch",
-            "must be 8, as in the run 'run', got 16",
-            "accept it by --allow-change batch",
-        ),
-    ),
-    "another seed": (
-        lambda: None,
-        ["seed=99"],
-        ("seed", "must be 1, as in the run 'run', got 99", "or give another `out`"),
-    ),
-    "another network": (
-        lambda: None,
-        ["generator.channels=3", "--allow-change", "generator.channels"],
-        (
-            "generator.channels",
-            "must be 2, as in the run 'run', got 3",
-            "with init_from to keep the weights",
-        ),
-    ),
-    "another precision": (
-        lambda: None,
-        ["engines.generator.ds_config=ds_configs/zero1_bf16.json"],
-        (
-            "engines.generator.precision",
-            "must be 'fp32', as in the run 'run', got 'bf16'",
-            "accept it by --allow-change engines.generator.precision",
-        ),
-    ),
-    "no such key": (
-        lambda: None,
-        ["batch=16", "--allow-change", "bach"],
-        ("--allow-change", "write a dotted key such as batch"),
-    ),
+    "another batch": (lambda: None, ["batch=16"], ("batch", "must be 8, as in the run 'run', got 16",
+        "accept it by --allow-change batch")),
+    "another seed": (lambda: None, ["seed=99"], ("seed", "must be 1, as in the run 'run', got 99",
+        "or give another `out`")),
+    "another network": (lambda: None, ["generator.channels=3", "--allow-change", "generator.channels"],
+        ("generator.channels", "must be 2, as in the run 'run', got 3", "with init_from to keep the weights")),
+    "another precision": (lambda: None, ["engines.generator.ds_config=ds_configs/zero1_bf16.json"],
+        ("engines.generator.precision", "must be 'fp32', as in the run 'run',", "accept it by --allow-change")),
+    "no such key": (lambda: None, ["batch=16", "--allow-change", "bach"], ("--allow-change",
+        "write a dotted key such as batch")),
     "weights of features": (
         lambda: None,
         ["metrics={names: [fid100], every_nimg: 64, features: {network: inception, weights: run}}", "out=new"],
         ("metrics.features.weights", "must be a file, got 'run'", "download https://"),
     ),
-    "no run to begin with": (
-        lambda: None,
-        ["init_from.run=missing", "out=new"],
-        ("init_from.run", "must be a run directory, got 'missing' (it has no config.yaml)", "give the `out` of a run"),
-    ),
-    "no such checkpoint to begin with": (
-        lambda: None,
-        ["init_from={run: run, nimg: 63}", "out=new"],
-        ("init_from.nimg", "must be a saved checkpoint, got 63", "choose from 64"),
-    ),
-    "damaged": (
-        lambda: truncate(Path("run")),
-        [],
-        ("run/checkpoints", "contains only damaged checkpoints", "restore an intact copy, or remove that"),
-    ),
-    "no recipe": (
-        lambda: break_recipe(Path("run")),
-        [],
-        (
-            "run/config.yaml",
-            "must be a valid recipe (run/config.yaml: must be valid YAML:",
-            "fix or remove that file",
-        ),
-    ),
-    "somebody else's": (
-        foreign_recipe,
-        [],
-        ("run/config.yaml", "must be a valid recipe (service: unknown key", "another directory"),
-    ),
-    "a file in the way": (
-        lambda: None,
-        ["out=run/config.yaml"],
-        ("out", "must be a directory, got 'run/config.yaml'", "give a directory that exists or can be made"),
-    ),
-    "a file below": (
-        lambda: None,
-        ["out=run/config.yaml/run"],
-        ("out", "must be a directory, got 'run/config.yaml/run'", "give a directory that can be made"),
-    ),
-    "nowhere": (
-        lambda: None,
-        ["out=/dev/null/run"],
-        ("out", "must be a directory, got '/dev/null/run' (/dev/null is not a", "give a directory that can be made"),
-    ),
+    "no run to begin with": (lambda: None, ["init_from.run=missing", "out=new"], ("init_from.run",
+        "must be a run directory, got 'missing' (it has no config.yaml)", "give the `out` of a run")),
+    "no such checkpoint to begin with": (lambda: None, ["init_from={run: run, nimg: 63}", "out=new"], ("init_from.nimg",
+        "must be a saved checkpoint, got 63", "choose from 64")),
+    "damaged": (lambda: truncate(Path("run")), [], ("run/checkpoints", "contains only damaged checkpoints",
+        "restore an intact copy, or remove that")),
+    "no recipe": (lambda: break_recipe(Path("run")), [], ("run/config.yaml",
+        "must be a valid recipe (run/config.yaml: must be valid YAML:", "fix or remove that file")),
+    "somebody else's": (foreign_recipe, [], ("run/config.yaml", "must be a valid recipe (service: unknown key",
+        "another directory")),
+    "a file in the way": (lambda: None, ["out=run/config.yaml"], ("out", "must be a directory, got 'run/config.yaml'",
+        "give a directory that exists or can be made")),
+    "a file below": (lambda: None, ["out=run/config.yaml/run"], ("out",
+        "must be a directory, got 'run/config.yaml/run'", "give a directory that can be made")),
+    "nowhere": (lambda: None, ["out=/dev/null/run"], ("out",
+        "must be a directory, got '/dev/null/run' (/dev/null is not a", "give a directory that can be made")),
     "unwritable": (lambda: None, ["out=/proc/run"], ("/proc/run", "cannot be written", "free some space")),
     "own checkpoints": (lambda: None, ["out=run/checkpoints"], ("out", "belongs to the run run", "a path outside")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RESUME)
