@@ -44,11 +44,11 @@ from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
+from bigsgan.runtime.collective_errors import by_rank_zero
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.kernels import kernels
 from bigsgan.runtime.paths import parse_json
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.runtime.together import by_rank_zero
 from bigsgan.training.sampling import check_batch, smaller_batch
 
 _log = logging.getLogger(__name__)

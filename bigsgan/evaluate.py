@@ -34,8 +34,8 @@ from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.alike import open_alike, open_same_reference
 from bigsgan.training.measuring import keep_records, records, samples_of
+from bigsgan.training.rank_consistency import open_alike, open_same_reference
 from bigsgan.training.sampling import (
     check_batch,
     check_guidance,

@@ -17,7 +17,7 @@ from bigsgan.engines.pipeline.layout import (
     samples_of,
 )
 from bigsgan.errors import UserError
-from bigsgan.planner import apart, report
+from bigsgan.planner import report, separate_ranks
 from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.planner.teaching import left_out
@@ -134,14 +134,18 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     """
     surveyor = Surveyor(path, overrides, resources)
     found = surveyor.survey()
-    beside = apart.compare(surveyor, found, apart.machine_of(resources))
-    found = apart.with_winner(found, beside)
+    beside = separate_ranks.compare(surveyor, found, separate_ranks.machine_of(resources))
+    found = separate_ranks.with_winner(found, beside)
     if as_json:
-        print(json.dumps({**report.as_json(found, resources), "ranks_of_their_own": apart.as_json(beside)}, indent=2))
+        print(
+            json.dumps(
+                {**report.as_json(found, resources), "ranks_of_their_own": separate_ranks.as_json(beside)}, indent=2
+            )
+        )
     else:
         recipe = surveyor.recipe([])
         about = left_out(recipe, surveyor.traces.program(recipe) is not None)
-        print("\n".join(filter(None, [report.table(found, resources), apart.table(beside), about])))
+        print("\n".join(filter(None, [report.table(found, resources), separate_ranks.table(beside), about])))
     report.check(found, resources)
     if not as_json:
-        print(report.advice(found) if beside.winner is None else apart.advice(beside))
+        print(report.advice(found) if beside.winner is None else separate_ranks.advice(beside))

@@ -39,6 +39,9 @@ class Kept:
     def begin(self, ranks: Ranks, checks: Sequence[Check]) -> None:
         self.results: list[Result] = []
 
+    def start(self, check: Check) -> None:
+        pass
+
     def add(self, result: Result) -> None:
         self.results.append(result)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from bigsgan.runtime.together import Ranks
+from bigsgan.runtime.collective_errors import Ranks
 
 MASTER, BUFFER = "master", "buffer"
 """Kinds of values: an optimizer's float32 weights, and buffers."""

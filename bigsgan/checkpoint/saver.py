@@ -16,17 +16,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bigsgan.checkpoint.aside import Aside
 from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import intervals, tensor_name, value_name
+from bigsgan.checkpoint.state_copies import StateCopies
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from bigsgan.runtime.atomic import fsync, write_text
+from bigsgan.runtime.collective_errors import by_rank_zero
 from bigsgan.runtime.memory import size
 from bigsgan.runtime.paths import parse_json
-from bigsgan.runtime.together import by_rank_zero
 
 _RECEIPT = ".written.json"
 """Ending of the file that a rank leaves beside its data for the rank that writes the manifest."""
@@ -83,7 +83,7 @@ class Saver:
         self.lost = ""
         self.directory, self._ranks, self._section = directory, ranks, section
         self.bad: set[str] = set()
-        self._aside = Aside() if section.background else None
+        self._copies = StateCopies() if section.background else None
         self._job: _Job | None = None
         self._barrier: Callable[[], None] = ranks.barrier
 
@@ -105,15 +105,15 @@ class Saver:
         ready = self._together(job, lambda: job.begin(parts))
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
-            if self._aside is not None and (problem := self._aside.refusal(parts, self._ranks)):
+            if self._copies is not None and (problem := self._copies.refusal(parts, self._ranks)):
                 _log.warning("%ss are written in the foreground from now on: %s", self._what, problem)
-                self._aside = None
-            if self._aside is not None:
-                parts = self._aside.copied(parts)
+                self._copies = None
+            if self._copies is not None:
+                parts = self._copies.copied(parts)
             self._barrier = self._ranks.patient_barrier()  # ranks may write for longer than collectives wait
             job.start(parts, {**description._asdict(), "numbers": numbers})
             self._job = job
-        done = ready and (self._aside is not None or self.finish())
+        done = ready and (self._copies is not None or self.finish())
         self.stall_seconds = time.perf_counter() - start
         return done
 

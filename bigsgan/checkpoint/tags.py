@@ -20,8 +20,8 @@ from bigsgan.checkpoint.entries import ObjectCollectives, SingleProcess
 from bigsgan.checkpoint.files import Moved, checksum, unnoticed
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError, reason
+from bigsgan.runtime.collective_errors import by_rank_zero, compared, first_told
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
-from bigsgan.runtime.together import by_rank_zero, compared, first_told
 
 FORMAT = 2
 MANIFEST = "manifest.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bigsgan.doctor.watch import Watch
+from bigsgan.doctor.watch import Watch, last_words
 
 
 class Alone:
@@ -48,5 +48,5 @@ class Alone:
         self._watch.close()
 
     def _speak(self, check: str, signal_name: str) -> None:
-        text = f"no answer within {self._patience:.0f} s; the doctor ends here"
-        print(f"bigsgan doctor: {check}: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(last_words(check, f"no answer within {self._patience:.0f} s"))
+        sys.stderr.flush()

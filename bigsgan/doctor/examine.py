@@ -39,6 +39,8 @@ class Examiner:
             self.report.begin(ranks, checks)
         is_well = True
         for check in checks:
+            if ranks.rank == 0:
+                self.report.start(check)
             with ranks.check(check.name, check.patience):
                 start = time.monotonic()
                 finding = self._find(check)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bigsgan.doctor.watch import Watch
+from bigsgan.doctor.watch import Watch, last_words
 from bigsgan.errors import EXIT_FAILED, end_process
 from bigsgan.runtime import launched, roll_call
 
@@ -230,5 +230,5 @@ def meet() -> Job:
 
 
 def _print(check: str, text: str) -> None:
-    sys.stderr.write(f"bigsgan doctor: {check}: {text}; the doctor ends here\n")  # in one call: others write there too
+    sys.stderr.write(last_words(check, text))  # in one call: others write there too
     sys.stderr.flush()

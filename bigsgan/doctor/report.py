@@ -42,6 +42,11 @@ class Report:
         self._print_line(describe(self._about))
         self._print_line(f"\n{'check':{self._width}}  result  seconds  found")
 
+    def start(self, check: Check) -> None:
+        """Name the check that runs, on a terminal; its result takes that line."""
+        if self._lines.isatty():
+            print(f"{check.name} ...", end="\r", file=self._lines, flush=True)
+
     def add(self, result: Result) -> None:
         """Print a result; below a fail, its remedy and the command that repeats it."""
         self._results.append(result)

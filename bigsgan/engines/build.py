@@ -44,7 +44,7 @@ from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime import comm, division
-from bigsgan.runtime.together import by_each
+from bigsgan.runtime.collective_errors import by_each
 
 _log = logging.getLogger(__name__)
 

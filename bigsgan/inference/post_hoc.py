@@ -23,7 +23,7 @@ from bigsgan.config.sections import LARGEST_WIDTH, SMALLEST_WIDTH
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack
-from bigsgan.runtime.together import by_rank_zero
+from bigsgan.runtime.collective_errors import by_rank_zero
 from bigsgan.training.power import AVERAGE, BEGUN, SNAPSHOTS, power_exponent, power_kind, saved_widths
 
 _NOTED_ERROR = 0.02

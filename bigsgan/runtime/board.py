@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 
 import torch.distributed as dist
 
@@ -17,6 +19,7 @@ PATIENCE = timedelta(seconds=10)
 JOINING = timedelta(minutes=30)
 """How long ranks wait for the store before they have met: imports may take minutes on a slow file system."""
 
+_GRACE_SECONDS = 1.0  # in which torch's own message comes first
 
 _number = 0
 """Jobs that have ended in this process, which are as many on all ranks."""
@@ -26,11 +29,26 @@ def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
     """Connect to the meeting place's store, for the keys of one board, whose name is the same on all ranks.
 
     Raises:
-        RuntimeError: Its host does not answer.
+        RuntimeError: Its host does not answer, or another program that listens at its port.
     """
     host, port = launched.meeting_place()
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-    return dist.PrefixStore(f"bigsgan/{name}", store)
+    answers: SimpleQueue[dist.Store | RuntimeError] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
+        except RuntimeError as error:
+            answers.put(error)
+
+    # torch's timeout (2.14) does not hold where a program accepts the connection and then says nothing.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        found = answers.get(timeout=patience.total_seconds() + _GRACE_SECONDS)
+    except Empty:
+        raise RuntimeError(f"nobody answers at {host}:{port}") from None
+    if isinstance(found, RuntimeError):
+        raise found
+    return dist.PrefixStore(f"bigsgan/{name}", found)
 
 
 def of_job(patience: timedelta = JOINING) -> dist.Store:

@@ -30,8 +30,7 @@ from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
 from bigsgan.runtime import comm, launched
-from bigsgan.runtime.together import by_each, for_rank_zero
-from bigsgan.training.alike import TEACHER, checked_teacher, open_alike, refuse_other_codec
+from bigsgan.runtime.collective_errors import by_each, for_rank_zero
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.initial_weights import (
     check_freezing,
@@ -43,6 +42,7 @@ from bigsgan.training.initial_weights import (
 from bigsgan.training.loop import Run
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
+from bigsgan.training.rank_consistency import TEACHER, checked_teacher, open_alike, refuse_other_codec
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid

@@ -11,7 +11,7 @@ from bigsgan import plugins
 from bigsgan.config import Recipe, signature
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import attempted, for_rank_zero
+from bigsgan.runtime.collective_errors import attempted, for_rank_zero
 
 HOOKS = ("on_start", "on_report", "on_save", "on_end")
 """The methods that a callback may have: ``on_start(recipe, nimg)`` before the first update, ``on_report(nimg,

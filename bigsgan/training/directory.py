@@ -16,9 +16,9 @@ from bigsgan.config.run_directory import OWN_NAMES, RECIPE_FILE, holds_another_r
 from bigsgan.errors import UserError
 from bigsgan.monitor import Reporter
 from bigsgan.runtime import comm
+from bigsgan.runtime.collective_errors import attempted, by_rank_zero, compared, for_rank_zero
 from bigsgan.runtime.paths import writing
-from bigsgan.runtime.together import attempted, by_rank_zero, compared, for_rank_zero
-from bigsgan.training.alike import named
+from bigsgan.training.rank_consistency import named
 
 LOCK_FILE = ".lock"
 

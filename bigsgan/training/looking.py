@@ -17,9 +17,9 @@ from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, division
-from bigsgan.training.alike import open_alike
 from bigsgan.training.loop import Run, finish_snapshots, save
 from bigsgan.training.measuring import Measuring
+from bigsgan.training.rank_consistency import open_alike
 from bigsgan.training.sampling import LARGEST_NUM, generator_inputs, sample, shown, stand_statistics
 
 

@@ -22,7 +22,7 @@ from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.monitor.statistics import refuse_other_names
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
-from bigsgan.runtime.together import compared
+from bigsgan.runtime.collective_errors import compared
 from bigsgan.training import alarms
 from bigsgan.training.callbacks import Callbacks
 from bigsgan.training.clock import Clock

@@ -31,8 +31,8 @@ from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
-from bigsgan.training.alike import open_same_reference
 from bigsgan.training.ema import ShardedEMA
+from bigsgan.training.rank_consistency import open_same_reference
 from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, shown, stand_statistics
 from bigsgan.training.schedules import is_due
 

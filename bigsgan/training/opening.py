@@ -15,14 +15,14 @@ from bigsgan.errors import UserError
 from bigsgan.metrics.features import RECIPE, check_features
 from bigsgan.monitor import RankLog, check_wandb, open_rank_log
 from bigsgan.runtime import comm, roster
+from bigsgan.runtime.collective_errors import by_each, for_rank_zero
 from bigsgan.runtime.kernels import choose_kernels
 from bigsgan.runtime.locking import hold
-from bigsgan.runtime.together import by_each, for_rank_zero
-from bigsgan.training.alike import check_plans
 from bigsgan.training.build import build_run
 from bigsgan.training.callbacks import build_callbacks
 from bigsgan.training.directory import LOCK_FILE, RunDirectory, Traces, check_shared
 from bigsgan.training.loop import Run
+from bigsgan.training.rank_consistency import check_plans
 from bigsgan.training.start import Start, find_start
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from bigsgan.config.run_directory import RECIPE_FILE, compare_recipes, flat, rea
 from bigsgan.config.saved_recipe import is_lost
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import by_rank_zero
+from bigsgan.runtime.collective_errors import by_rank_zero
 from bigsgan.training.initial_weights import InitialWeights
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from bigsgan import checkpoint
-from bigsgan.checkpoint import StateShard, aside, saver, tags
+from bigsgan.checkpoint import StateShard, saver, state_copies, tags
 from bigsgan.config.sections import Checkpoints
 from bigsgan.runtime import memory
 from tests.alone import Entry, entry, save
@@ -169,8 +169,8 @@ def test_what_changes_after_a_save_began_is_not_saved(tmp_path, monkeypatch):
     assert writer.write_seconds > 0
 
 
-@pytest.mark.parametrize("free, is_aside", [(89, True), (88, False), (None, True)])
-def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypatch, caplog, free, is_aside):
+@pytest.mark.parametrize("free, in_background", [(89, True), (88, False), (None, True)])
+def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypatch, caplog, free, in_background):
     """Two ranks of 48 and 32 bytes on one host: 80 in all, of which nine tenths of what is free have to suffice."""
     parts = [{"g": entry({"a": torch.ones(12)})}, {"g": Entry([StateShard("master", "a", 12, torch.ones(8))])}]
     monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
@@ -183,10 +183,10 @@ def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypat
     def saves(ranks: ThreadRank, part: dict[str, Entry]) -> None:
         writer = checkpoint.Saver(tmp_path, ranks, Checkpoints())
         for nimg in (64, 128):
-            if not is_aside:
+            if not in_background:
                 gate.set()
             assert writer.save(nimg, part, checkpoint.Description({}, {}, {}))
-            assert (tmp_path / f"{nimg:012d}").exists() != is_aside
+            assert (tmp_path / f"{nimg:012d}").exists() != in_background
             ranks.barrier()
             gate.set()
             assert writer.finish()
@@ -199,12 +199,12 @@ def test_where_copies_do_not_fit_saves_are_in_the_foreground(tmp_path, monkeypat
     expected = "checkpoints are written in the foreground from now on: copies of the state of 2 ranks take "
     # The level may be that of a run's log, if a test before this one opened one.
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [text.startswith(expected) for text in warnings] == [True, True] * (not is_aside)  # one for each rank
+    assert [text.startswith(expected) for text in warnings] == [True, True] * (not in_background)  # one for each rank
 
 
 def test_memory_is_counted_by_host(monkeypatch):
     def problem(*needs: tuple[str, int, int | None]) -> str | None:
-        return aside._problem([aside._Need(*need) for need in needs])
+        return state_copies._problem([state_copies._Need(*need) for need in needs])
 
     gib = 2**30
     assert problem(("a", 5 * gib, 10 * gib), ("b", 5 * gib, 10 * gib)) is None

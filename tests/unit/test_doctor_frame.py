@@ -114,6 +114,14 @@ def test_the_table(planted, capsys):
     assert lines[-1] == "2 passed, 2 failed, 0 not applicable"
 
 
+def test_the_check_that_runs_is_named_on_a_terminal(planted, monkeypatch, capsys):
+    planted("good", "fails", faulty=0)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert out.index("\nplanted.good ...\rplanted.good ") < out.index("\nplanted.fails ...\rplanted.fails ")
+
+
 def test_json_alone_goes_to_standard_output(planted, capsys):
     planted("good", "fails", faulty=0)
     assert main(["doctor", "--json"]) == 1
@@ -164,7 +172,8 @@ def test_a_check_that_hangs_alone():
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("bigsgan doctor")]
-    assert line == "bigsgan doctor: planted.hangs: no answer within 1 s; the doctor ends here"
+    said = "bigsgan doctor: planted.hangs: no answer within 1 s; the doctor ends here"
+    assert line == f"{said}; `--only planted.hangs` runs this check alone"
 
 
 def test_what_the_user_can_fix_fails_its_check(monkeypatch, tmp_path, capsys):

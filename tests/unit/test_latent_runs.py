@@ -27,8 +27,8 @@ from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork, open_trained
 from bigsgan.metrics.evaluation import drawn_labels
 from bigsgan.monitor import open_rank_log
-from bigsgan.training.alike import refuse_other_codec
 from bigsgan.training.measuring import Measuring
+from bigsgan.training.rank_consistency import refuse_other_codec
 from tests.autoencoders import latents, save_autoencoder, write_latents
 from tests.runs import make_run
 

@@ -10,7 +10,7 @@ import pytest
 from bigsgan import shipped
 from bigsgan.cli import main
 from bigsgan.config import load_recipe, plan_run
-from bigsgan.planner import apart
+from bigsgan.planner import separate_ranks
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.balance import one_of_each
 from bigsgan.planner.layouts import USABLE, Resources, Surveyor
@@ -93,15 +93,20 @@ def found_for(gpus, memory, *overrides, machine=None):
     resources = Resources(gpus, 1, int(memory), None)
     surveyor = Surveyor(shipped.recipe("digits"), [*WIDE, *overrides], resources)
     survey = surveyor.survey()
-    comparison = apart.compare(surveyor, survey, machine or apart.machine_of(resources))
-    return survey, comparison, apart.with_winner(survey, comparison)
+    comparison = separate_ranks.compare(surveyor, survey, machine or separate_ranks.machine_of(resources))
+    return survey, comparison, separate_ranks.with_winner(survey, comparison)
 
 
 @pytest.mark.slow
 def test_overrides_to_paste_give_what_is_shown():
     _, comparison, _ = found_for(4, GIB)
-    assert [each.layout.name.partition(",")[0] for each in comparison.apart] == ["ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"]
-    for each in comparison.apart:
+    assert [each.layout.name.partition(",")[0] for each in comparison.layouts] == [
+        "ZeRO 0",
+        "ZeRO 1",
+        "ZeRO 2",
+        "ZeRO 3",
+    ]
+    for each in comparison.layouts:
         plan = plan_run(load_recipe(shipped.recipe("digits"), each.layout.overrides), 4)
         assert plan.is_split
         assert len(plan.placement("generator").ranks) == each.division.numbers["generator"]
@@ -115,7 +120,7 @@ def test_they_are_recommended_where_they_win_by_much():
     survey, comparison, best = found_for(4, GIB, machine=slow)
     assert comparison.together > comparison.winner.seconds / 0.9
     assert best.best.overrides == comparison.winner.layout.overrides != survey.best.overrides
-    assert comparison.winner.seconds == min(each.seconds for each in comparison.apart)
+    assert comparison.winner.seconds == min(each.seconds for each in comparison.layouts)
     fast = Machine(operations=1e6, per_node=4)
     survey, comparison, best = found_for(4, GIB, machine=fast)
     assert comparison.winner is None
@@ -125,24 +130,24 @@ def test_they_are_recommended_where_they_win_by_much():
 @pytest.mark.slow
 def test_they_are_recommended_where_they_alone_fit():
     survey, comparison, _ = found_for(2, GIB)
-    least = min(each.layout.prediction.peak for each in comparison.apart)
+    least = min(each.layout.prediction.peak for each in comparison.layouts)
     others = min(layout.prediction.peak for layout in survey.layouts)
     assert least < others
     survey, comparison, best = found_for(2, (least + others) / 2 / USABLE)
     assert survey.best is None
-    assert "which alone fits" in apart.advice(comparison)
+    assert "which alone fits" in separate_ranks.advice(comparison)
     assert best.best.prediction.peak <= (least + others) / 2
 
 
 @pytest.mark.slow
 def test_a_game_that_cannot_overlap_is_not_shown_so():
     _, comparison, _ = found_for(2, GIB, "objective={fake_labels: data, reuse_fakes: true}")
-    assert {name for each in comparison.apart for name in each.timings} == {"exact"}
+    assert {name for each in comparison.layouts for name in each.timings} == {"exact"}
 
 
 def test_a_batch_that_no_division_has_is_told():
     _, comparison, _ = found_for(5, GIB, "accumulation=24")
-    assert not comparison.apart
+    assert not comparison.layouts
     assert all("finds no division of 5 ranks" in reason for reason in comparison.refused.values())
 
 

@@ -34,7 +34,7 @@ from bigsgan.models import gat
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from bigsgan.training.alike import TEACHER, checked_teacher
+from bigsgan.training.rank_consistency import TEACHER, checked_teacher
 from bigsgan.weights import gat as weights
 from tests.teachers import TinyTeacher, write_teacher
 from tests.tiny import TINY_GAMES, tiny_recipe

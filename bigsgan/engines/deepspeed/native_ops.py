@@ -23,9 +23,9 @@ from torch.utils import cpp_extension
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
+from bigsgan.runtime.collective_errors import by_each
 from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.signals import kept_from_children
-from bigsgan.runtime.together import by_each
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.2

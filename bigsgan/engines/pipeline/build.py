@@ -18,7 +18,7 @@ from bigsgan.models.initial import with_memory
 from bigsgan.models.network import initialize
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import by_each
+from bigsgan.runtime.collective_errors import by_each
 
 _log = logging.getLogger(__name__)
 

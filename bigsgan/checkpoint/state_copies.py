@@ -12,7 +12,7 @@ from torch import Tensor
 from bigsgan.checkpoint.entries import ObjectCollectives, StateShard
 from bigsgan.checkpoint.reader import tensor_name
 from bigsgan.runtime import memory
-from bigsgan.runtime.together import compared
+from bigsgan.runtime.collective_errors import compared
 
 _MOST = 0.9
 """The copies' largest share of a host's free memory: the rest is for loading processes and later allocations."""
@@ -29,7 +29,7 @@ class _Need(NamedTuple):
     free: int | None
 
 
-class Aside:
+class StateCopies:
     """Copies that are kept from save to save, as it takes long to allocate pinned memory."""
 
     def __init__(self) -> None:

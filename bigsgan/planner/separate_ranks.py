@@ -27,7 +27,7 @@ SCHEDULES = (EXACT, OVERLAPPED)
 
 
 @dataclass(frozen=True)
-class Apart:
+class SplitLayout:
     """A layout in which each network has ranks of its own."""
 
     layout: Layout  # its overrides, and the memory of its fullest rank
@@ -46,7 +46,7 @@ class Apart:
 class Comparison:
     """Layouts with ranks for each network, and the best layout without."""
 
-    apart: list[Apart]  # a layout for each ZeRO stage: the first that fits, else the last that was tried
+    layouts: list[SplitLayout]  # a layout for each ZeRO stage: the first that fits, else the last that was tried
     refused: dict[str, str]  # ZeRO stages without such a layout, and why
     # seconds of an update in the cheapest layout that fits in which every rank holds both; None if none does. Pipelines
     # count without a bubble, and an offloaded optimizer costs nothing.
@@ -54,9 +54,9 @@ class Comparison:
     machine: Machine  # that times are for
 
     @property
-    def winner(self) -> Apart | None:
+    def winner(self) -> SplitLayout | None:
         """The fastest layout that fits, if it is much faster than ranks that hold both, or if these do not fit."""
-        fitting = [each for each in self.apart if each.layout.fits]
+        fitting = [each for each in self.layouts if each.layout.fits]
         best = min(fitting, key=lambda each: each.seconds, default=None)
         if best is None or self.together is None:
             return best
@@ -85,7 +85,7 @@ def compare(surveyor: Surveyor, survey: Survey, machine: Machine) -> Comparison:
     return Comparison(found, refused, together, machine)
 
 
-def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> Apart:
+def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> SplitLayout:
     """The first layout that fits: without recomputation, then with it, then with more micro-batches."""
     found = None
     for times, recomputes in ((1, False), *((times, True) for times in _MICRO_BATCHES)):
@@ -102,7 +102,7 @@ def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> Apart:
     return found
 
 
-def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int, recomputes: bool) -> Apart:
+def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int, recomputes: bool) -> SplitLayout:
     changes = surveyor.changes(kind, accumulation, recomputes)
     changes = [text for text in changes if ".ranks=" not in text]
     numbers = both_engines("ranks=auto")
@@ -117,7 +117,7 @@ def _lay_out(surveyor: Surveyor, kind: Kind, machine: Machine, accumulation: int
         for schedule in SCHEDULES
         if schedule == work.schedule or (schedule == OVERLAPPED and not recipe.inputs_from_data)  # see config/recipe.py
     }
-    return Apart(layout, division, timings, sum(sent_bytes(work).values()), work.schedule)
+    return SplitLayout(layout, division, timings, sum(sent_bytes(work).values()), work.schedule)
 
 
 def with_winner(survey: Survey, found: Comparison) -> Survey:
@@ -127,12 +127,12 @@ def with_winner(survey: Survey, found: Comparison) -> Survey:
 
 def table(found: Comparison) -> str:
     """A table of these layouts, relative to the cheapest layout in which every rank holds both."""
-    if not found.apart and not found.refused:
+    if not found.layouts and not found.refused:
         return ""
     heads = ["ranks of their own", "micro-batches", "GiB of a rank", "GB of images"]
     heads += [f"{what}, {schedule}" for schedule in SCHEDULES for what in ("idle", "time")]
     rows = [[*heads, ""]]
-    for each in found.apart:
+    for each in found.layouts:
         layout = each.layout
         cells = [layout.label, f"{layout.accumulation} x {layout.micro_batch}"]
         cells += [f"{layout.prediction.peak / 2**30:.2f}", f"{each.sent / 1e9:.3g}"]
@@ -176,7 +176,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "sent": each.sent,
                 "schedules": {name: timing._asdict() for name, timing in each.timings.items()},
             }
-            for each in found.apart
+            for each in found.layouts
         ],
         "refused": found.refused,
     }

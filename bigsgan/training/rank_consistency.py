@@ -23,7 +23,7 @@ from bigsgan.errors import UserError, shown
 from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import attempted, compared
+from bigsgan.runtime.collective_errors import attempted, compared
 
 TEACHER = "teacher"
 """Key of a manifest's layout with the digest of the teacher."""

@@ -14,8 +14,8 @@ from bigsgan.config import RunPlan
 from bigsgan.config.data import Data
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
-from bigsgan.runtime.together import by_each
-from bigsgan.training.alike import check_plans, checked_teacher, open_same_reference
+from bigsgan.runtime.collective_errors import by_each
+from bigsgan.training.rank_consistency import check_plans, checked_teacher, open_same_reference
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 
