@@ -13,12 +13,12 @@ ONLY = "--only environment --only layouts.collectives --only speed.collectives"
 
 @pytest.mark.slow
 def test_two_nodes_of_slurm(tmp_path):
-    """With real checks; then with a limit of open files that Slurm hands on to the tasks."""
+    """With real checks; then with a limit of open files that a task cannot raise."""
     script = f"""
         export DS_ACCELERATOR=cpu
         srun --nodes 2 --ntasks 2 bigsgan doctor --json {ONLY} > found.json
-        ulimit -n 300
-        srun --nodes 2 --ntasks 2 bigsgan doctor --only environment.files > failed.txt || echo "failed $?"
+        limited="ulimit -n 300; exec bigsgan doctor --only environment.files"
+        srun --nodes 2 --ntasks 2 bash -c "$limited" > failed.txt || echo "failed $?"
     """
     done = laboratory.run("slurm", script, tmp_path)
     assert "failed 1" in done.stdout
