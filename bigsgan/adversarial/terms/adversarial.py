@@ -1,0 +1,50 @@
+"""The loss on D's logits, the first term of both networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bigsgan.adversarial.terms.losses import AdversarialLoss
+from bigsgan.adversarial.terms.term import Term
+from bigsgan.monitor import Statistics
+
+
+class OfDiscriminator(Term):
+    """D's side, which also records logits."""
+
+    def __init__(self, loss: AdversarialLoss) -> None:
+        super().__init__("discriminator", "discriminator", ("real_logits", "fake_logits"))
+        self._function = loss.discriminator
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of what it records, the first that of its value."""
+        of_logits = (f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake"))
+        return ("loss/discriminator", *of_logits)
+
+    def value(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        """Return the mean over the samples, a scalar."""
+        return self._function(real_logits, fake_logits)
+
+    def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
+        """Return the value, and record logits and how often their sign is right."""
+        real, fake = (read[name].detach() for name in self.reads)
+        statistics.add("logits/real", real)
+        statistics.add("logits/fake", fake)
+        statistics.add("accuracy/real", (real > 0).float())
+        statistics.add("accuracy/fake", (fake < 0).float())
+        return super().loss(read, statistics)
+
+
+class OfGenerator(Term):
+    """G's side."""
+
+    def __init__(self, loss: AdversarialLoss) -> None:
+        super().__init__("generator", "generator", ("fake_logits", "real_logits"))
+        self._function = loss.generator
+
+    def value(self, fake_logits: Tensor, real_logits: Tensor) -> Tensor:
+        """Return the mean over the samples, a scalar; ``real_logits`` stand for themselves only where D judges both."""
+        return self._function(real_logits, fake_logits)
