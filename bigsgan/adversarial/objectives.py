@@ -9,7 +9,8 @@ Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S *
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +40,7 @@ class DiscriminatorObjective:
 
     reads_features = False
 
-    def __init__(
-        self, terms: Iterable[Term], statistics: Statistics, d_step: int, images_per_sample: int = 1
-    ) -> None:
+    def __init__(self, terms: Iterable[Term], statistics: Statistics, d_step: int, images_per_sample: int = 1) -> None:
         """Take the terms that are due.
 
         Args:
@@ -54,11 +53,12 @@ class DiscriminatorObjective:
         self._terms = due(terms, "discriminator", d_step)
         self.checked = [term for term in self._terms if isinstance(term, FiniteDifference) and term.is_checked(d_step)]
         self._of_gradients = [term for term in self._terms if term.differentiates]
-        self.num_segments = 2 + sum(term.num_added for term in self._terms)
+        self._of_logits = [term for term in self._terms if term.reads and not term.differentiates]
+        self._names = ["real", "fake", *(name for term in self._terms for name in term.segments)]
+        self.num_segments = len(self._names)
         at = {segment for term in self._of_gradients for segment in term.differentiates}
         self.num_differentiated = num_differentiated(at, self.num_segments)
         self.segments = Segments(self.num_segments, self.num_differentiated, bool(self.checked))
-        self._names = ["real", "fake"]
 
     @property
     def differentiates_inputs(self) -> bool:
@@ -85,10 +85,8 @@ class DiscriminatorObjective:
             fake: The same of the generator, its images (n, images_per_sample * C, H, W).
             noise: What ``noise`` has drawn.
         """
-        segments = {"real": real, "fake": fake}
-        for term in self._terms:
-            segments |= term.added(real, fake, noise.get(term.name))
-        return _join([*segments.values()])
+        added = [each for term in self._terms for each in term.added(real, fake, noise.get(term.name))]
+        return _join([real, fake, *added])
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
@@ -100,16 +98,16 @@ class DiscriminatorObjective:
         features.
         """
         read: dict[str, Any] = {f"{name}_logits": each for name, each in self._by_segment(outputs).items()}
-        read |= zip(PREDICTED, features, strict=True) if features else ()
+        read |= zip(PREDICTED, features, strict=False)
         real, fake = read["real_logits"].detach(), read["fake_logits"].detach()
         for term in self._terms:
             term.observe(real, fake)
-        loss = _total([term for term in self._terms if term not in self._of_gradients], read, self._statistics)
+        loss = _total(self._of_logits, read, self._statistics)
         if tangents is not None:
             return loss + tangents.sum()
         if self._of_gradients:
             (grads,) = torch.autograd.grad((outputs * _GRADIENT_SCALE).sum(), inputs[0], create_graph=True)
-            loss = loss + self._of_slopes(full(grads) / _GRADIENT_SCALE)
+            loss = loss + self._of_slopes((full(grads) / _GRADIENT_SCALE).chunk(self.num_segments))
         return loss
 
     def slopes(self, grads: Tensor) -> Tensor:
@@ -127,7 +125,7 @@ class DiscriminatorObjective:
         """
         with torch.enable_grad():
             grads = grads.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self._of_slopes(grads), grads)
+            (found,) = torch.autograd.grad(self._of_slopes(grads.chunk(self.num_differentiated)), grads)
         rest = len(grads) // self.num_differentiated * (self.num_segments - self.num_differentiated)
         return torch.cat([found, found.new_zeros(rest, *found.shape[1:])])
 
@@ -144,21 +142,92 @@ class DiscriminatorObjective:
             grads: Gradients of the sum of the logits at these images, of the same shape.
         """
         for term in self.checked:
-            term.check_gradients(self._by_segment(images), self._gradients(grads), self._statistics)
+            term.check_gradients(
+                self._by_segment(images), self._gradients(grads.chunk(self.num_segments)), self._statistics
+            )
 
     def _by_segment(self, whole: Tensor) -> dict[str, Tensor]:
-        """Return the segments of a concatenated tensor by name; those that are not there are left out."""
-        names = ["real", "fake", *(name for term in self._terms for name in term.segments)]
-        num = len(names) if len(whole) % len(names) == 0 else 1
-        return dict(zip(names, whole.chunk(num), strict=False))
+        """Return the segments of a concatenated tensor by name."""
+        return dict(zip(self._names, whole.chunk(self.num_segments), strict=True))
 
-    def _gradients(self, grads: Tensor) -> dict[str, Tensor]:
-        """Return gradients (n, C, H, W) by segment. A real image is repeated, so its own is the sum over the copies."""
-        found = self._by_segment(grads)
+    def _gradients(self, segments: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return gradients (n, C, H, W) by name, given the first or all segments of them.
+
+        A real image is repeated, so its own is the sum over the copies.
+        """
+        found = dict(zip(self._names, segments, strict=False))
         found["real"] = found["real"].unflatten(1, (self._images_per_sample, -1)).sum(dim=1)
         return found
 
-    def _of_slopes(self, grads: Tensor) -> Tensor:
-        """Return the sum of the terms that read gradients, given those at the images of the segments."""
-        read = {f"{name}_gradients": each for name, each in self._gradients(grads).items()}
+    def _of_slopes(self, segments: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the terms that read gradients, given those at the images of the first or all segments."""
+        read = {f"{name}_gradients": each for name, each in self._gradients(segments).items()}
         return torch.stack([term.loss(read, self._statistics) for term in self._of_gradients]).sum()
+
+
+class InputGradients:
+    """The sum of D's logits, times ``scale``; only its gradient at the images leaves D.
+
+    The scale is fixed: neither G's nor D's loss scale says how far this gradient may be scaled without overflow.
+    """
+
+    differentiates_inputs = False
+    reads_features = False
+    scale = _GRADIENT_SCALE
+
+    def __init__(self, num_segments: int, watch: Callable[[Tensor], None] | None = None) -> None:
+        """Sum the logits of ``num_segments`` segments, after showing them to ``watch``."""
+        self.num_segments, self._watch = num_segments, watch
+
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Return the scaled sum of the logits of a concatenated micro-batch."""
+        if self._watch is not None:
+            self._watch(outputs)
+        return self.scale * outputs.float().sum()
+
+
+class GeneratorObjective:
+    """G's loss; only its gradient at the fake images leaves D."""
+
+    differentiates_inputs = False
+
+    def __init__(self, terms: Iterable[Term], statistics: Statistics, update: int = 0, pairs: bool = False) -> None:
+        """Take the terms that are due in an update; ``pairs`` is whether D judges real images too."""
+        of_logits = [term for term in due(terms, "generator", update) if term.reads and not term.of_images]
+        self._terms, self._statistics, self.pairs = of_logits, statistics, pairs
+        self.reads_features = any(FEATURES in term.reads for term in of_logits)
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments that D sees; the fakes are the last."""
+        return 2 if self.pairs else 1
+
+    def batch(self, real: MicroBatch | None, fake: MicroBatch) -> MicroBatch:
+        """Return D's inputs: the fakes, after the reals if the loss pairs them."""
+        return fake if real is None else _join([real, fake])
+
+    def __call__(
+        self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of the logits of ``batch``."""
+        real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
+        return _total(self._terms, {"real_logits": real, "fake_logits": fake, FEATURES: features}, self._statistics)
+
+
+def _total(terms: Iterable[Term], read: Mapping[str, Any], statistics: Statistics) -> Tensor:
+    """Return the sum of the terms' losses, one after the other."""
+    return functools.reduce(torch.add, (term.loss(read, statistics) for term in terms))
+
+
+def _join(segments: list[MicroBatch]) -> MicroBatch:
+    """Concatenate each entry over the segments; real images are repeated once for each image of a sample."""
+    channels = max(images.shape[1] for images, *_ in segments)
+    repeated = [(_repeated(images, channels), *rest) for images, *rest in segments]
+    return tuple(torch.cat(entries) for entries in zip(*repeated, strict=True))
+
+
+def _repeated(images: Tensor, channels: int) -> Tensor:
+    """(n, C, H, W) -> (n, channels, H, W)."""
+    return images.repeat(1, channels // images.shape[1], 1, 1) if images.shape[1] < channels else images

@@ -68,12 +68,16 @@ class GradientPenalty(Section):
     """As for R1."""
 
 
-def num_differentiated(exact: Collection[str], num_segments: int) -> int:
-    """Number of segments of D's batch at whose images D is differentiated, given the names of exact penalties.
+DIFFERENTIATED = {"r1": "real", "r2": "fake", "gradient_penalty": "between"}
+"""The segment of D's batch at whose images each penalty takes D's gradient."""
 
-    R1 alone needs the first, the real images; other penalties all ``num_segments``.
+
+def num_differentiated(at: Collection[str], num_segments: int) -> int:
+    """Number of segments of D's batch at whose images D is differentiated, given the names of those that are needed.
+
+    For the first, the real images, it is one; for others all ``num_segments``.
     """
-    return 0 if not exact else 1 if set(exact) == {"r1"} else num_segments
+    return 0 if not at else 1 if set(at) == {"real"} else num_segments
 
 
 class Segments(NamedTuple):
@@ -278,7 +282,8 @@ class Objective(Section):
         due, interpolates = self.due(d_step), self.gradient_penalty is not None
         trains = 2 + sum(1 + p.antithetic for p in due.values() if p.form == "finite_difference") + interpolates
         exact = self.exact_penalties.keys() - (self.gradient_norms.keys() - due.keys())
-        return Segments(trains, num_differentiated(exact, trains), bool(self.checked(d_step)))
+        at = {DIFFERENTIATED[name] for name in exact}
+        return Segments(trains, num_differentiated(at, trains), bool(self.checked(d_step)))
 
     def methods(self, network: str) -> dict[str, Method]:
         """Return how a network's exact penalties are computed, by name: those on D's gradient, or G's path length."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.adversarial import LatentSource, SampleDraws
-from bigsgan.adversarial.teacher import build_teacher
+from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.games import awake

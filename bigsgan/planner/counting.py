@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.phases import game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs

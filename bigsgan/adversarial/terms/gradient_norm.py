@@ -8,31 +8,28 @@ from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.terms.term import Term
-from bigsgan.config.objective import Penalty
+from bigsgan.config.objective import DIFFERENTIATED, Penalty
 from bigsgan.engines import MicroBatch
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
-AT = {"r1": "real", "r2": "fake"}
-"""The segment at whose images each takes D's gradient."""
-
 
 class GradientNorm(Term):
-    """weight / 2 * E[|grad|^2], ``every`` times on every ``every``-th step of D; see ``config.objective.Penalty``.
-
-    Attributes:
-        weight: Changes where the recipe schedules it.
-    """
+    """weight / 2 * E[|grad|^2], ``every`` times on every ``every``-th step of D; see ``config.objective.Penalty``."""
 
     def __init__(self, name: str, section: Penalty) -> None:
         """Take ``r1`` or ``r2``."""
-        super().__init__(name, "discriminator", (f"{AT[name]}_gradients",), section.every, section.every)
-        self.weight = section.weight
+        super().__init__(name, "discriminator", (f"{DIFFERENTIATED[name]}_gradients",), section.every, section.every)
+        self._section, self._weight = section, section.weight
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """Names of what it records, the first that of its value."""
         return (f"penalty/{self.name}",)
+
+    def begin_update(self, weights: Mapping[str, float]) -> None:
+        """Take the scheduled weight, if there is one."""
+        self._weight = weights.get(self.name, self._section.weight)
 
     def value(self, **read: Tensor) -> Tensor:
         """Return weight / 2 times the mean squared norm."""
@@ -40,7 +37,7 @@ class GradientNorm(Term):
 
     def of_squares(self, squares: Tensor) -> Tensor:
         """Return the penalty of squared norms (n,)."""
-        return self.weight / 2 * squares.mean()
+        return self._weight / 2 * squares.mean()
 
 
 class FiniteDifference(GradientNorm):
@@ -53,11 +50,11 @@ class FiniteDifference(GradientNorm):
         """Take ``r1`` or ``r2``, with a ``sigma``."""
         assert section.sigma is not None, "a plan's objective has a sigma"
         super().__init__(name, section)
-        self._sigma, self._check_every, self._antithetic = section.sigma, section.check_every, section.antithetic
-        self.num_added = 1 + section.antithetic
-        self._ends = f"{name}_ahead", f"{name}_behind" if section.antithetic else AT[name]
+        self._sigma, self._check_every = section.sigma, section.check_every
+        self._ends = f"{name}_ahead", f"{name}_behind" if section.antithetic else DIFFERENTIATED[name]
+        self.segments = self._ends[: 1 + section.antithetic]
         self.reads = tuple(f"{segment}_logits" for segment in self._ends)
-        self._distance = self._sigma * self.num_added  # of the two images, in units of e
+        self._distance = self._sigma * len(self.segments)  # of the two images, in units of e
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -74,16 +71,16 @@ class FiniteDifference(GradientNorm):
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
     ) -> Tensor:
         """Draw e, of the shape of the images."""
-        images = real if AT[self.name] == "real" else fake
+        images = real if DIFFERENTIATED[self.name] == "real" else fake
         return draws.normal(self.name, counters, samples, tuple(images.shape[1:]))
 
-    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> dict[str, MicroBatch]:
+    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> list[MicroBatch]:
         """Return the images at x + sigma e, and at x - sigma e if it is antithetic."""
         assert noise is not None, "it draws e"
-        images, *rest = real if AT[self.name] == "real" else fake
+        images, *rest = real if DIFFERENTIATED[self.name] == "real" else fake
         step = self._sigma * noise
-        moved = zip(self._ends, (images + step, images - step), strict=True)
-        return {segment: (at, *rest) for segment, at in list(moved)[: self.num_added]}
+        found = [(images + step, *rest)]
+        return found if len(self.segments) == 1 else [*found, (images - step, *rest)]
 
     def value(self, **read: Tensor) -> Tensor:
         """Return weight / 2 times the mean squared slope."""
@@ -107,7 +104,7 @@ class FiniteDifference(GradientNorm):
             statistics: Take them.
         """
         end, start = (images[segment] for segment in self._ends)
-        own = gradients[AT[self.name]]
+        own = gradients[DIFFERENTIATED[self.name]]
         direction = (end - start)[:, : own.shape[1]] / self._distance
         squares = squared_norms(own)
         statistics.add(f"penalty/{self.name}_exact", self.of_squares(squares), len(squares))

@@ -17,7 +17,7 @@ _NAME = "gradient_penalty"
 class GradientPenalty(Term):
     """weight * E[(|grad| - 1)^2] at a random point between a real and a fake image."""
 
-    num_added = 1
+    segments = ("between",)
 
     def __init__(self, section: objective.GradientPenalty) -> None:
         super().__init__(_NAME, "discriminator", ("between_gradients",))
@@ -34,12 +34,12 @@ class GradientPenalty(Term):
         """Draw the share of each real image, (n, 1, 1, 1) in (0, 1)."""
         return draws.uniform(_NAME, counters, samples, (1, 1, 1))
 
-    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> dict[str, MicroBatch]:
+    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> list[MicroBatch]:
         """Return the points between the images, with the real ones' other inputs."""
         assert noise is not None, "it draws the shares"
         images, *rest = real
         copies = fake[0].shape[1] // images.shape[1]
-        return {"between": (torch.lerp(fake[0], images.repeat(1, copies, 1, 1), noise), *rest)}
+        return [(torch.lerp(fake[0], images.repeat(1, copies, 1, 1), noise), *rest)]
 
     def value(self, between_gradients: Tensor) -> Tensor:
         """Return weight times the mean squared distance of the norm from 1."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigsgan.adversarial.losses import LOSSES, AdversarialLoss
-from bigsgan.adversarial.terms.term import IMAGES, LOGITS, Term
+from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
+from bigsgan.adversarial.terms.term import IMAGES, LOGITS, FunctionTerm
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
@@ -44,12 +44,12 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
             problem, remedy = f"has no method {network}", f"give its class a method {network}({', '.join(offered)})"
             raise UserError(f"{field}.use", section.use, problem, remedy)
         names = _reads(f"{field}.use", section.use, method, offered, f"its method {network}")
-        _try(f"{field}.use", section.use, Term(network, network, 1.0, names, method), recipe, device)
+        _try(f"{field}.use", section.use, FunctionTerm(network, network, 1.0, names, method), recipe, device)
         functions[network] = _of_logits(method, names)
     return AdversarialLoss(**functions)
 
 
-def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
+def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     """Return the terms that a recipe names.
 
     Raises:
@@ -67,7 +67,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
                 "make two terms of it: they may be on different ranks",
             )
             raise UserError(field, section.use, problem, remedy)
-        term = Term(section.label, section.network, section.weight, names, function)
+        term = FunctionTerm(section.label, section.network, section.weight, names, function)
         _try(field, section.use, term, recipe, device)
         found.append(term)
     return found
@@ -122,7 +122,7 @@ def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Calla
     return compute
 
 
-def _try(field: str, name: str, term: Term, recipe: Recipe, device: torch.device) -> None:
+def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torch.device) -> None:
     """Compute a term of two random samples, together and one by one, and its gradient."""
     inputs = _random_inputs(recipe, device)
     trains = inputs if term.network == "discriminator" else ("images", "fake_logits")  # what depends on the network

@@ -49,13 +49,14 @@ class Term:
         every: It is due in every so many steps of D or updates of G.
         factor: Factor of its value in the loss.
         entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
-        num_added: Number of segments that it adds to D's batch.
+        segments: Names of the segments that it adds to D's batch.
         targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
     """
 
     entry = ""
-    num_added = 0
+    segments: tuple[str, ...] = ()
     targets: Callable[..., MicroBatch] | None = None
+    value: Callable[..., Tensor]  # the mean over the samples, a scalar, of what it reads by name
 
     def __init__(
         self, name: str, network: str, reads: tuple[str, ...] = (), every: int = 1, factor: float = 1.0
@@ -81,15 +82,14 @@ class Term:
         """Whether D's step, or G's update, of this number has it."""
         return number % self.every == 0
 
-    def value(self, **read: Tensor) -> Tensor:
-        """Return the mean over the samples, a scalar."""
-        raise NotImplementedError
-
     def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
         """Return what it adds to the loss of a micro-batch, a scalar, and record its value."""
         value = self.value(**{name: read[name] for name in self.reads})
         statistics.add(self.statistics[0], value, len(read[self.reads[0]]))
         return self.factor * value
+
+    def begin_update(self, weights: Mapping[str, float]) -> None:
+        """Take the weights that this update's schedule gives, by name."""
 
     def noise(
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
@@ -97,9 +97,9 @@ class Term:
         """Draw the random numbers that its segments need, if any."""
         return None
 
-    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> dict[str, MicroBatch]:
-        """Return the segments that it adds to D's batch, by name: ``num_added`` of them."""
-        return {}
+    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> list[MicroBatch]:
+        """Return the segments that it adds to D's batch, as ``segments`` names them."""
+        return []
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
         """Observe D's logits at this rank's real and fake images of a micro-batch of D's steps."""
@@ -125,7 +125,7 @@ class FunctionTerm(Term):
     ) -> None:
         """Take a function of what it reads, by name; in each of its turns it counts ``every`` times."""
         super().__init__(name, network, reads, every, every * weight)
-        self.value = function  # type: ignore[method-assign]
+        self.value = function
 
 
 def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
