@@ -29,7 +29,6 @@ from bigsgan.engines import MicroBatch, Rates
 from bigsgan.engines.optimizer import build_torch_optimizer, set_rates
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root
-from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
@@ -264,8 +263,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     source = build_source(recipe, sample_draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     stack = trainees["discriminator"].root.network
-    p = next((layer.p for layer in stack.modules() if isinstance(layer, AdaptiveAugment)), None)
-    termed = Termed(statistics, device, total, augmentation=p, predicts=stack.predicts)
+    termed = Termed.of(stack, statistics, total)
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
     return PlainLoop(recipe, trainees, sources, build_terms(recipe, plan.objective, termed), termed)

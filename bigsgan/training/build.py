@@ -15,7 +15,7 @@ from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Termed, build_terms
+from bigsgan.adversarial.terms import Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
@@ -26,7 +26,6 @@ from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.errors import UserError
-from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
@@ -117,21 +116,18 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
     stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
-    discriminator, sums = engines["discriminator"].network, engines["generator"].sum_over_replicas
-    p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
-    termed = Termed(statistics, device, comm.sum_over_ranks, sums, p, discriminator.predicts)
-    terms = build_terms(recipe, plan.objective, termed)
+    ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks)
+    ours = ours._replace(sum_over_generator=engines["generator"].sum_over_replicas)
+    terms = build_terms(recipe, plan.objective, ours)
     ema_state = EMAState(engines["generator"], ema)
     entries, reports = _entries(plan, engines, ema_state, counters), Reports(statistics)
-    entries |= {term.entry: term for term in terms if isinstance(term, checkpoint.SharedState)}
-    if stale is not None:
-        entries[KEPT_IMAGES] = stale
+    entries |= states(terms) | ({} if stale is None else {KEPT_IMAGES: stale})
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
     sources = Sources(reals, source, sample_draws, slices, stale)
-    step = AdversarialStep(executor, plan, sources, statistics, terms, p)
+    step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -31,8 +32,11 @@ from bigsgan.adversarial.terms.term import (
     due,
     image_gradient,
 )
+from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
 from bigsgan.config.objective import Objective, OwnLoss
+from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 
 __all__ = [
@@ -52,6 +56,7 @@ __all__ = [
     "gradient_terms",
     "image_gradient",
     "stateless_terms",
+    "states",
 ]
 
 
@@ -64,6 +69,13 @@ class Termed(NamedTuple):
     sum_over_generator: Sum | None = None  # the same over the ranks that hold G; by default all ranks
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
+
+    @classmethod
+    def of(cls, discriminator: LayerStack, statistics: Statistics, sum_over_ranks: Sum) -> Termed:
+        """Return what a rank with these layers of D has."""
+        p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
+        predicts = discriminator.predicts
+        return cls(statistics, statistics.device, sum_over_ranks, augmentation=p, predicts=predicts)
 
 
 def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term]:
@@ -100,6 +112,11 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term
         sums = rank.sum_over_ranks, rank.sum_over_generator
         found.append(PathLengthPenalty(objective.path_length, rank.statistics, device, *sums))
     return found
+
+
+def states(terms: Iterable[Term]) -> dict[str, SharedState]:
+    """Return the terms that belong to a run's state, by the names of their entries."""
+    return {term.entry: term for term in terms if isinstance(term, SharedState)}
 
 
 def gradient_terms(objective: Objective) -> list[Term]:

@@ -49,6 +49,7 @@ class AdaptiveProbability(Term, SharedState):
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         """
         super().__init__("augmentation", "discriminator")
+        self.statistics = ()
         assert section.target is not None
         self._target, self._interval = section.target, section.interval
         self._step = batch * section.interval / section.ramp_nimg
@@ -56,11 +57,6 @@ class AdaptiveProbability(Term, SharedState):
         # float32 counts exactly up to 2**24 logits.
         self._own = torch.zeros(2, dtype=torch.float32, device=device)
         self._signs = torch.zeros_like(self._own)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records: none."""
-        return ()
 
     @torch.no_grad()
     def observe(self, real: Tensor, fake: Tensor) -> None:

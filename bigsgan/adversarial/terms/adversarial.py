@@ -16,13 +16,8 @@ class OfDiscriminator(Term):
 
     def __init__(self, loss: AdversarialLoss) -> None:
         super().__init__("discriminator", "discriminator", ("real_logits", "fake_logits"))
+        self.statistics += ("logits/real", "logits/fake", "accuracy/real", "accuracy/fake")
         self._function = loss.discriminator
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        of_logits = (f"{kind}/{images}" for kind in ("logits", "accuracy") for images in ("real", "fake"))
-        return ("loss/discriminator", *of_logits)
 
     def value(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
         """Return the mean over the samples, a scalar."""
@@ -31,10 +26,9 @@ class OfDiscriminator(Term):
     def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
         """Return the value, and record logits and how often their sign is right."""
         real, fake = (read[name].detach() for name in self.reads)
-        statistics.add("logits/real", real)
-        statistics.add("logits/fake", fake)
-        statistics.add("accuracy/real", (real > 0).float())
-        statistics.add("accuracy/fake", (fake < 0).float())
+        recorded = (real, fake, (real > 0).float(), (fake < 0).float())
+        for name, value in zip(self.statistics[1:], recorded, strict=True):
+            statistics.add(name, value)
         return super().loss(read, statistics)
 
 

@@ -21,11 +21,7 @@ class GradientNorm(Term):
         """Take ``r1`` or ``r2``."""
         super().__init__(name, "discriminator", (f"{DIFFERENTIATED[name]}_gradients",), section.every, section.every)
         self._section, self._weight = section, section.weight
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        return (f"penalty/{self.name}",)
+        self.statistics = (f"penalty/{name}",)
 
     def begin_update(self, weights: Mapping[str, float]) -> None:
         """Take the scheduled weight, if there is one."""
@@ -51,17 +47,12 @@ class FiniteDifference(GradientNorm):
         assert section.sigma is not None, "a plan's objective has a sigma"
         super().__init__(name, section)
         self._sigma, self._check_every = section.sigma, section.check_every
+        if section.check_every:
+            self.statistics += (f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact")
         self._ends = f"{name}_ahead", f"{name}_behind" if section.antithetic else DIFFERENTIATED[name]
         self.segments = self._ends[: 1 + section.antithetic]
         self.reads = tuple(f"{segment}_logits" for segment in self._ends)
         self._distance = self._sigma * len(self.segments)  # of the two images, in units of e
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        name = self.name
-        checks = (f"penalty/{name}_exact", f"slope/{name}", f"slope/{name}_exact") if self._check_every else ()
-        return (*super().statistics, *checks)
 
     def is_checked(self, d_step: int) -> bool:
         """Whether this step compares it with the exact penalty."""

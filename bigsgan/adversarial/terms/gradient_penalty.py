@@ -21,12 +21,7 @@ class GradientPenalty(Term):
 
     def __init__(self, section: objective.GradientPenalty) -> None:
         super().__init__(_NAME, "discriminator", ("between_gradients",))
-        self._weight = section.weight
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        return (f"penalty/{_NAME}",)
+        self._weight, self.statistics = section.weight, (f"penalty/{_NAME}",)
 
     def noise(
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor

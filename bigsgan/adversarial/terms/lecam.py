@@ -24,14 +24,10 @@ class LeCam(Term, SharedState):
 
     def __init__(self, section: objective.LeCam, device: torch.device, sum_over_ranks: Sum) -> None:
         super().__init__("lecam", "discriminator", ("real_logits", "fake_logits"))
+        self.statistics = ("penalty/lecam",)
         self._section, self._sum_over_ranks = section, sum_over_ranks
         self._seen = torch.zeros(4, device=device)  # sum and count of real logits, and of fake ones
         self._anchors = torch.zeros(3, device=device)  # real, fake, and 1 where they are known
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        return ("penalty/lecam",)
 
     def observe(self, real: Tensor, fake: Tensor) -> None:
         """Add logits, of any shape."""

@@ -62,16 +62,12 @@ class PathLengthPenalty(Term, SharedState):
             sum_over_replicas: The same over the ranks that hold G's first layers; defaults to all ranks.
         """
         super().__init__("path_length", "generator", every=section.every)
+        self.statistics = (NAME,)
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
         self._sum_over_replicas = sum_over_replicas or sum_over_ranks
         self._average = torch.zeros(1, device=device)
         self._own = torch.zeros(2, device=device)  # sum and number of this rank's lengths in this update
         self._seen = torch.zeros(2, device=device)  # the same over all ranks
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records."""
-        return (NAME,)
 
     def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return images, and the style vectors of the samples that take part.

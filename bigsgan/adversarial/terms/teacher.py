@@ -117,12 +117,7 @@ class TeacherDistance(Term):
     def __init__(self, section: sections.Teacher, teacher: Teacher | None) -> None:
         """Take the teacher, which only a rank with D's last layer needs."""
         super().__init__("teacher", "discriminator", PREDICTED, factor=section.weight)
-        self.targets = teacher
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records."""
-        return ("teacher/class", "teacher/patch")
+        self.targets, self.statistics = teacher, ("teacher/class", "teacher/patch")
 
     def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
         """Return the distance of what D predicts of the features to the teacher's."""

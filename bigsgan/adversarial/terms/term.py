@@ -48,6 +48,7 @@ class Term:
         reads: Names of what it reads, those of the arguments of ``value``; none if it only observes logits.
         every: It is due in every so many steps of D or updates of G.
         factor: Factor of its value in the loss.
+        statistics: Names of what it records, the first that of its value; ``loss/<name>`` by default.
         entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
         segments: Names of the segments that it adds to D's batch.
         targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
@@ -62,11 +63,7 @@ class Term:
         self, name: str, network: str, reads: tuple[str, ...] = (), every: int = 1, factor: float = 1.0
     ) -> None:
         self.name, self.network, self.reads, self.every, self.factor = name, network, reads, every, factor
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of what it records, the first that of its value."""
-        return (f"loss/{self.name}",)
+        self.statistics: tuple[str, ...] = (f"loss/{name}",)
 
     @property
     def of_images(self) -> bool:
