@@ -132,4 +132,12 @@ def stateless_terms(objective: Objective) -> list[Term]:
     found: list[Term] = [OfDiscriminator(loss), OfGenerator(loss)]
     found += [FeatureMatching(objective.feature_matching)] if objective.feature_matching else []
     found += [TeacherDistance(objective.teacher, None)] if objective.teacher else []
+    for section in objective.terms:  # any function of the same gradients takes the same passes
+        reads = tuple(f"{name}_gradients" for name in section.differentiates)
+        if reads:
+            found.append(FunctionTerm(section.label, "discriminator", 1.0, reads, _mean_of_squares, section.every))
     return found + gradient_terms(objective)
+
+
+def _mean_of_squares(**gradients: Tensor) -> Tensor:
+    return torch.stack([each.square().mean() for each in gradients.values()]).sum()
