@@ -12,16 +12,13 @@ logits (n,), or (n, P) of P patches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.engines import MicroBatch, Outcome
 from bigsgan.monitor import Statistics
-
-if TYPE_CHECKING:
-    from bigsgan.adversarial.latents import SampleDraws
 
 IMAGES = ("images", "real_images", "labels", "input_images")
 """What a term of G may read where images arrive at D: G's images, the real ones, classes, and the inputs of pairs."""
