@@ -83,11 +83,28 @@ def broken(images: Tensor) -> Tensor:
     return images.reshape(-1, 7).mean()
 
 
+class Slopes:
+    """The mean of log(1 + |gradient|^2) at real and at fake images."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, real_gradients: Tensor, fake_gradients: Tensor) -> Tensor:
+        slopes = torch.cat([real_gradients, fake_gradients]).flatten(1).square().sum(dim=1)
+        return (1 + self.scale * slopes).log().mean()
+
+
+def of_gradients_and_logits(real_gradients: Tensor, real_logits: Tensor) -> Tensor:
+    return real_gradients.square().mean() * real_logits.mean()
+
+
 OWN = [
     "objective.loss={use: 'tests.own_losses:PairedMargins', pairs: true}",
     "objective.terms=[{use: 'tests.own_losses:Wing', weight: 3, arguments: {width: 0.5}},"
     " {use: 'tests.own_losses:Features', weight: 0.7, arguments: {channels: 1}},"
     " {use: 'tests.own_losses:bounded', network: discriminator, weight: 0.3, arguments: {scale: 4.0}},"
+    " {use: 'tests.own_losses:Slopes', network: discriminator, weight: 0.7, every: 2, differentiates: [real, fake],"
+    " arguments: {scale: 3.0}},"
     " {use: 'tests.own_losses:bounded', name: bounded_for_g, weight: 0.2}]",
 ]
 
@@ -104,7 +121,14 @@ class OwnReference(Reference):
         self.d_loss = lambda r, f: F.mse_loss(r, r * 0 + 1) + F.mse_loss(f, f * 0 - 1) + 0.3 * far(r, f, 4)
         self.g_loss = lambda r, f: ((f - r - 1) ** 2).mean() + 0.2 * far(r, f, 1)
         self.pairs = True
+        self.penalty = self.slopes
         self.image_terms = self.terms_of_images
+
+    def slopes(self, d_step, *sides):
+        if d_step % 2:
+            return 0
+        grads = [torch.autograd.grad(logits.sum(), x, create_graph=True)[0].flatten(1) for x, logits in sides]
+        return 2 * 0.7 * sum(torch.log1p(3 * g.norm(dim=1) ** 2).mean() for g in grads) / 2
 
     def terms_of_images(self, images, targets, labels):
         x = (images - targets).abs()

@@ -25,16 +25,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
     DiscriminatorObjective,
     GeneratorObjective,
     InputGradients,
-    statistic_names,
 )
-from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
-from bigsgan.adversarial.terms import image_gradient
+from bigsgan.adversarial.stale_images import StaleImages
+from bigsgan.adversarial.terms import Term, due, image_gradient
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Rates, Work
@@ -54,6 +53,7 @@ class Sources(NamedTuple):
     draws: SampleDraws  # noise for penalties, seeds for augmentations
     # the samples that a network computes in the update of either: ``slices[update_of][network]``
     slices: dict[str, dict[str, Slice]]
+    stale_images: StaleImages | None = None  # images for D's next update, where updates overlap
 
 
 class Scheduled(NamedTuple):
@@ -74,7 +74,13 @@ class AdversarialStep:
     """
 
     def __init__(
-        self, executor: Executor, plan: RunPlan, sources: Sources, statistics: Statistics, extras: Extras
+        self,
+        executor: Executor,
+        plan: RunPlan,
+        sources: Sources,
+        statistics: Statistics,
+        terms: Sequence[Term],
+        augmentation: Tensor | None = None,
     ) -> None:
         """Join two engines.
 
@@ -83,41 +89,42 @@ class AdversarialStep:
             plan: The run's plan.
             sources: The sources of the inputs.
             statistics: Collects losses, logits and norms.
-            extras: Augmentation, regularization and the like, as the recipe asks for.
+            terms: Those of the game.
+            augmentation: Probability of D's augmentations, (1,), if this rank holds it.
         """
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
         self._plan, self._section, self._sources = plan, plan.objective, sources
-        self._statistics, self._extras = statistics, extras
-        self._g_objective = GeneratorObjective(self._section, statistics, extras)
-        self._image_terms = [term for term in extras.terms if term.of_images]
-        statistics.declare(*statistic_names(self._section), *(["augmentation"] if extras.augmented else []))
+        self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
+        statistics.declare(*(name for term in terms for name in term.statistics))
+        statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
         self.generator.after_update = self._generator_updated
         self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
-        if self._extras.augmentation is not None:
+        if self._augmentation is not None:
             if scheduled.augmentation is not None:
-                self._extras.augmentation.fill_(scheduled.augmentation)
-            self._statistics.add("augmentation", self._extras.augmentation, self._images("discriminator"))
+                self._augmentation.fill_(scheduled.augmentation)
+            self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
+        for term in self._terms:
+            term.begin_update(scheduled.penalty_weights)
         self.executor(self._works(update, scheduled))
-        for watcher in self._extras.watchers:
-            watcher.finish_update(update, self.discriminator.outcomes.last)
-        if self._extras.path_length is not None:
-            self._extras.path_length.finish_update(update, self.generator.outcomes.last)
-        if self._extras.stale_images is not None:
-            self._extras.stale_images.finish_update(update)
+        for term in self._terms:
+            term.finish_update(update, self.executor.engines[term.network].outcomes.last)
+        if self._sources.stale_images is not None:
+            self._sources.stale_images.finish_update(update)
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
-        section, path_length = self._section, self._extras.path_length
+        section, num_made = self._section, self._plan.recipe.generator.images_per_sample
         objectives = [
-            DiscriminatorObjective(section, self._statistics, number, scheduled.penalty_weights, self._extras)
+            DiscriminatorObjective(self._terms, self._statistics, number, num_made)
             for number in range(update * section.d_steps, (update + 1) * section.d_steps)
         ]
-        regularizer = path_length if path_length is not None and path_length.is_due(update) else None
+        of_g = due(self._terms, "generator", update)
+        regularizer = next((term for term in of_g if isinstance(term, PathLengthPenalty)), None)
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -131,7 +138,7 @@ class AdversarialStep:
             later, number = divmod(d_step, section.d_steps)
             return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
-        stale = self._extras.stale_images
+        stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
         for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_stale):
             inputs = inputs_of(phase.d_step)
@@ -186,10 +193,11 @@ class AdversarialStep:
 
     def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch]:
         """Build the function that returns a teacher's features, if there is one, of the real images that D sees."""
-        part, teacher = self._sources.slices["discriminator"]["discriminator"], self._extras.teacher
-        if teacher is None:
+        part = self._sources.slices["discriminator"]["discriminator"]
+        targets = next((term.targets for term in self._terms if term.targets is not None), None)
+        if targets is None:
             return lambda j: ()
-        return lambda j: teacher(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
+        return lambda j: targets(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))
 
     def _learn(
         self,
@@ -214,13 +222,13 @@ class AdversarialStep:
         return build(phase, batch, objective)
 
     def _with_stale(self, batch: GetInputs, d_step: int) -> GetInputs:
-        stale = self._extras.stale_images
+        stale = self._sources.stale_images
         assert stale is not None, "images are kept where updates overlap"
         return lambda j, images: batch(j, stale.get(d_step, j))
 
     def _keep(self, phase: Phase) -> Work:
         """Keep images for a step of D in the next update."""
-        stale, d_step = self._extras.stale_images, phase.d_step
+        stale, d_step = self._sources.stale_images, phase.d_step
         assert stale is not None, "images are kept where updates overlap"
         assert d_step is not None, "images are kept for a step of D"
 
@@ -246,7 +254,8 @@ class AdversarialStep:
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]
-        objective, terms, num = self._g_objective, self._image_terms, part.num_samples
+        objective = GeneratorObjective(self._terms, self._statistics, update, self._section.pairs)
+        terms, num = [t for t in due(self._terms, "generator", update) if t.of_images], part.num_samples
         reads_reals = any("real_images" in term.reads for term in terms)
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
@@ -269,7 +278,7 @@ class AdversarialStep:
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> MicroBatch:
         """Return the seeds of D's augmentations and noise; empty if D has neither."""
-        if not self._extras.seeded:
+        if not self._plan.recipe.discriminator_reads_seeds:
             return ()
         return (self._sources.draws.seeds(f"augment/{stream}", counters, samples),)
 

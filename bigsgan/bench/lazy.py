@@ -24,12 +24,15 @@ def partly_timed(recipe: Recipe, steps: int) -> list[str]:
 
 
 def _cycles(recipe: Recipe) -> dict[str, int]:
-    """Number of updates after which each penalty's turns repeat, by field. R1 and R2 count D's steps."""
+    """Number of updates after which each part's turns repeat, by field. Those of D count its steps."""
     section = recipe.objective
     found = {
-        f"objective.{name}.every": penalty.every // math.gcd(penalty.every, section.d_steps)
-        for name, penalty in section.gradient_norms.items()
+        f"objective.{name}.every": every // math.gcd(every, section.d_steps)
+        for name, every in section.intervals.items()
     }
+    for number, term in enumerate(section.terms):
+        if term.network == "generator":
+            found[f"objective.terms.{number}.every"] = term.every
     if section.path_length is not None:
         found["objective.path_length.every"] = section.path_length.every
     return found

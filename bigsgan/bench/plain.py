@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bigsgan.adversarial import SampleDraws, build_source
-from bigsgan.adversarial.extras import Extras, build_extras
 from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
-from bigsgan.adversarial.terms import weighted
-from bigsgan.adversarial.watchers import Sum
+from bigsgan.adversarial.terms import Sum, Term, Termed, build_terms, due
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
@@ -99,16 +98,15 @@ class PlainLoop:
         recipe: Recipe,
         networks: dict[str, NetworkAndOptimizer],
         sources: Sources,
-        extras: Extras,
-        statistics: Statistics,
-        sum_over_ranks: Sum,
+        terms: Sequence[Term],
+        termed: Termed,
     ) -> None:
+        statistics, sum_over_ranks = termed.statistics, termed.sum_over_ranks
         self.nimg, self._statistics, self._sum_over_ranks = 0, statistics, sum_over_ranks
         self._recipe, self._generator, self._discriminator = recipe, networks["generator"], networks["discriminator"]
         self._reals, self._source, self._draws = sources.reals, sources.inputs, sources.draws
-        self._slices, self._extras, self._updates = sources.slices, extras, 0
-        self._g_objective = GeneratorObjective(recipe.objective, statistics, extras)
-        self._image_terms = [term for term in extras.terms if term.of_images]
+        self._slices, self._terms, self._updates = sources.slices, terms, 0
+        self._augmentation, self._teacher = termed.augmentation, next((t.targets for t in terms if t.targets), None)
         # Only for one micro-batch, whatever the engines' layout: DistributedDataParallel alternates forward and
         # backward passes.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
@@ -125,10 +123,12 @@ class PlainLoop:
 
     def __call__(self) -> None:
         """Make one update: D's steps, G's step, and the step of the EMA."""
-        recipe, extras, update = self._recipe, self._extras, self._updates
+        recipe, update = self._recipe, self._updates
         numbers = scheduled(recipe, self.nimg)
-        if extras.augmentation is not None and numbers.augmentation is not None:
-            extras.augmentation.fill_(numbers.augmentation)
+        if self._augmentation is not None and numbers.augmentation is not None:
+            self._augmentation.fill_(numbers.augmentation)
+        for term in self._terms:
+            term.begin_update(numbers.penalty_weights)
         for d_step in range(recipe.objective.d_steps):
             reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
             inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)
@@ -138,8 +138,8 @@ class PlainLoop:
         if not recipe.objective.reuse_fakes:
             inputs = self._source.inputs("generator", (update,), self._slices["generator"], reals)
         self._train_generator(inputs, update, reals, numbers)
-        for entry in extras.entries().values():
-            entry.finish_update(update, True)
+        for term in self._terms:
+            term.finish_update(update, True)
         self._updates += 1
         self.nimg += recipe.batch
         with torch.no_grad():
@@ -168,9 +168,9 @@ class PlainLoop:
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
-        path_length = self._extras.path_length
-        if path_length is not None and path_length.is_due(update):
-            return self._generator(batch, moving=moving, regularizer=path_length)
+        for term in due(self._terms, "generator", update):
+            if isinstance(term, PathLengthPenalty):
+                return self._generator(batch, moving=moving, regularizer=term)
         images = self._generator(batch, moving=moving)
         return images, images.new_zeros(())
 
@@ -179,7 +179,8 @@ class PlainLoop:
     ) -> None:
         section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
-        objective = DiscriminatorObjective(section, self._statistics, number, numbers.penalty_weights, self._extras)
+        num_made = self._recipe.generator.images_per_sample
+        objective = DiscriminatorObjective(self._terms, self._statistics, number, num_made)
         self._choose_kernels(objective.differentiates_inputs)
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws
@@ -187,14 +188,16 @@ class PlainLoop:
             noise = objective.noise(draws, counters, samples, real[0], fake)
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
-                batch, teacher = objective.batch(real, judged, noise), self._extras.teacher
-                targets = () if teacher is None else teacher(reals()[j], *real[2:])
+                batch = objective.batch(real, judged, noise)
+                targets = () if self._teacher is None else self._teacher(reals()[j], *real[2:])
                 loss = self._discriminator(batch, moving=self._every or j == 0, loss=objective, targets=targets)
                 self._discriminator.backward(loss)
         self._discriminator.update(numbers.discriminator)
 
     def _train_generator(self, inputs: Inputs, update: int, reals: Reals, numbers: Scheduled) -> None:
         part, section = self._slices["generator"]["generator"], self._recipe.objective
+        objective = GeneratorObjective(self._terms, self._statistics, update, section.pairs)
+        of_images = [term for term in due(self._terms, "generator", update) if term.of_images]
         self._discriminator.root.requires_grad_(False)
         self._choose_kernels(exact=False)
         for j in range(part.accumulation):
@@ -206,14 +209,14 @@ class PlainLoop:
                     moving = self._every or (j == 0 and not section.reuse_fakes)
                     fakes, loss = self._generate(inputs.generator(j), update, moving=moving)
                 real = None
-                if self._g_objective.pairs:
+                if objective.pairs:
                     real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
-                judged = self._g_objective.batch(real, judged)
-                loss = loss + self._discriminator.root(judged, self._every, loss=self._g_objective)
+                judged = objective.batch(real, judged)
+                loss = loss + self._discriminator.root(judged, self._every, loss=objective)
                 read = dict(zip(("images", "labels", "input_images"), (fakes, *inputs.conditions(j)), strict=False))
                 read["real_images"] = self._source.real(reals()[j])[0]
-                loss = loss + sum(weighted(self._image_terms, read, self._statistics))
+                loss = loss + sum(term.loss(read, self._statistics) for term in of_images)
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)
         self._generator.update(numbers.generator)
@@ -224,7 +227,11 @@ class PlainLoop:
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
         """Seeds for D's augmentations and noise of a micro-batch; empty if D draws nothing."""
-        return [self._draws.seeds(f"augment/{stream}", counters, samples)] if self._extras.seeded else []
+        return (
+            [self._draws.seeds(f"augment/{stream}", counters, samples)]
+            if self._recipe.discriminator_reads_seeds
+            else []
+        )
 
 
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
@@ -256,7 +263,7 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     source = build_source(recipe, sample_draws)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     stack = trainees["discriminator"].root.network
-    extras = build_extras(recipe, stack, statistics, device, total)
+    termed = Termed.of(stack, statistics, total)
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
-    return PlainLoop(recipe, trainees, sources, extras, statistics, total)
+    return PlainLoop(recipe, trainees, sources, build_terms(recipe, plan.objective, termed), termed)

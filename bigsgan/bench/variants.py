@@ -60,7 +60,7 @@ def _accumulated(recipe: Recipe) -> list[str]:
 def _methods(recipe: Recipe, method: str) -> list[str]:
     """Overrides with the method of all exact penalties."""
     names = [name for network in NETWORKS for name in recipe.objective.methods(network)]
-    return [f"objective.{name}.method={method}" for name in names]
+    return [f"objective.{name}.method={method}" for name in names if "." not in name]  # terms from outside follow
 
 
 def _penalized(method: str) -> Callable[[Recipe], list[str]]:

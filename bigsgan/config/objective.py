@@ -68,12 +68,16 @@ class GradientPenalty(Section):
     """As for R1."""
 
 
-def num_differentiated(exact: Collection[str], num_segments: int) -> int:
-    """Number of segments of D's batch at whose images D is differentiated, given the names of exact penalties.
+DIFFERENTIATED = {"r1": "real", "r2": "fake", "gradient_penalty": "between"}
+"""The segment of D's batch at whose images each penalty takes D's gradient."""
 
-    R1 alone needs the first, the real images; other penalties all ``num_segments``.
+
+def num_differentiated(at: Collection[str], num_segments: int) -> int:
+    """Number of segments of D's batch at whose images D is differentiated, given the names of those that are needed.
+
+    For the first, the real images, it is one; for others all ``num_segments``.
     """
-    return 0 if not exact else 1 if set(exact) == {"r1"} else num_segments
+    return 0 if not at else 1 if set(at) == {"real"} else num_segments
 
 
 class Segments(NamedTuple):
@@ -183,9 +187,14 @@ class OwnTerm(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; that of the function or class unless given."""
     network: Literal["generator", "discriminator"] = "generator"
-    """The network whose loss it enters. D's terms read logits."""
+    """The network whose loss it enters. D's terms read logits, or gradients."""
     weight: float = 1.0
     """Weight relative to the loss on logits."""
+    every: PositiveInt = 1
+    """Apply it on every so many steps of D, or updates of G, that many times as strongly."""
+    differentiates: list[Literal["real", "fake"]] = Field(default=[])
+    """The images at which D is differentiated for it: it takes ``real_gradients``, ``fake_gradients`` or both, the
+    gradients of D's logits at the images. Computed by the method of the penalties."""
     arguments: dict[str, Any] = Field(default={})
     """Further arguments of the function, or those of the class."""
 
@@ -193,6 +202,11 @@ class OwnTerm(Section):
     def label(self) -> str:
         """Name of its statistic."""
         return self.name or self.use.rpartition(":")[2].replace(".", "_")
+
+    @property
+    def method(self) -> Method:
+        """How it is computed, if it differentiates."""
+        return "auto"
 
 
 def _named(value: Any) -> Any:
@@ -239,6 +253,9 @@ class Objective(Section):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"
                 raise UserError(f"objective.terms.{number}.name", term.label, problem, remedy)
+            if term.differentiates and term.network == "generator":
+                field, remedy = f"objective.terms.{number}.differentiates", "set network: discriminator, or remove it"
+                raise UserError(field, term.differentiates, "must be empty with network=generator", remedy)
             taken.append(term.label)
         return self
 
@@ -254,10 +271,18 @@ class Objective(Section):
         return {name: penalty for name, penalty in (("r1", self.r1), ("r2", self.r2)) if penalty}
 
     @property
-    def exact_penalties(self) -> dict[str, Penalty | GradientPenalty]:
+    def exact_penalties(self) -> dict[str, Penalty | GradientPenalty | OwnTerm]:
         """Penalties on the gradient of D, by name, except finite differences."""
-        exact = {name: penalty for name, penalty in self.gradient_norms.items() if penalty.form == "exact"}
-        return exact | ({"gradient_penalty": self.gradient_penalty} if self.gradient_penalty else {})
+        found: dict[str, Penalty | GradientPenalty | OwnTerm] = {}
+        found |= {name: penalty for name, penalty in self.gradient_norms.items() if penalty.form == "exact"}
+        found |= {"gradient_penalty": self.gradient_penalty} if self.gradient_penalty else {}
+        return found | {f"terms.{n}": term for n, term in enumerate(self.terms) if term.differentiates}
+
+    @property
+    def intervals(self) -> dict[str, int]:
+        """By name, in every how many of D's steps a part of its loss is due, where that may be not in each."""
+        own = {f"terms.{n}": term.every for n, term in enumerate(self.terms) if term.network == "discriminator"}
+        return {name: penalty.every for name, penalty in self.gradient_norms.items()} | own
 
     def due(self, d_step: int) -> dict[str, Penalty]:
         """Return those of R1 and R2 that D's step of this number carries, by name."""
@@ -277,8 +302,11 @@ class Objective(Section):
         """Return the segments of D's micro-batches in this step."""
         due, interpolates = self.due(d_step), self.gradient_penalty is not None
         trains = 2 + sum(1 + p.antithetic for p in due.values() if p.form == "finite_difference") + interpolates
-        exact = self.exact_penalties.keys() - (self.gradient_norms.keys() - due.keys())
-        return Segments(trains, num_differentiated(exact, trains), bool(self.checked(d_step)))
+        at = set[str]()
+        for name, penalty in self.exact_penalties.items():
+            if d_step % self.intervals.get(name, 1) == 0:
+                at.update(penalty.differentiates if isinstance(penalty, OwnTerm) else [DIFFERENTIATED[name]])
+        return Segments(trains, num_differentiated(at, trains), bool(self.checked(d_step)))
 
     def methods(self, network: str) -> dict[str, Method]:
         """Return how a network's exact penalties are computed, by name: those on D's gradient, or G's path length."""

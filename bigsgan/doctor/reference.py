@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.adversarial import LatentSource, SampleDraws
-from bigsgan.adversarial.teacher import build_teacher
+from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.games import awake
@@ -72,10 +72,11 @@ class Reference:
     def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
         """Begin as a run of this recipe does, on a device or else the CPU."""
         self.recipe, self.device = recipe, device or torch.device("cpu")
-        # Of a loss from outside, a caller sets these four.
+        # Of a loss from outside, a caller sets these five.
         self.d_loss, self.g_loss = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
         self.pairs = recipe.objective.loss == "relativistic"
         self.image_terms: Any = lambda images, targets, labels: 0
+        self.penalty: Any = lambda d_step, real, fake: 0  # of images and logits, each
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
         for network in (self.g, self.d):
             avoid_fp16_on_a_cpu(network, self.device.type == "cuda")
@@ -245,7 +246,7 @@ class Reference:
             # Only the first of these forward passes moves the power iteration, before the others use it.
             logits_real = self._judged(x, *y, moving=every or j == 0)
             logits_fake = self._judged(fake, *c)
-            loss = self.d_loss(logits_real, logits_fake)
+            loss = self.d_loss(logits_real, logits_fake) + self.penalty(phase, (x, logits_real), (fake, logits_fake))
             if self.teacher is not None:
                 loss = loss + self._distance_to_teacher(reals[j], x, *y)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):

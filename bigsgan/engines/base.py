@@ -63,7 +63,7 @@ class Regularizer(Protocol):
     def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return the outputs and the inner tensor that the loss reads."""
 
-    def loss(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
+    def penalty(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
         """Return the mean loss over this rank's samples of the micro-batch; it can be differentiated twice."""
 
     def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:

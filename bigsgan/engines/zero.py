@@ -95,7 +95,7 @@ class Root(nn.Module):
                 outputs = network(*inputs, segments=loss.num_segments)
         # Outside ``moving_state``: a gradient taken here recomputes checkpointed layers, whose state must move once.
         if regularizer is not None:
-            return outputs, regularizer.loss(outputs, inner, inputs)
+            return outputs, regularizer.penalty(outputs, inner, inputs)
         assert loss is not None
         return loss(outputs, inputs, features)
 

@@ -25,7 +25,7 @@ class Statistics:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._dtype = torch.float32 if device.type in _NO_FLOAT64 else torch.float64
         self._device_sums: dict[str, Tensor] = {}
         self._host_sums: defaultdict[str, float] = defaultdict(float)
@@ -45,7 +45,7 @@ class Statistics:
         """
         # Detached, as a graph held by a running sum would keep the activations of every step alive.
         # Moved, as DeepSpeed computes some norms on the host (ZeRO 3 with offload).
-        held = value.detach().to(self._device, non_blocking=True)
+        held = value.detach().to(self.device, non_blocking=True)
         total = (held if num == 1 else held.expand(num)).sum(dtype=self._dtype)
         before = self._device_sums.get(name)
         # Out of place: a sum that was made in inference mode must not be changed outside it.
@@ -87,7 +87,7 @@ class Statistics:
         """
         names = self.names
         fingerprint = zlib.crc32("\n".join(names).encode()) % 2**20  # sums of squares are exact in float64
-        header = torch.tensor([1, fingerprint, fingerprint**2], dtype=self._dtype, device=self._device)
+        header = torch.tensor([1, fingerprint, fingerprint**2], dtype=self._dtype, device=self.device)
         num_ranks, total, squares = (int(each) for each in sum_over_ranks(header).tolist())
         if num_ranks * squares != total**2:  # a variance other than 0: the same answer on all ranks
             compare(names)
@@ -106,7 +106,7 @@ class Statistics:
         sums = self.empty(len(names))
         on_device, on_host, counts = sums.split(len(names)) if names else (sums, sums, sums)
         if self._device_sums:
-            zero = torch.zeros((), dtype=self._dtype, device=self._device)
+            zero = torch.zeros((), dtype=self._dtype, device=self.device)
             on_device.copy_(torch.stack([self._device_sums.get(name, zero) for name in names]))
         on_host.copy_(torch.tensor([self._host_sums.get(name, 0.0) for name in names], dtype=sums.dtype))
         counts.copy_(torch.tensor([self._counts[name] for name in names]))
@@ -123,7 +123,7 @@ class Statistics:
             if on_host:
                 self._host_sums[name] += on_host
             if on_device or not on_host:
-                total = torch.tensor(on_device, dtype=self._dtype, device=self._device)
+                total = torch.tensor(on_device, dtype=self._dtype, device=self.device)
                 before = self._device_sums.get(name)
                 self._device_sums[name] = total if before is None else before + total
 
@@ -141,7 +141,7 @@ class Statistics:
         """Return sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""
         host_sums = [self._host_sums.get(name, 0.0) for name in names]
         counts = [self._counts[name] for name in names]
-        vector = torch.tensor([*host_sums, *counts, fingerprint, 1], dtype=self._dtype, device=self._device)
+        vector = torch.tensor([*host_sums, *counts, fingerprint, 1], dtype=self._dtype, device=self.device)
         if self._device_sums:
             zero = vector.new_zeros(())
             vector[: len(names)] += torch.stack([self._device_sums.get(name, zero) for name in names])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.phases import game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
@@ -18,6 +19,9 @@ from bigsgan.planner.teaching import trace_program
 
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
 """By network, micro-batch and recipe: what ``count_layers`` has found."""
+LONGEST_PERIOD = 4096
+"""Updates in which lazy penalties are counted; where they repeat later, their shares are near enough."""
+
 METHODS = {"double_backward": "by a double backward", "forward_mode": "in forward mode"}
 
 
@@ -71,13 +75,13 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
     A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
     forward and back to the images, with R1 alone to real ones: 2; then tangents accompany the values in training: 3.
     """
-    every = next((penalty.every for penalty in plan.objective.gradient_norms.values()), 1)
+    period = min(math.lcm(*plan.objective.intervals.values()), LONGEST_PERIOD)
     passes = 0
-    for number, times in ((0, 1), (1, every - 1)):
+    for number in range(period):
         trains, differentiated, _ = game_of(plan, number).segments
         exact = 3 * trains * (differentiated > 0) + (2 * differentiated if method == "forward_mode" else 0)
-        passes += times * (3 * (trains - 2) + exact)
-    return plan.recipe.objective.d_steps * passes * discriminator // every
+        passes += 3 * (trains - 2) + exact
+    return plan.recipe.objective.d_steps * passes * discriminator // period
 
 
 def _count_path_length(plan: RunPlan, method: str) -> int:

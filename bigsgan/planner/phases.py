@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Phase, UpdateGame, phases_of

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
-from bigsgan.planner.counting import count_heads, count_layers, stage_bounds
+from bigsgan.planner.counting import LONGEST_PERIOD, count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
@@ -101,10 +101,6 @@ class UpdateWork:
         )
 
 
-_LONGEST = 4096
-"""Updates in which kinds are counted; where they repeat later, their shares are near enough."""
-
-
 def count_update(plan: RunPlan) -> UpdateWork:
     """Count the work of both networks; lazy penalties in so many updates as carry them."""
     return UpdateWork(plan, {network: _count_stages(plan, network) for network in NETWORKS}, _kinds(plan))
@@ -123,7 +119,7 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
 def _kinds(plan: RunPlan) -> list[UpdateKind]:
     objective, batch = plan.objective, plan.recipe.batch
     path = objective.path_length
-    period = min(_LONGEST, math.lcm(*(p.every for p in (*objective.gradient_norms.values(), path) if p)))
+    period = min(LONGEST_PERIOD, math.lcm(*objective.intervals.values(), path.every if path else 1))
     found: Counter[UpdateGame] = Counter()
     for number in range(period):
         game = game_of(plan, number)

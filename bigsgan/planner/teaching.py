@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.teacher import build_teacher, distances
+from bigsgan.adversarial.terms.teacher import build_teacher, distances
 from bigsgan.config import Recipe
 from bigsgan.config.families.transformers import TransformerNetwork
 from bigsgan.data import ShownImages

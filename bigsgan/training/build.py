@@ -13,9 +13,9 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
-from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
+from bigsgan.adversarial.terms import Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
@@ -52,6 +52,9 @@ from bigsgan.training.state import Counters, EMAState, EngineState
 
 DATA = "data"
 """Key of a manifest's layout with the fingerprint of the data set."""
+
+KEPT_IMAGES = "kept_images"
+"""Name of the entry of images for D's next update, where updates overlap."""
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
@@ -112,17 +115,19 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
-    sums = comm.sum_over_ranks, engines["generator"].sum_over_replicas
     stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
-    extras = build_extras(recipe, engines["discriminator"].network, statistics, device, *sums, stale)
+    ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks)
+    ours = ours._replace(sum_over_generator=engines["generator"].sum_over_replicas)
+    terms = build_terms(recipe, plan.objective, ours)
     ema_state = EMAState(engines["generator"], ema)
-    entries, reports = {**_entries(plan, engines, ema_state, counters), **extras.entries()}, Reports(statistics)
+    entries, reports = _entries(plan, engines, ema_state, counters), Reports(statistics)
+    entries |= states(terms) | ({} if stale is None else {KEPT_IMAGES: stale})
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
-    sources = Sources(reals, source, sample_draws, slices)
-    step = AdversarialStep(executor, plan, sources, statistics, extras)
+    sources = Sources(reals, source, sample_draws, slices, stale)
+    step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(

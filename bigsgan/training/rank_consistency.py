@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bigsgan.adversarial.teacher import PATH as TEACHER_PATH
-from bigsgan.adversarial.teacher import teacher_digest
+from bigsgan.adversarial.terms.teacher import PATH as TEACHER_PATH
+from bigsgan.adversarial.terms.teacher import teacher_digest
 from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.data import Data

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-from bigsgan.adversarial.objectives import DiscriminatorObjective
+from bigsgan.adversarial.terms import GradientNorm
 from bigsgan.checkpoint import saver
 from bigsgan.doctor import arithmetic, examine, registry
 from bigsgan.doctor import ranks as doctor_ranks
@@ -111,10 +111,10 @@ def swapped_hand_over():
 
 
 def heavier_penalty():
-    def penalty(original, self, name, square):
-        return 1.01 * original(self, name, square)
+    def of_squares(original, self, squares):
+        return 1.01 * original(self, squares)
 
-    return wrapped(DiscriminatorObjective, "_penalty", penalty)
+    return wrapped(GradientNorm, "of_squares", of_squares)
 
 
 def ema_that_stays():

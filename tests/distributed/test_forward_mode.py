@@ -109,7 +109,7 @@ def lengths(overrides, ds):
     run, found = scenarios.build(overrides, ds), []
     for _ in range(3):
         scenarios.update(run, 1)
-        found.append(float(run.step._extras.path_length.state()["average"]))
+        found.append(float(run.entries["path_length"].state()["average"]))
     scenarios.destroy(run)
     return found
 

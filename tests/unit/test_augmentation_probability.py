@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.augmentation import AdaptiveProbability, adjusted_probability
+from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability, adjusted_probability
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data
 from bigsgan.errors import UserError

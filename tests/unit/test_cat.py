@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from bigsgan.adversarial.terms import Term, image_gradient
+from bigsgan.adversarial.terms import FunctionTerm, image_gradient
 from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.config import load_recipe, objective
 from bigsgan.config.data import Data
@@ -349,7 +349,7 @@ def test_consistency_is_the_gradient_of_weighted_distances_to_the_last_image():
     h0, h1, h2, h3 = images.chunk(4, dim=1)
     loss = (F.mse_loss(h0, h3) / 3 + F.mse_loss(h1, h3) / 2 + F.mse_loss(h2, h3)) / 3
     (expected,) = torch.autograd.grad(0.1 * loss, images)
-    term = Term("consistency", "generator", 0.1, ("images",), partial(consistency, 4))
+    term = FunctionTerm("consistency", "generator", 0.1, ("images",), partial(consistency, 4))
     assert_close(image_gradient([term], {"images": images}, statistics), expected)
     assert statistics.reduce(lambda sums: sums)["loss/consistency"] == pytest.approx(loss.item())
 

@@ -7,8 +7,8 @@ import torch
 import torch.autograd.forward_ad as forward_mode
 import torch.nn.functional as functional
 
-from bigsgan.adversarial.losses import LOSSES
-from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
+from bigsgan.adversarial.terms.losses import LOSSES
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.config.objective import PathLength
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
@@ -257,7 +257,7 @@ def test_path_length(tmp_path, game, shrink):
         for _ in range(micro_batches):
             seeds = torch.randint(10**6, (NUM,), generator=draw)
             inputs = torch.randn(NUM, 8, generator=draw).double(), torch.randint(10, (NUM,), generator=draw), seeds
-            value = twice.loss(*twice.forward(network, inputs), inputs)
+            value = twice.penalty(*twice.forward(network, inputs), inputs)
             expected = torch.autograd.grad(value, parameters, materialize_grads=True)
 
             ahead, rest = network.part(0, 1), network.part(1, len(network.layers))

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from bigsgan.adversarial.extras import Extras
-from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, statistic_names
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.objective import Objective
 from bigsgan.models import gat
@@ -74,7 +74,7 @@ def networks(dtype):
 def objective():
     section = Objective(loss="relativistic", r1={"weight": 0.4, **SLOPE}, r2={"weight": 0.2, **SLOPE})
     statistics = Statistics(torch.device("cpu"))
-    statistics.declare(*statistic_names(section))
+    statistics.declare(*(name for term in stateless_terms(section) for name in term.statistics))
     return section, statistics
 
 
@@ -116,7 +116,7 @@ def check(network, record, name, convert, rate):
 def test_an_update_of_the_discriminator(record, networks):
     g, d = networks
     section, statistics = objective()
-    game = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=LEVELS))
+    game = DiscriminatorObjective(stateless_terms(section), statistics, 0, LEVELS)
     with torch.no_grad():
         made = g(record["z"], record["y"])
     real = record["images"], record["y"], record["seeds.real"]
@@ -134,7 +134,7 @@ def test_an_update_of_the_generator(record, networks):
     for key, value in weights.discriminator_state(part(record, "D_step.")).items():
         d.state_dict()[key].add_(value)
     section, statistics = objective()
-    game = GeneratorObjective(section, statistics)
+    game = GeneratorObjective(stateless_terms(section), statistics, pairs=section.pairs)
     real = record["images"], record["y"], record["seeds.judged_real"]
     fake = g(record["z"], record["y"]), record["y"], record["seeds.judged_fake"]
     batch = game.batch(real, fake)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.losses import LOSSES, LogitLoss
+from bigsgan.adversarial.terms.losses import LOSSES, LogitLoss
 from bigsgan.config.objective import Objective
 
 REAL = np.array([2.0, -1.5, 0.25, 1.125, -0.75])

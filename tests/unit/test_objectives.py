@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.extras import Extras
 from bigsgan.adversarial.latents import SampleDraws
-from bigsgan.adversarial.losses import LOSSES
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.terms import stateless_terms
+from bigsgan.adversarial.terms.losses import LOSSES
 from bigsgan.config.objective import Objective, Penalty
 from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
@@ -46,7 +46,7 @@ def linear(a: Tensor, x: Tensor) -> Tensor:
 
 def made(phase: int = 0, **section: object) -> tuple[DiscriminatorObjective, Statistics]:
     statistics = Statistics(torch.device("cpu"))
-    return DiscriminatorObjective(Objective.model_validate(section), statistics, phase), statistics
+    return DiscriminatorObjective(stateless_terms(Objective.model_validate(section)), statistics, phase), statistics
 
 
 def means(statistics: Statistics) -> dict[str, float]:
@@ -68,7 +68,7 @@ def test_exact_penalties(loss, every, penalties):
     penalties = {name: penalty.model_copy(update={"every": every}) for name, penalty in penalties.items()}
     objective, statistics = made(phase=8, loss=loss, **penalties)
     assert objective.differentiates_inputs
-    assert objective.perturbed == []
+    assert objective.segments.trains == 2
     a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)
     batch = objective.batch(real, fake, {})
     value = penalized_loss(objective, lambda x: quadratic(a, x), batch)
@@ -94,7 +94,10 @@ def test_the_update_may_give_the_weights_of_penalties():
     found = {}
     for weights in ({}, {"r1": 6.0}, {"r1": 0.0, "r2": 0.0}):
         statistics = Statistics(torch.device("cpu"))
-        objective = DiscriminatorObjective(Objective(r1=R1, r2=R2), statistics, 0, weights)
+        terms = stateless_terms(Objective(r1=R1, r2=R2))
+        for term in terms:
+            term.begin_update(weights)
+        objective = DiscriminatorObjective(terms, statistics, 0)
         penalized_loss(objective, lambda x: quadratic(coefficients(), x), objective.batch(real, fake, {}))
         found[len(found)] = means(statistics)
     assert found[1]["penalty/r1"] == pytest.approx(2 * found[0]["penalty/r1"])  # 3.0 in the section
@@ -129,7 +132,7 @@ def test_without_penalties_no_phase_is_penalized():
         objective, _ = made(phase)
         assert not objective.checked
         assert not objective.differentiates_inputs
-        assert objective.perturbed == []
+        assert objective.segments.trains == 2
 
 
 def finite(weight: float, sigma: float, every: int = 1, antithetic: bool = False) -> Penalty:
@@ -141,14 +144,14 @@ def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
     objective, _ = made(0, **section)
     real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
     noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
-    assert objective.perturbed == ["r1", "r2"]
+    assert objective.segments.trains == 4
     assert not objective.differentiates_inputs
     together, labels = objective.batch(real, fake, noise)
     expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"], fake[0] + 0.3 * noise["r2"]]
     assert torch.equal(together, torch.cat(expected))
     assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
     objective, _ = made(1, **section)
-    assert objective.perturbed == []
+    assert objective.segments.trains == 2
     together, labels = objective.batch(real, fake, {})
     assert torch.equal(together, torch.cat(expected[:2]))
     assert labels.tolist() == [1] * 3 + [2] * 3
@@ -212,7 +215,7 @@ def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
     """A real image stands in the place of each: R1 is on the gradient of D(x, x, x) by x, and R2 by all three."""
     statistics = Statistics(torch.device("cpu"))
     section = Objective(loss="wasserstein", **dict.fromkeys(names, R1))
-    objective = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=3))
+    objective = DiscriminatorObjective(stateless_terms(section), statistics, 0, 3)
     a = torch.linspace(-1, 2, 12).view(3, 2, 2).requires_grad_()
     fake = torch.cat([images(f"fake{level}", 5) for level in range(3)], dim=1)
     (real, labels), at = labelled("real", 5, 1), {}
@@ -232,7 +235,7 @@ def test_exact_penalties_where_g_makes_several_images_of_a_sample(names):
 
 def test_finite_differences_perturb_all_copies_of_a_real_image_alike():
     section = Objective(r1=finite(1.0, 0.1), r2=finite(1.0, 0.3))
-    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 0, extras=Extras(images_per_sample=2))
+    objective = DiscriminatorObjective(stateless_terms(section), Statistics(torch.device("cpu")), 0, 2)
     real, fake = labelled("real", 3, 1), (torch.cat([images("coarse", 3), images("fine", 3)], dim=1), torch.ones(3))
     drawn = objective.noise(SampleDraws(Draws(0), torch.device("cpu")), (0,), range(3), real[0], fake[0])
     assert {name: x.shape for name, x in drawn.items()} == {"r1": real[0].shape, "r2": fake[0].shape}
@@ -264,7 +267,8 @@ def test_statistics_of_the_discriminator():
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_the_generators_objective(loss):
     statistics = Statistics(torch.device("cpu"))
-    objective = GeneratorObjective(Objective.model_validate({"loss": loss, "r1": R1}), statistics)
+    section = Objective.model_validate({"loss": loss, "r1": R1})
+    objective = GeneratorObjective(stateless_terms(section), statistics, pairs=section.pairs)
     assert not objective.differentiates_inputs  # penalties are the discriminator's
     assert objective.pairs == (loss == "relativistic")
     a, real, fake = coefficients(), labelled("real", 5, 1), labelled("fake", 5, 2)

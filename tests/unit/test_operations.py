@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients
-from bigsgan.adversarial.path_length import PathLengthPenalty, Probed
+from bigsgan.adversarial.terms import stateless_terms
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
@@ -98,7 +99,7 @@ def test_operations_of_penalties(name, method, tmp_path):
     num, found = plan.engines["discriminator"].micro_batch_size, []
     without = plan.objective.model_copy(update={"r1": None, "r2": None, "gradient_penalty": None})
     for objective in (plan.objective, without):
-        loss = DiscriminatorObjective(objective, Statistics(META), 0)
+        loss = DiscriminatorObjective(stateless_terms(objective), Statistics(META), 0)
         inputs = meta_inputs(plan, "discriminator", num * loss.num_segments)
         found.append(operations(partial(d_step, network, loss, inputs, method)) / num)
     # Of the first layer an ordinary pass does not go back to the images.
@@ -124,7 +125,7 @@ def g_pass(network, regularizer, inputs, method):
     """G's passes of one update with path length, as the engines compute them."""
     if method == "double_backward":
         images, styles = regularizer.forward(network, inputs)
-        (images.sum() + regularizer.loss(images, styles, inputs)).backward()
+        (images.sum() + regularizer.penalty(images, styles, inputs)).backward()
         return
     ahead, rest = network.part(0, regularizer.ahead), network.part(regularizer.ahead, len(network.layers))
     network.requires_grad_(False)
@@ -183,12 +184,14 @@ def test_operations_of_heads_for_a_teacher(tmp_path, family):
     plan = tiny_plan(tmp_path, 1, [*TINY_GAMES[family], "objective.teacher={path: away.pt}"], both(0))
     with META:
         network = build_network(plan.recipe, "discriminator").train()
-    loss = DiscriminatorObjective(plan.objective, Statistics(META), 0)
+    terms = stateless_terms(plan.objective)
+    loss = DiscriminatorObjective(terms, Statistics(META), 0)
     inputs = meta_inputs(plan, "discriminator", 8 * loss.num_segments)
 
     def step(predicts):
         if not predicts:
-            return loss(network(*inputs, segments=2), inputs)
+            without = DiscriminatorObjective([each for each in terms if each.name != "teacher"], Statistics(META), 0)
+            return without(network(*inputs, segments=2), inputs)
         outputs, predictions = network.with_predictions(*inputs, segments=2)
         return loss(outputs, inputs, (predictions, *empty_targets(plan.recipe, None, 8)))
 

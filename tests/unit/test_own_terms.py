@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bigsgan import plugins
-from bigsgan.adversarial.terms import adversarial_loss, build_terms, image_gradient
+from bigsgan.adversarial.terms import image_gradient
+from bigsgan.adversarial.terms.own import adversarial_loss, own_terms
 from bigsgan.errors import UserError
 from bigsgan.monitor import Statistics
 from tests.own_losses import Wing
@@ -19,13 +20,21 @@ def given(monkeypatch):
 
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
-NAMES += ["of_reals", "of_two", "without_gradient", "of_both", "of_pixels", "broken", "F"]
+NAMES += [
+    "of_reals",
+    "of_two",
+    "Slopes",
+    "of_gradients_and_logits",
+    "without_gradient",
+    "of_both",
+    "of_pixels",
+    "broken",
+    "F",
+]
 
 
 def terms(tmp_path, section, *overrides):
-    return build_terms(
-        tiny_recipe(tmp_path, *overrides, f"objective.terms=[{{use: 'tests.own_losses:{section}}}]"), CPU
-    )
+    return own_terms(tiny_recipe(tmp_path, *overrides, f"objective.terms=[{{use: 'tests.own_losses:{section}}}]"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +46,9 @@ def terms(tmp_path, section, *overrides):
         ("without_gradient'", "has no gradient"),
         ("of_reals'", "has no gradient"),  # of G's: the images are not its own
         ("of_two'", "fails for one random sample: IndexError"),
-        ("of_both'", "must read images or logits, not both"),
+        ("of_both'", "must read images, logits or gradients, not several"),
+        ("of_gradients_and_logits', network: discriminator", "must read images, logits or gradients, not several"),
+        ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
         ("Wing', network: discriminator, arguments: {width: 1.0}", "cannot be called: its call takes images"),
         ("broken'", "fails for random samples: RuntimeError: shape '[-1, 7]' is invalid"),
@@ -57,6 +68,7 @@ def test_what_is_no_term_is_refused(tmp_path, section, message):
         ("Wing', arguments: {widht: 1.0}", "objective.terms.0.arguments.widht"),
         ("Wing'", "objective.terms.0.arguments.width"),
         ("of_pixels'", "objective.terms.0.arguments.pixels"),
+        ("Slopes', network: discriminator, arguments: {scale: 1.0}", "objective.terms.0.differentiates"),
         ("bounded', network: discriminator, arguments: {power: 1}", "objective.terms.0.arguments.power"),
     ],
 )
@@ -94,8 +106,7 @@ def test_a_loss_of_logits(tmp_path):
 
 def test_the_inputs_of_pairs_are_read(tmp_path):
     section = "Wing', weight: 2.0, arguments: {width: 0.5}"
-    ours, term = terms(tmp_path, section, *TINY_GAMES["pix2pix"])
-    assert ours.name == "l1"
+    (term,) = terms(tmp_path, section, *TINY_GAMES["pix2pix"])
     assert term.reads == ("images", "real_images")
     statistics = Statistics(CPU)
     images, targets = torch.full((2, 1, 2, 2), 0.25), torch.zeros(2, 1, 2, 2)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from bigsgan.adversarial.objectives import GeneratorObjective
-from bigsgan.adversarial.path_length import NAME, PathLengthPenalty
-from bigsgan.adversarial.terms import Term, image_gradient
+from bigsgan.adversarial.terms import FunctionTerm, image_gradient, stateless_terms
 from bigsgan.adversarial.terms.l1 import l1
-from bigsgan.adversarial.watchers import LogitAnchors
+from bigsgan.adversarial.terms.lecam import LeCam
+from bigsgan.adversarial.terms.path_length import NAME, PathLengthPenalty
 from bigsgan.bench.arithmetic import arithmetic_of, matrix_precision
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS
-from bigsgan.config.objective import LeCam, Objective, PathLength
+from bigsgan.config import objective as sections
+from bigsgan.config.objective import Objective, PathLength
 from bigsgan.engines.build import on_this_machine
 from bigsgan.models import noise
 from bigsgan.models.build import network_on_meta
@@ -151,24 +152,24 @@ def test_gradient_penalty_of_a_quadratic_discriminator():
 
 
 def test_lecam_keeps_logits_near_their_averages():
-    anchors = LogitAnchors(LeCam(weight=1, decay=0.75), CPU, alone)
+    anchors = LeCam(sections.LeCam(weight=1, decay=0.75), CPU, alone)
     real, fake = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 0.0])
-    assert anchors.penalty(real, fake) == 0  # nothing is known yet
+    assert anchors.value(real, fake) == 0  # nothing is known yet
     anchors.observe(real, fake)
     anchors.finish_update(0, applied=True)  # averages 2 and -0.5
-    assert anchors.penalty(real, fake).item() == pytest.approx((1.5**2 + 3.5**2) / 2 + (3.0**2 + 2.0**2) / 2)
-    assert anchors.penalty(torch.tensor([-1.0]), torch.tensor([4.0])) == 0
+    assert anchors.value(real, fake).item() == pytest.approx((1.5**2 + 3.5**2) / 2 + (3.0**2 + 2.0**2) / 2)
+    assert anchors.value(torch.tensor([-1.0]), torch.tensor([4.0])) == 0
     anchors.observe(torch.tensor([6.0]), torch.tensor([-4.5]))
     anchors.finish_update(1, applied=False)  # a skipped update teaches nothing
     anchors.observe(torch.tensor([4.0]), torch.tensor([-2.5]))
     anchors.finish_update(2, applied=True)  # 0.75 * 2 + 0.25 * 4 = 2.5, and -1
-    assert anchors.penalty(real, fake).item() == pytest.approx((2.0**2 + 4.0**2) / 2 + (3.5**2 + 2.5**2) / 2)
+    assert anchors.value(real, fake).item() == pytest.approx((2.0**2 + 4.0**2) / 2 + (3.5**2 + 2.5**2) / 2)
 
 
 @pytest.mark.parametrize("lost", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("side", ["real", "fake"])
 def test_lecam_keeps_its_averages_where_only_an_earlier_step_of_d_was_skipped(lost, side):
-    anchors = LogitAnchors(LeCam(weight=1, decay=0.75), CPU, alone)
+    anchors = LeCam(sections.LeCam(weight=1, decay=0.75), CPU, alone)
     overflowed = torch.tensor([lost, 1.0])
     real, fake = (overflowed, torch.ones(2)) if side == "real" else (torch.ones(2), overflowed)
     for known in ([0, 0, 0], [2, -0.5, 1]):
@@ -196,7 +197,7 @@ def test_path_length_of_a_linear_generator(shrink):
         inputs = (torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(1), requires_grad=True), seeds)
         images, styles = penalty.forward(network, inputs)
         assert torch.equal(images, network(*inputs))
-        value = penalty.loss(images, styles, inputs)
+        value = penalty.penalty(images, styles, inputs)
         pl_mean = pl_mean.lerp(lengths.mean(), 0.5).detach()
         expected = (lengths - pl_mean).square().mean()
         assert value.item() == pytest.approx(4 * 3 * expected.item(), rel=1e-5)
@@ -221,7 +222,7 @@ def test_the_mean_length_moves_with_the_micro_batches_of_all_ranks_and_once_an_u
         seen = []
         for part in (slice(0, 2), slice(2, 4)):
             inputs = (styles[part], seeds[part])
-            value = penalty.loss(*penalty.forward(LinearStyles(matrix), inputs), inputs)
+            value = penalty.penalty(*penalty.forward(LinearStyles(matrix), inputs), inputs)
             seen += [*lengths[part].tolist(), 10.0, 10.0]
             mean = 0.25 * sum(seen) / len(seen)
             assert value.item() == pytest.approx((lengths[part] - mean).square().mean().item(), rel=1e-5)
@@ -257,7 +258,7 @@ def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():
     statistics.declare("loss/l1")
     loss = (images - targets).abs().mean()
     (expected,) = torch.autograd.grad(10 * loss, images)
-    term = Term("l1", "generator", 10, ("images", "real_images"), l1)
+    term = FunctionTerm("l1", "generator", 10, ("images", "real_images"), l1)
     inputs = {"images": images, "real_images": targets}
     torch.testing.assert_close(image_gradient([term], inputs, statistics), expected)
     assert means(statistics)["loss/l1"] == pytest.approx(loss.item())
@@ -265,7 +266,9 @@ def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():
 
 def test_feature_matching_is_a_mean_over_layers():
     statistics = Statistics(CPU)
-    objective = GeneratorObjective(Objective(loss="least_squares", feature_matching=3.0), statistics)
+    objective = GeneratorObjective(
+        stateless_terms(Objective(loss="least_squares", feature_matching=3.0)), statistics, pairs=True
+    )
     features = [torch.tensor([[1.0, 2.0], [4.0, 0.0]]), torch.tensor([[5.0], [4.0]])]  # real before fake
     for feature in features:
         feature.requires_grad_()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.extras import build_extras
 from bigsgan.adversarial.latents import LatentSource, SampleDraws
 from bigsgan.adversarial.step import AdversarialStep, Scheduled, Sources
+from bigsgan.adversarial.terms import Termed, build_terms
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.data import LabelledImages, Slice
 from bigsgan.draws import Draws
@@ -180,6 +180,16 @@ class NoReals:
         raise AssertionError("nothing is computed")
 
 
+class Recording:
+    """An executor that computes nothing."""
+
+    def __init__(self, engines, found: list[Phase]) -> None:
+        self.engines, self.found = engines, found
+
+    def __call__(self, works) -> None:
+        self.found += [work.phase for work in works]
+
+
 def asked_phases(plan: RunPlan) -> list[Phase]:
     """Phases of an update with the samples that AdversarialStep gives them."""
     recipe, found = plan.recipe, list[Phase]()
@@ -195,10 +205,11 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
     statistics = Statistics(cpu)
-    extras = build_extras(recipe, LayerStack([]), statistics, cpu, lambda tensor: tensor)
-    step = AdversarialStep(executor, plan, sources, statistics, extras)
-    step.executor = lambda works: found.extend(work.phase for work in works)
-    step.generator.outcomes = step.discriminator.outcomes = SimpleNamespace(last=True)
+    terms = build_terms(recipe, plan.objective, Termed(statistics, cpu, lambda tensor: tensor))
+    step = AdversarialStep(executor, plan, sources, statistics, terms)
+    for engine in executor.engines.values():
+        engine.outcomes = SimpleNamespace(last=True)
+    step.executor = Recording(executor.engines, found)
     step(0, Scheduled(Rates(0.1), Rates(0.1), {}))
     return found
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bigsgan.adversarial.teacher import distances
+from bigsgan.adversarial.terms.teacher import distances
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.extras import Extras
-from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients, statistic_names
+from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients
+from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.config.objective import Objective
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
@@ -56,9 +56,13 @@ def network(sharpness: float = 1.0) -> LayerStack:
     return LayerStack(layers).double()
 
 
+def statistic_names(section: dict[str, object]) -> list[str]:
+    return [name for term in stateless_terms(Objective.model_validate(section)) for name in term.statistics]
+
+
 def made(phase: int = 0, **section: object) -> tuple[DiscriminatorObjective, Statistics]:
     statistics = Statistics(torch.device("cpu"))
-    return DiscriminatorObjective(Objective.model_validate(section), statistics, phase), statistics
+    return DiscriminatorObjective(stateless_terms(Objective.model_validate(section)), statistics, phase), statistics
 
 
 def batch_of(objective: DiscriminatorObjective, num: int = 5) -> tuple[Tensor, ...]:
@@ -102,7 +106,7 @@ def test_tangents_and_a_double_backward_give_the_same_gradient(name):
 def test_real_images_alone_are_the_first_segment_of_the_batch(name):
     """They are repeated once for each image of a sample."""
     section = Objective.model_validate({"loss": "non_saturating", **PENALTIES[name]})
-    objective = DiscriminatorObjective(section, Statistics(torch.device("cpu")), 8, extras=Extras(images_per_sample=2))
+    objective = DiscriminatorObjective(stateless_terms(section), Statistics(torch.device("cpu")), 8, 2)
     draw = torch.Generator().manual_seed(3)
     real, fake = (torch.randn(5, channels, 3, 3, generator=draw) for channels in (2, 4))
     noise = {"r1": torch.randn(5, 2, 3, 3, generator=draw), "gradient_penalty": torch.rand(5, 1, 1, 1, generator=draw)}
@@ -153,7 +157,7 @@ def test_a_check_is_of_the_same_directions(antithetic, sharpness):
     (grads,) = torch.autograd.grad(value, images)
     objective.note_gradients(images.detach(), grads / loss.scale)
     found = means(statistics)
-    assert sorted(found) == sorted(n for n in statistic_names(Objective.model_validate(sections)) if n in found)
+    assert sorted(found) == sorted(n for n in statistic_names(sections) if n in found)
     assert len(found) == 6
 
     moved, errors = images.detach().chunk(objective.num_segments), []
@@ -210,17 +214,21 @@ def test_an_alarm_tells_of_what_a_discriminator_does_not_resolve(tmp_path, dtype
     assert list(raised) == (["penalty_is_off/r1"] if is_off else []), found
 
 
+def checks(phase: int, **section: object) -> list[str]:
+    return [term.name for term in made(phase, **section)[0].checked]
+
+
 def test_every_so_many_penalized_phases_are_checked():
     finite = {"weight": 1.0, "form": "finite_difference", "sigma": 0.1, "every": 3}
     section = {"r1": {**finite, "check_every": 4}, "r2": {**finite, "check_every": 2}}
-    found = {phase: checked for phase in range(40) if (checked := made(phase, **section)[0].checked)}
+    found = {phase: checked for phase in range(40) if (checked := checks(phase, **section))}
     assert found == {0: ["r1", "r2"], 6: ["r2"], 12: ["r1", "r2"], 18: ["r2"], 24: ["r1", "r2"], 30: ["r2"], 36: [
         "r1", "r2",
     ]}  # fmt: skip
     never = {"r1": {**finite, "check_every": 0}}
-    assert not any(made(phase, **never)[0].checked for phase in range(40))
-    assert not any("exact" in name for name in statistic_names(Objective.model_validate(never)))
-    assert not made(0, r1={"weight": 1.0})[0].checked
+    assert not any(checks(phase, **never) for phase in range(40))
+    assert not any("exact" in name for name in statistic_names(never))
+    assert not checks(0, r1={"weight": 1.0})
 
 
 @pytest.mark.parametrize(

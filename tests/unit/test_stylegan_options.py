@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from bigsgan.adversarial.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.config.objective import PathLength
 from bigsgan.errors import UserError

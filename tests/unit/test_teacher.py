@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
-from bigsgan.adversarial.extras import Extras
-from bigsgan.adversarial.objectives import DiscriminatorObjective, statistic_names
-from bigsgan.adversarial.teacher import PATH, Teacher, build_teacher
+from bigsgan.adversarial.objectives import DiscriminatorObjective
+from bigsgan.adversarial.terms import stateless_terms
+from bigsgan.adversarial.terms.teacher import PATH, Teacher, build_teacher
 from bigsgan.config import objective as sections
 from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator
@@ -89,8 +89,9 @@ def test_losses_and_gradients_are_the_published_ones(record, side):
     section = Objective(loss="relativistic", teacher={"path": "dinov2.pt", "weight": 0.7, "width": 6, "hidden": 10})
     assert section.teacher is not None
     network, statistics = discriminator(record, section.teacher), Statistics(CPU)
-    statistics.declare(*statistic_names(section))
-    game = DiscriminatorObjective(section, statistics, 0, extras=Extras(images_per_sample=4))
+    terms = stateless_terms(section)
+    statistics.declare(*(name for term in terms for name in term.statistics))
+    game = DiscriminatorObjective(terms, statistics, 0, 4)
     made = record["made"].double().transpose(0, 1).flatten(1, 2)
     batch = game.batch((record["images"].double(), record["y"]), (made, record["y"]), {})
     targets = record[f"{side}.class"].double(), record[f"{side}.patches"].double()

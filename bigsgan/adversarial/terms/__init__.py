@@ -1,30 +1,145 @@
-"""The terms of the losses: parts beside the adversarial loss and the penalties on gradients."""
+"""The terms of a game's losses, one file each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability
+from bigsgan.adversarial.terms.adversarial import OfDiscriminator, OfGenerator
 from bigsgan.adversarial.terms.consistency import consistency
+from bigsgan.adversarial.terms.feature_matching import FeatureMatching
+from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
+from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.l1 import l1
+from bigsgan.adversarial.terms.lecam import LeCam
+from bigsgan.adversarial.terms.losses import LOSSES, over_maps
 from bigsgan.adversarial.terms.own import adversarial_loss, own_terms
-from bigsgan.adversarial.terms.term import IMAGES, LOGITS, Term, image_gradient, weighted
+from bigsgan.adversarial.terms.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
+from bigsgan.adversarial.terms.term import (
+    FEATURES,
+    GRADIENTS,
+    IMAGES,
+    LOGITS,
+    FunctionTerm,
+    Sum,
+    Term,
+    due,
+    image_gradient,
+)
+from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
+from bigsgan.config.objective import Objective, OwnLoss
+from bigsgan.models.augment import AdaptiveAugment
+from bigsgan.models.network import LayerStack
+from bigsgan.monitor import Statistics
 
-__all__ = ["IMAGES", "LOGITS", "Term", "adversarial_loss", "build_terms", "image_gradient", "weighted"]
+__all__ = [
+    "FEATURES",
+    "GRADIENTS",
+    "IMAGES",
+    "LOGITS",
+    "PREDICTED",
+    "FiniteDifference",
+    "FunctionTerm",
+    "GradientNorm",
+    "Sum",
+    "Term",
+    "Termed",
+    "build_terms",
+    "due",
+    "gradient_terms",
+    "image_gradient",
+    "stateless_terms",
+    "states",
+]
 
 
-def build_terms(recipe: Recipe, device: torch.device) -> tuple[Term, ...]:
-    """Return the terms of a recipe: ours, then those from outside.
+class Termed(NamedTuple):
+    """What terms with state or a program need of a rank."""
+
+    statistics: Statistics
+    device: torch.device
+    sum_over_ranks: Sum
+    sum_over_generator: Sum | None = None  # the same over the ranks that hold G; by default all ranks
+    augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
+    predicts: bool = False  # whether this rank's layers of D predict a teacher's features
+    map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
+
+    @classmethod
+    def of(cls, discriminator: LayerStack, statistics: Statistics, sum_over_ranks: Sum) -> Termed:
+        """Return what a rank with these layers of D has."""
+        p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
+        last = next(reversed([*discriminator.layers.values()]), None)
+        found = cls(statistics, statistics.device, sum_over_ranks, augmentation=p, predicts=discriminator.predicts)
+        return found._replace(map_sizes=lambda: getattr(last, "map_sizes", ()))
+
+
+def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term]:
+    """Return the terms of a game, in the order in which they are added up: the same on all ranks.
+
+    Args:
+        recipe: The run's recipe.
+        objective: The recipe's, in which each finite difference has a step.
+        rank: What this rank has.
 
     Raises:
-        UserError: One from outside cannot be built, or does not fit.
+        UserError: The teacher, or a loss or term from outside, cannot be read or does not fit.
     """
-    section, found = recipe.objective, list[Term]()
-    if section.consistency:
+    device, section, found = rank.device, recipe.augmentation, list[Term]()
+    loss = over_maps(adversarial_loss(recipe, device), rank.map_sizes)
+    own = own_terms(recipe, device)
+    if section and section.target is not None:
+        found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
+    found += [OfDiscriminator(loss), OfGenerator(loss)]
+    if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)
-        found.append(Term("consistency", "generator", section.consistency.weight, ("images",), value))
-    if section.l1:
-        found.append(Term("l1", "generator", section.l1, ("images", "real_images"), l1))
-    return (*found, *own_terms(recipe, device))
+        found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
+    if objective.l1:
+        found.append(FunctionTerm("l1", "generator", objective.l1, ("images", "real_images"), l1))
+    found += own
+    if objective.feature_matching:
+        found.append(FeatureMatching(objective.feature_matching))
+    if objective.lecam:
+        found.append(LeCam(objective.lecam, device, rank.sum_over_ranks))
+    if objective.teacher:
+        found.append(TeacherDistance(objective.teacher, build_teacher(recipe, device) if rank.predicts else None))
+    found += gradient_terms(objective)
+    if objective.path_length:
+        sums = rank.sum_over_ranks, rank.sum_over_generator
+        found.append(PathLengthPenalty(objective.path_length, rank.statistics, device, *sums))
+    return found
+
+
+def states(terms: Iterable[Term]) -> dict[str, SharedState]:
+    """Return the terms that belong to a run's state, by the names of their entries."""
+    return {term.entry: term for term in terms if isinstance(term, SharedState)}
+
+
+def gradient_terms(objective: Objective) -> list[Term]:
+    """Return R1, R2 and the gradient penalty, those that are given."""
+    kinds = {"exact": GradientNorm, "finite_difference": FiniteDifference}
+    found: list[Term] = [kinds[section.form](name, section) for name, section in objective.gradient_norms.items()]
+    return [*found, GradientPenalty(objective.gradient_penalty)] if objective.gradient_penalty else found
+
+
+def stateless_terms(objective: Objective) -> list[Term]:
+    """Return the terms that read what D computes, without those with state or from outside, as a trace needs them."""
+    loss = LOSSES["hinge" if isinstance(objective.loss, OwnLoss) else objective.loss]
+    found: list[Term] = [OfDiscriminator(loss), OfGenerator(loss)]
+    found += [FeatureMatching(objective.feature_matching)] if objective.feature_matching else []
+    found += [TeacherDistance(objective.teacher, None)] if objective.teacher else []
+    for section in objective.terms:  # any function of the same gradients takes the same passes
+        reads = tuple(f"{name}_gradients" for name in section.differentiates)
+        if reads:
+            found.append(FunctionTerm(section.label, "discriminator", 1.0, reads, _mean_of_squares, section.every))
+    return found + gradient_terms(objective)
+
+
+def _mean_of_squares(**gradients: Tensor) -> Tensor:
+    return torch.stack([each.square().mean() for each in gradients.values()]).sum()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigsgan.adversarial.losses import LOSSES, AdversarialLoss
-from bigsgan.adversarial.terms.term import IMAGES, LOGITS, Term
+from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
+from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
@@ -44,12 +44,12 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
             problem, remedy = f"has no method {network}", f"give its class a method {network}({', '.join(offered)})"
             raise UserError(f"{field}.use", section.use, problem, remedy)
         names = _reads(f"{field}.use", section.use, method, offered, f"its method {network}")
-        _try(f"{field}.use", section.use, Term(network, network, 1.0, names, method), recipe, device)
+        _try(f"{field}.use", section.use, FunctionTerm(network, network, 1.0, names, method), recipe, device)
         functions[network] = _of_logits(method, names)
     return AdversarialLoss(**functions)
 
 
-def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
+def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     """Return the terms that a recipe names.
 
     Raises:
@@ -61,13 +61,14 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[Term]:
         function = _built(field.removesuffix(".use"), section, device)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         names = _reads(field, section.use, called_as, _offered(recipe, section), "its call")
-        if len({name in IMAGES for name in names}) > 1:
-            problem, remedy = (
-                "must read images or logits, not both",
-                "make two terms of it: they may be on different ranks",
-            )
-            raise UserError(field, section.use, problem, remedy)
-        term = Term(section.label, section.network, section.weight, names, function)
+        if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1:
+            remedy = "make two terms of it: they may be on different ranks, or of different passes"
+            raise UserError(field, section.use, "must read images, logits or gradients, not several", remedy)
+        term = FunctionTerm(section.label, section.network, section.weight, names, function, section.every)
+        if set(term.differentiates) != set(section.differentiates):
+            wanted, key = ", ".join(term.differentiates), f"objective.terms.{number}.differentiates"
+            problem, detail = f"must be [{wanted}]", f"its call takes {', '.join(names)}"
+            raise UserError(key, section.differentiates, problem, f"set differentiates: [{wanted}]", detail)
         _try(field, section.use, term, recipe, device)
         found.append(term)
     return found
@@ -80,7 +81,7 @@ def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device) -> Any:
     """
     found = load(f"{field}.use", section.use, "terms")
     if not inspect.isclass(found):
-        names = [*IMAGES, *LOGITS]  # which it gets in each update
+        names = [*IMAGES, *LOGITS, *GRADIENTS]  # which it gets in each update
         arguments = checked_arguments(f"{field}.arguments", section.use, found, section.arguments, dict.fromkeys(names))
         return functools.partial(found, **{key: value for key, value in arguments.items() if key not in names})
     found = build(f"{field}.use", section.use, "terms", section.arguments, {})
@@ -90,7 +91,7 @@ def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device) -> Any:
 def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     """Return what the term's network can show it in an update."""
     if section.network == "discriminator":
-        return LOGITS
+        return (*LOGITS, *GRADIENTS)
     images = IMAGES if recipe.data.paired else IMAGES[:-1]
     return (*images, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
 
@@ -122,7 +123,7 @@ def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Calla
     return compute
 
 
-def _try(field: str, name: str, term: Term, recipe: Recipe, device: torch.device) -> None:
+def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torch.device) -> None:
     """Compute a term of two random samples, together and one by one, and its gradient."""
     inputs = _random_inputs(recipe, device)
     trains = inputs if term.network == "discriminator" else ("images", "fake_logits")  # what depends on the network
@@ -171,4 +172,5 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
         "labels": torch.tensor([0, num_classes - 1], device=device),
     }
     found |= {"fake_logits": logits(), "real_logits": logits()}
+    found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
     return found | ({"input_images": images(recipe.data.input_channels)} if recipe.data.paired else {})

@@ -1,19 +1,23 @@
-"""A term: a part of a network's loss beside the adversarial loss.
+"""A term: one part of a network's loss, with what it reads, when it is due, its value, its statistics and its state.
 
 Its value is a mean over samples. The mean over micro-batches and replicas is then that over the batch, in any layout.
 
-Shapes: n samples of a micro-batch on one replica, images (n, C, H, W) in [-1, 1], labels (n,), logits (n,), or (n, P)
-of P patches.
+D sees a batch in equal segments: ``real`` and ``fake`` images, and those that terms add. Of each segment S a term of D
+may read ``S_logits``, and ``S_gradients``, the gradients of D's logits at the images.
+
+Shapes: n samples of a micro-batch on one replica, images and gradients (n, C, H, W), images in [-1, 1], labels (n,),
+logits (n,), or (n, P) of P patches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from bigsgan.adversarial.latents import SampleDraws
+from bigsgan.engines import MicroBatch, Outcome
 from bigsgan.monitor import Statistics
 
 IMAGES = ("images", "real_images", "labels", "input_images")
@@ -22,36 +26,111 @@ IMAGES = ("images", "real_images", "labels", "input_images")
 LOGITS = ("fake_logits", "real_logits")
 """What a term may read where D's logits are computed."""
 
+GRADIENTS = ("fake_gradients", "real_gradients")
+"""What a term of D may read beside: the gradients of D's logits at the images."""
 
-class Term(NamedTuple):
-    """A part of a network's loss."""
+FEATURES = "features"
+"""Outputs of D's layers before the last, each (2 * n, ...), at real images and at G's. A term of G may read them."""
 
-    name: str  # its statistic is loss/<name>, without the weight
-    network: str  # the network whose loss it enters
-    weight: float
-    reads: tuple[str, ...]  # some of IMAGES, or some of LOGITS: names of the arguments of ``value``
-    value: Callable[..., Tensor]  # the mean over the samples, a scalar
+Sum = Callable[[Tensor], Tensor]
+"""Sums a vector on the device elementwise over the ranks; the identity on one rank."""
+
+
+class Term:
+    """A part of a network's loss. A subclass gives ``value``, or ``loss`` where it records more than a value.
+
+    Attributes:
+        name: Its name in the recipe.
+        network: The network whose loss it enters.
+        reads: Names of what it reads, those of the arguments of ``value``; none if it only observes logits.
+        every: It is due in every so many steps of D or updates of G.
+        factor: Factor of its value in the loss.
+        statistics: Names of what it records, the first that of its value; ``loss/<name>`` by default.
+        entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
+        segments: Names of the segments that it adds to D's batch.
+        targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
+    """
+
+    entry = ""
+    segments: tuple[str, ...] = ()
+    targets: Callable[..., MicroBatch] | None = None
+    value: Callable[..., Tensor]  # the mean over the samples, a scalar, of what it reads by name
+
+    def __init__(
+        self, name: str, network: str, reads: tuple[str, ...] = (), every: int = 1, factor: float = 1.0
+    ) -> None:
+        self.name, self.network, self.reads, self.every, self.factor = name, network, reads, every, factor
+        self.statistics: tuple[str, ...] = (f"loss/{name}",)
 
     @property
     def of_images(self) -> bool:
-        """Whether it reads images, and not logits."""
-        return self.reads[0] in IMAGES
+        """Whether it reads images, which arrive at D's first layer."""
+        return bool(self.reads) and self.reads[0] in IMAGES
+
+    @property
+    def differentiates(self) -> tuple[str, ...]:
+        """Names of the segments at whose images it reads D's gradients."""
+        return tuple(name.removesuffix("_gradients") for name in self.reads if name.endswith("_gradients"))
+
+    def is_due(self, number: int) -> bool:
+        """Whether D's step, or G's update, of this number has it."""
+        return number % self.every == 0
+
+    def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
+        """Return what it adds to the loss of a micro-batch, a scalar, and record its value."""
+        value = self.value(**{name: read[name] for name in self.reads})
+        statistics.add(self.statistics[0], value, len(read[self.reads[0]]))
+        return self.factor * value
+
+    def begin_update(self, weights: Mapping[str, float]) -> None:
+        """Take the weights that this update's schedule gives, by name."""
+
+    def noise(
+        self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
+    ) -> Tensor | None:
+        """Draw the random numbers that its segments need, if any."""
+        return None
+
+    def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> list[MicroBatch]:
+        """Return the segments that it adds to D's batch, as ``segments`` names them."""
+        return []
+
+    def observe(self, real: Tensor, fake: Tensor) -> None:
+        """Observe D's logits at this rank's real and fake images of a micro-batch of D's steps."""
+
+    def finish_update(self, update: int, applied: Outcome) -> None:
+        """End update number ``update`` (from 0) of its network, applied or skipped. A collective: all ranks call it.
+
+        Its state is the same on all ranks then, as a checkpoint may be taken.
+        """
 
 
-def weighted(terms: Iterable[Term], inputs: Mapping[str, Tensor], statistics: Statistics) -> list[Tensor]:
-    """Return each term's value, which is recorded, times its weight."""
-    found = []
-    for term in terms:
-        value = term.value(**{name: inputs[name] for name in term.reads})
-        statistics.add(f"loss/{term.name}", value, len(inputs[term.reads[0]]))
-        found.append(term.weight * value)
-    return found
+class FunctionTerm(Term):
+    """A term whose value is that of a function."""
+
+    def __init__(
+        self,
+        name: str,
+        network: str,
+        weight: float,
+        reads: tuple[str, ...],
+        function: Callable[..., Tensor],
+        every: int = 1,
+    ) -> None:
+        """Take a function of what it reads, by name; in each of its turns it counts ``every`` times."""
+        super().__init__(name, network, reads, every, every * weight)
+        self.value = function
 
 
-def image_gradient(terms: Iterable[Term], inputs: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
+def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
+    """Return the terms of a network that its step of this number has."""
+    return [term for term in terms if term.network == network and term.is_due(number)]
+
+
+def image_gradient(terms: Sequence[Term], read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
     """Return the gradient of the terms' sum at G's images of one micro-batch, (n, C, H, W) float32."""
-    images = inputs["images"].detach().requires_grad_()
+    images = read["images"].detach().requires_grad_()
     with torch.enable_grad():
-        total = torch.stack(weighted(terms, {**inputs, "images": images}, statistics)).sum()
+        total = torch.stack([term.loss({**read, "images": images}, statistics) for term in terms]).sum()
         (found,) = torch.autograd.grad(total, images)
     return found

@@ -10,6 +10,7 @@ P = H * H patches of the teacher, T patches of D.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 
+from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
@@ -25,8 +27,11 @@ from bigsgan.data.autoencoders import check_readable, load_program, naming_progr
 from bigsgan.errors import UserError
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full
+from bigsgan.monitor import Statistics
 
 PATH = "objective.teacher.path"
+PREDICTED = ("predicted", "class_tokens", "patch_tokens")
+"""What the term reads: D's predictions, and the features that they are of."""
 _NAMES = ("x_norm_clstoken", "x_norm_patchtokens")
 """Names of DINOv2's features: class token and patch tokens."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -104,6 +109,22 @@ class Teacher:
             detail = f"it makes {tuple(whole.shape)} and {tuple(patches.shape)}; objective.teacher.width is their width"
             raise UserError(PATH, section.path, problem, _REMEDY, detail)
         return full(whole), full(patches)
+
+
+class TeacherDistance(Term):
+    """weight * (1 - cosine at the class token + the mean of 1 - cosine at patches), on real images only."""
+
+    def __init__(self, section: sections.Teacher, teacher: Teacher | None) -> None:
+        """Take the teacher, which only a rank with D's last layer needs."""
+        super().__init__("teacher", "discriminator", PREDICTED, factor=section.weight)
+        self.targets, self.statistics = teacher, ("teacher/class", "teacher/patch")
+
+    def loss(self, read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
+        """Return the distance of what D predicts of the features to the teacher's."""
+        found = distances(*(read[name] for name in PREDICTED))
+        for name, value in zip(self.statistics, found, strict=True):
+            statistics.add(name, value, len(read[PREDICTED[0]]))
+        return self.factor * (found[0] + found[1])
 
 
 def distances(predicted: Tensor, whole: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.watchers import Sum
+from bigsgan.adversarial.terms.term import Sum, Term
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.engines import Outcome, chosen
@@ -28,11 +28,13 @@ def adjusted_probability(p: Tensor, signs: Tensor, target: float, step: float) -
     return (p + step * torch.where(count > 0, direction, 0)).clamp(min=0)
 
 
-class AdaptiveProbability(SharedState):
+class AdaptiveProbability(Term, SharedState):
     """Watches the signs of D's logits at real images, and steers p by them; never waits for the device.
 
     A named entry of a run's state: the signs since the last adjustment, summed over all ranks, so equal on all.
     """
+
+    entry = "augmentation"
 
     def __init__(
         self, section: Augmentation, batch: int, device: torch.device, p: Tensor | None, sum_over_ranks: Sum
@@ -46,6 +48,8 @@ class AdaptiveProbability(SharedState):
             p: The layer's buffer (1,), changed in place; None on a rank without that layer.
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
         """
+        super().__init__("augmentation", "discriminator")
+        self.statistics = ()
         assert section.target is not None
         self._target, self._interval = section.target, section.interval
         self._step = batch * section.interval / section.ramp_nimg

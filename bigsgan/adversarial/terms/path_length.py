@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.watchers import Sum
+from bigsgan.adversarial.terms.term import Sum, Term
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.objective import PathLength
 from bigsgan.engines import MicroBatch, Outcome, chosen
@@ -25,7 +25,7 @@ NAME = "penalty/path_length"
 _STREAM = 2**32  # number of a stream of a sample's seed; layers count theirs from 0
 
 
-class PathLengthPenalty(SharedState):
+class PathLengthPenalty(Term, SharedState):
     """weight * every * E[(|J^T y| - a)^2], on every ``every``-th update of G. A named entry of a run's state.
 
     J is the derivative of the images by the style vectors, y is standard normal over the square root of the number of
@@ -41,6 +41,7 @@ class PathLengthPenalty(SharedState):
         ahead: Layers of G that make the style vectors.
     """
 
+    entry = "path_length"
     ahead = 1
 
     def __init__(
@@ -60,16 +61,13 @@ class PathLengthPenalty(SharedState):
             sum_over_ranks: Sums a vector on the device elementwise over the ranks; the identity on one rank.
             sum_over_replicas: The same over the ranks that hold G's first layers; defaults to all ranks.
         """
+        super().__init__("path_length", "generator", every=section.every)
+        self.statistics = (NAME,)
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
         self._sum_over_replicas = sum_over_replicas or sum_over_ranks
         self._average = torch.zeros(1, device=device)
         self._own = torch.zeros(2, device=device)  # sum and number of this rank's lengths in this update
         self._seen = torch.zeros(2, device=device)  # the same over all ranks
-        statistics.declare(NAME)
-
-    def is_due(self, update: int) -> bool:
-        """Whether update number ``update`` carries the penalty."""
-        return update % self._section.every == 0
 
     def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return images, and the style vectors of the samples that take part.
@@ -87,7 +85,7 @@ class PathLengthPenalty(SharedState):
         images = torch.stack([synthesis(*part) for part in parts], dim=1)
         return images.flatten(0, 1), parts[0][0]
 
-    def loss(self, images: Tensor, styles: Tensor, inputs: MicroBatch) -> Tensor:
+    def penalty(self, images: Tensor, styles: Tensor, inputs: MicroBatch) -> Tensor:
         """Return the penalty on this rank's micro-batch, a scalar. All ranks that hold G call this.
 
         Args:

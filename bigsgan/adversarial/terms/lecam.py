@@ -1,44 +1,30 @@
-"""Statistics of D's logits in one update that affect later updates."""
+"""Keeps D's logits near their moving averages (Tseng et al. 2021, arXiv 2104.03310)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigsgan.adversarial.terms.term import Sum, Term
 from bigsgan.checkpoint import SharedState
-from bigsgan.config.objective import LeCam
+from bigsgan.config import objective
 from bigsgan.engines import Outcome, chosen
 
-Sum = Callable[[Tensor], Tensor]
-"""Sums a vector on the device elementwise over the ranks; the identity on one rank."""
 
-
-class LogitWatcher(Protocol):
-    """Observes the logits of each micro-batch of D's steps, and the end of each update.
-
-    Its tensors are the same on all ranks whenever a checkpoint may be taken.
-    """
-
-    def observe(self, real: Tensor, fake: Tensor) -> None:
-        """Observe D's logits at this rank's real and fake images of a micro-batch."""
-
-    def finish_update(self, update: int, applied: Outcome) -> None:
-        """End update number ``update``, applied or skipped. All ranks call this, even those that saw no logits."""
-
-
-class LogitAnchors(SharedState):
-    """Moving averages of D's logits, and the regularization that keeps logits near them.
+class LeCam(Term, SharedState):
+    """Moving averages of D's logits, and a weight times the regularization that keeps logits near them.
 
     R = E[max(0, D(x) - a_fake)^2] + E[max(0, a_real - D(G(z)))^2] (Tseng et al. 2021, arXiv 2104.03310, equation 6,
     for logits on their correct sides of the averages), with the averages from before the update. A named entry of a
     run's state.
     """
 
-    def __init__(self, section: LeCam, device: torch.device, sum_over_ranks: Sum) -> None:
+    entry = "anchors"
+
+    def __init__(self, section: objective.LeCam, device: torch.device, sum_over_ranks: Sum) -> None:
+        super().__init__("lecam", "discriminator", ("real_logits", "fake_logits"))
+        self.statistics = ("penalty/lecam",)
         self._section, self._sum_over_ranks = section, sum_over_ranks
         self._seen = torch.zeros(4, device=device)  # sum and count of real logits, and of fake ones
         self._anchors = torch.zeros(3, device=device)  # real, fake, and 1 where they are known
@@ -61,10 +47,11 @@ class LogitAnchors(SharedState):
         moved = torch.where(moved.isfinite().all(), moved, self._anchors)
         self._anchors.copy_(chosen(applied, moved, self._anchors))
 
-    def penalty(self, real: Tensor, fake: Tensor) -> Tensor:
-        """Return R of the logits of a micro-batch, a scalar; 0 until averages are known."""
+    def value(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        """Return weight * R of the logits of a micro-batch, a scalar; 0 until averages are known."""
         a_real, a_fake, known = self._anchors.clone().unbind()
-        return known * (F.relu(real - a_fake).square().mean() + F.relu(a_real - fake).square().mean())
+        far = F.relu(real_logits - a_fake).square().mean() + F.relu(a_real - fake_logits).square().mean()
+        return self._section.weight * (known * far)
 
     def state(self) -> dict[str, Tensor]:
         """Return the averages (3,): of real logits, of fake ones, and 1 if they are known."""
