@@ -100,7 +100,7 @@ def of_gradients_and_logits(real_gradients: Tensor, real_logits: Tensor) -> Tens
 
 OWN = [
     "objective.loss={use: 'tests.own_losses:PairedMargins', pairs: true}",
-    "objective.terms=[{use: 'tests.own_losses:Wing', weight: 3, arguments: {width: 0.5}},"
+    "objective.terms=[{use: 'tests.own_losses:Wing', weight: 3, every: 2, arguments: {width: 0.5}},"
     " {use: 'tests.own_losses:Features', weight: 0.7, arguments: {channels: 1}},"
     " {use: 'tests.own_losses:bounded', network: discriminator, weight: 0.3, arguments: {scale: 4.0}},"
     " {use: 'tests.own_losses:Slopes', network: discriminator, weight: 0.7, every: 2, differentiates: [real, fake],"
@@ -130,12 +130,12 @@ class OwnReference(Reference):
         grads = [torch.autograd.grad(logits.sum(), x, create_graph=True)[0].flatten(1) for x, logits in sides]
         return 2 * 0.7 * sum(torch.log1p(3 * g.norm(dim=1) ** 2).mean() for g in grads) / 2
 
-    def terms_of_images(self, images, targets, labels):
+    def terms_of_images(self, update, images, targets, labels):
         x = (images - targets).abs()
         inside = 0.5 * torch.log1p(x / 2)
         wing = torch.where(x < 0.5, inside, x - 0.5 + 0.5 * torch.log(torch.tensor(1.25))).mean()
         sums = 0.1 * F.conv2d(images, torch.ones(1, images.shape[1], 3, 3, device=images.device))
-        return 3 * wing + 0.7 * ((1 + labels) * sums.square().mean(dim=(1, 2, 3))).mean()
+        return 3 * (0 if update % 2 else 2) * wing + 0.7 * ((1 + labels) * sums.square().mean(dim=(1, 2, 3))).mean()
 
 
 def of_reals(real_images):

@@ -182,8 +182,8 @@ class OwnTerm(Section):
 
     use: outside_name("terms")  # type: ignore[valid-type]
     """``package.module:name`` of a function, or of a class whose objects are called. It takes some of ``images``,
-    ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, and returns the
-    mean over the samples."""
+    ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, or some of
+    ``fake_gradients`` and ``real_gradients``, and returns the mean over the samples."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; that of the function or class unless given."""
     network: Literal["generator", "discriminator"] = "generator"
@@ -193,8 +193,8 @@ class OwnTerm(Section):
     every: PositiveInt = 1
     """Apply it on every so many steps of D, or updates of G, that many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
-    """The images at which D is differentiated for it: it takes ``real_gradients``, ``fake_gradients`` or both, the
-    gradients of D's logits at the images. Computed by the method of the penalties."""
+    """The images whose gradients it takes (``real_gradients``, ``fake_gradients``): those of D's logits. They are
+    computed by the method of the penalties."""
     arguments: dict[str, Any] = Field(default={})
     """Further arguments of the function, or those of the class."""
 

@@ -75,7 +75,7 @@ class Reference:
         # Of a loss from outside, a caller sets these five.
         self.d_loss, self.g_loss = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
         self.pairs = recipe.objective.loss == "relativistic"
-        self.image_terms: Any = lambda images, targets, labels: 0
+        self.image_terms: Any = lambda update, images, targets, labels: 0
         self.penalty: Any = lambda d_step, real, fake: 0  # of images and logits, each
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
         for network in (self.g, self.d):
@@ -287,7 +287,7 @@ class Reference:
             if self.pairs:
                 real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
             loss = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
-            loss = loss + self.image_terms(images, self._targets(x), inputs[1])
+            loss = loss + self.image_terms(update, images, self._targets(x), inputs[1])
             if self.recipe.objective.l1:
                 loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:

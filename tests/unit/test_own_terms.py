@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bigsgan import plugins
-from bigsgan.adversarial.terms import image_gradient
+from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
+from bigsgan.adversarial.terms import due, image_gradient, stateless_terms
 from bigsgan.adversarial.terms.own import adversarial_loss, own_terms
 from bigsgan.errors import UserError
 from bigsgan.monitor import Statistics
@@ -20,17 +21,8 @@ def given(monkeypatch):
 
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
-NAMES += [
-    "of_reals",
-    "of_two",
-    "Slopes",
-    "of_gradients_and_logits",
-    "without_gradient",
-    "of_both",
-    "of_pixels",
-    "broken",
-    "F",
-]
+NAMES += ["of_reals", "of_two", "Slopes", "of_gradients_and_logits", "without_gradient", "of_both", "of_pixels"]
+NAMES += ["broken", "F"]
 
 
 def terms(tmp_path, section, *overrides):
@@ -114,6 +106,35 @@ def test_the_inputs_of_pairs_are_read(tmp_path):
     # d/dx 0.5 log(1 + x / 2) = 0.25 / (1 + x / 2), on the average of 8 pixels
     torch.testing.assert_close(found, torch.full((2, 1, 2, 2), 2 * 0.25 / 1.125 / 8))
     assert statistics.reduce(lambda sums: sums) == {"loss/Wing": pytest.approx(float(Wing(0.5)(images, targets)))}
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_a_lazy_term_counts_so_many_times_in_its_turns_and_not_at_all_between_them(tmp_path, network):
+    overrides = ["objective.loss=relativistic", "objective.d_steps=2"]
+    section = f"bounded', network: {network}, weight: 0.5, every: 3"
+    own = terms(tmp_path, section, *overrides)
+    ours = stateless_terms(tiny_recipe(tmp_path, *overrides).objective)
+    logits = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    whole = 0.5 * ((1 + logits[:2] ** 2).log().mean() + (1 + logits[2:] ** 2).log().mean())
+
+    def value(found, number):
+        statistics = Statistics(CPU)
+        if network == "discriminator":
+            return DiscriminatorObjective(found, statistics, number)(logits, ())
+        return GeneratorObjective(found, statistics, number, pairs=True)(logits, ())
+
+    shares = [float((value([*ours, *own], number) - value(ours, number)) / whole) for number in range(7)]
+    assert shares == pytest.approx([3, 0, 0, 3, 0, 0, 3], abs=1e-5)
+
+
+def test_a_lazy_term_of_images_counts_so_many_times(tmp_path):
+    images, found = torch.full((2, 1, 4, 4), 0.5), []
+    for every in (1, 4):
+        own = terms(tmp_path, f"Wing', every: {every}, arguments: {{width: 0.25}}")
+        assert [bool(due(own, "generator", update)) for update in range(5)] == [u % every == 0 for u in range(5)]
+        read = {"images": images, "real_images": torch.zeros_like(images)}
+        found.append(image_gradient(own, read, Statistics(CPU)))
+    torch.testing.assert_close(found[1], 4 * found[0])
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torc
             field, name, f"must return a scalar tensor, returns {found}", "return the mean over the samples"
         )
     if not value.requires_grad:
-        remedy = "compute it from the images or logits by operations of torch"
+        remedy = "compute it from the images, logits or gradients by operations of torch"
         raise UserError(field, name, "has no gradient", remedy)
     if not torch.isfinite(value):
         raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")

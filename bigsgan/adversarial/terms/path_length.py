@@ -34,7 +34,7 @@ class PathLengthPenalty(Term, SharedState):
     over all ranks and over the micro-batches of the update so far. There each process has its own average, which each
     micro-batch moves anew; with one process and one micro-batch both are the same.
 
-    Computed by a double backward (``forward``, ``loss``), or in forward mode: ``Probed`` gives J^T y, ``direction``
+    Computed by a double backward (``forward``, ``penalty``), or in forward mode: ``Probed`` gives J^T y, ``direction``
     makes the tangents' direction of it, and ``along`` turns the images' tangents into a loss; see models/dual.py.
 
     Attributes:
