@@ -180,13 +180,13 @@ class ZeroEngine(DeepSpeedBacked):
         inputs = work.inputs(index, images)
         if self._is_step_open:
             self._step()
-        phase, moving = work.phase, work.phase.moves(index)
+        phase, moving = work.phase, index < work.phase.num_moving
         self._choose_kernels(work)
-        if phase.begins_update and index == 0:
+        if moving and index == 0:
             self._begin_update()
         if phase.frozen:
             self._judge(work, index, inputs, moving)
-        elif phase.does == "trains" or phase.keeps_graphs or phase.recomputes:
+        elif phase.opens_graphs:
             self._go_forward(work, index, inputs, moving, tangents)
         else:
             work.outputs[index] = self._infer(inputs, moving, trains=True)
@@ -249,7 +249,7 @@ class ZeroEngine(DeepSpeedBacked):
         loss, regularizer = work.loss, work.regularizer
         looks_inside = regularizer is not None or (loss is not None and loss.differentiates_inputs)
         twice = looks_inside and tangents is None
-        self._kind = (work.phase.does == "trains", twice, tangents is not None)
+        self._kind = twice, tangents is not None
         self._prefetching.expect(self._kind)
         targets = work.targets(index) if loss is not None else ()  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
@@ -265,7 +265,7 @@ class ZeroEngine(DeepSpeedBacked):
                 inputs, moving=moving, regularizer=regularizer, tangents=tangents, ahead=work.ahead
             )
         work.graphs[index] = more, outputs
-        if not work.phase.recomputes:
+        if not work.phase.step:
             work.outputs[index] = outputs.detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
@@ -274,9 +274,9 @@ class ZeroEngine(DeepSpeedBacked):
             self._prefetching.expect("ahead")
             with torch.no_grad():
                 inputs = self._root(inputs, moving=moving, ahead=work.ahead)
-        self._prefetching.expect(work.phase.does)
+        self._prefetching.expect(work.phase.label)
         self._until_backward.enter_context(self._frozen())
-        first, trains = inputs[0].detach().requires_grad_(True), work.phase.does != "checks"
+        first, trains = inputs[0].detach().requires_grad_(True), not work.phase.is_probe
         outputs = self._root((first, *inputs[1:]), moving=moving, loss=work.loss, trains=trains, ahead=work.ahead)
         work.graphs[index] = first, outputs
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, phases_of
+from bigsgan.engines.phases import Phase, PullsBack, Task, Trains, UpdateGame, awaited, game_of, in_turn, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
 from bigsgan.planner.counting import LONGEST_PERIOD, count_heads, count_layers, stage_bounds
 
@@ -37,10 +37,6 @@ class UpdateKind(NamedTuple):
     phases: list[Phase]  # of such an update
     share: float  # of all updates that are so
     twice: dict[int, float]  # by phase, samples of all its micro-batches that a double backward goes through
-
-
-_COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pulls back")
-"""What phases do that takes time; to keep images for later takes none."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +61,12 @@ class UpdateWork:
         values. A double backward goes to the images and back through that, three passes.
         """
         phase = kind.phases[task.phase]
-        if task.kind == "step" or phase.does not in _COMPUTES:
+        if task.kind == "step" or not phase.computes:
             return 0.0
         network, own = phase.network, self.stages[phase.network][stage]
         samples: float = phase.num_samples * self.plan.placement(network).num_replicas
-        heads = own.heads * samples / phase.segments if phase.does == "trains" else 0.0
-        forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0)) + heads
+        heads = own.heads * samples / phase.segments if phase.step else 0.0
+        forward = samples * (own.whole + (own.behind if phase.has_tangents else 0.0)) + heads
         if task.kind == "forward":
             return forward
         again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
@@ -131,9 +127,9 @@ def _kinds(plan: RunPlan) -> list[UpdateKind]:
         for number, phase in enumerate(phases):
             if plan.differentiates_forward(phase.network):
                 continue
-            if phase.does == "trains" and game.segments.differentiated:
+            if isinstance(phase, Trains) and game.segments.differentiated:
                 twice[number] = batch * phase.segments
-            elif phase.does == "pulls back" and path is not None and game.regularizes:
+            elif isinstance(phase, PullsBack) and path is not None and game.regularizes:
                 twice[number] = batch / path.batch_shrink
         kinds.append(UpdateKind(phases, times / period, twice))
     return kinds
