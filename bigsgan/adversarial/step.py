@@ -107,6 +107,7 @@ class AdversarialStep:
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
         self._plan, self._section, self._sources = plan, plan.objective, sources
+        self._phases = functools.cache(functools.partial(update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
@@ -152,7 +153,7 @@ class AdversarialStep:
 
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
-        for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_stale):
+        for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
             inputs = inputs_of(phase.d_step)
             if isinstance(phase, MakesOwnImages):
                 own, own_inputs = self._make_images(phase, inputs, regularizer), inputs

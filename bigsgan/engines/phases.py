@@ -29,6 +29,7 @@ class _Defaults:
     is_probe = False  # whether it only checks, now and then and on one micro-batch; nothing reads its gradients
     gives_tangents = False  # whether its gradients are the direction of another phase's tangents
     keeps_graphs = False  # whether the phase that pulls back goes backward through the forward passes of this one
+    num_twice = 0  # of a micro-batch's samples, those that a double backward goes through
     segments = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
     images_from: int | None = None  # number of the phase whose images this one reads
     grads_from: int | None = None  # number of the phase whose gradients at the images this one reads
@@ -108,6 +109,7 @@ class MakesOwnImages(MakesImages):
     update_of = "generator"
     keeps_graphs: bool
     tangents_from: int | None
+    num_twice: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ class Trains(Learns):
 
     label, step = "D trains", True
     tangents_from: int | None
+    num_twice: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +173,7 @@ class PullsBack(Phase):
     grads_from: int
     graphs_from: int | None  # None if the forward passes are repeated
     tangents_from: int | None
+    num_twice: int
 
     @property
     def forward(self) -> bool:
@@ -258,8 +262,7 @@ class _Update:
         self.phases: list[Phase] = []
         self._plan, self._objective = plan, plan.recipe.objective
         self._steps = steps
-        self._differentiates_styles = regularized and plan.differentiates_forward("generator")
-        self._keeps_graphs = plan.keeps_generator_graphs
+        self._regularized, self._keeps_graphs = regularized, plan.keeps_generator_graphs
 
     def take_turns(self) -> None:
         """Let each network learn from the current state of the other."""
@@ -303,21 +306,25 @@ class _Update:
             return num, num_samples, num if issubclass(kind, (MakesImages, Trains, Judges)) else 0
         return num, num_samples, int(begins)
 
-    def _differentiate_styles(self, d_step: int | None) -> int | None:
-        section = self._objective.path_length
-        if not (self._differentiates_styles and section):
-            return None
-        size = self._size(DifferentiatesStyles, shrink=section.batch_shrink)
-        return self._add(DifferentiatesStyles(*size, d_step=d_step))
+    def _penalize_own(self, d_step: int | None) -> tuple[int | None, int]:
+        """Return ``tangents_from`` and ``num_twice`` of G's next passes; it may differentiate before them."""
+        path = self._objective.path_length
+        if not (self._regularized and path):
+            return None, 0
+        size = self._size(DifferentiatesStyles, shrink=path.batch_shrink)
+        if not self._plan.differentiates_forward("generator"):
+            return None, size[1]
+        return self._add(DifferentiatesStyles(*size, d_step=d_step)), 0
 
     def _make_images(self, d_step: int) -> int:
         return self._add(MakesImages(*self._size(MakesImages), d_step=d_step))
 
     def _make_images_for_own_update(self, d_step: int | None = None) -> int:
         """Make the images of G's update, which may also serve one of D's steps."""
-        keeps = self._keeps_graphs
-        tangents, size = self._differentiate_styles(d_step) if keeps else None, self._size(MakesOwnImages, begins=True)
-        return self._add(MakesOwnImages(*size, d_step=d_step, keeps_graphs=keeps, tangents_from=tangents))
+        keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
+        tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
+        made = MakesOwnImages(*size, d_step=d_step, keeps_graphs=keeps, tangents_from=tangents, num_twice=twice)
+        return self._add(made)
 
     def _train(self, d_step: int, images: int | None) -> None:
         own = self._steps[d_step] if d_step < len(self._steps) else Segments()
@@ -330,17 +337,19 @@ class _Update:
             size = self._size(DifferentiatesImages, at, begins=True)
             tangents = self._add(DifferentiatesImages(*size, segments=at, images_from=read, d_step=d_step))
         size = self._size(Trains, num, begins=tangents is None)
-        self._add(Trains(*size, segments=num, images_from=images, d_step=d_step, tangents_from=tangents))
+        twice = size[1] if own.differentiated and tangents is None else 0
+        trains = Trains(*size, segments=num, images_from=images, d_step=d_step, tangents_from=tangents, num_twice=twice)
+        self._add(trains)
 
     def _judge(self, images: int) -> int:
         num = 1 + self._objective.pairs
         return self._add(Judges(*self._size(Judges, num), segments=num, images_from=images))
 
     def _pull_back(self, images: int, grads: int) -> None:
-        made, graphs = self.phases[images], images if self._keeps_graphs else None
-        tangents = made.tangents_from if self._keeps_graphs else self._differentiate_styles(made.d_step)
-        size = self._size(PullsBack)
-        self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents))
+        made, keeps = self.phases[images], self._keeps_graphs
+        tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
+        size, graphs = self._size(PullsBack), images if keeps else None
+        self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))
 
 
 def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> Placed | None:

@@ -70,12 +70,10 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     num = phase.num_samples // segments  # samples of a segment on one replica
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
-    trains = isinstance(phase, Trains)
-    looks_inside = game.segments.differentiated > 0 if trains else game.regularizes and network == "generator"
     passes: Passes | WholePass | None
     if not phase.computes:
         passes = None
-    elif looks_inside and phase.opens_graphs and not phase.frozen and not phase.has_tangents:
+    elif phase.num_twice:
         passes = traces.penalized(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
@@ -94,7 +92,8 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     elif phase.gives_slopes and part.is_first:
         outputs = slope
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
-    teaches, program = trains and plan.recipe.objective.teacher is not None, traces.program(plan.recipe)
+    teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
+    program = traces.program(plan.recipe)
     data = phase.num * image if isinstance(phase, Learns) and part.is_first else 0
     if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
         data = phase.num * (image + num * _pixels(plan))

@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.config.placement import Placement
-from bigsgan.engines.base import MicroBatch, Work
+from bigsgan.engines.base import Graph, MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.phases import Infers, Phase, Task
@@ -144,7 +144,7 @@ class PipelineEngine(DeepSpeedBacked):
         if not self._is_last:
             self._to_next.send(outputs)
         if keeps_graph:
-            work.graphs[index] = carry, outputs
+            work.graphs[index] = Graph(outputs, carry)
 
     def _fold(
         self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
@@ -196,7 +196,7 @@ class PipelineEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
-        carry, outputs = work.graphs.pop(index)
+        outputs, carry = work.graphs.pop(index)
         frozen = work.phase.frozen
         self._choose_kernels(work)
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
