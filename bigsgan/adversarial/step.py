@@ -36,21 +36,8 @@ from bigsgan.adversarial.terms import Term, due, image_gradient
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
-from bigsgan.engines import Engine, MicroBatch, Rates, Work
+from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import (
-    Checks,
-    DifferentiatesStyles,
-    Judges,
-    Keeps,
-    Learns,
-    MakesImages,
-    MakesOwnImages,
-    Phase,
-    PullsBack,
-    Trains,
-    update_phases,
-)
 from bigsgan.monitor import Statistics
 
 GetInputs = Callable[[int, Tensor | None], MicroBatch]
@@ -107,7 +94,7 @@ class AdversarialStep:
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
         self._plan, self._section, self._sources = plan, plan.objective, sources
-        self._phases = functools.cache(functools.partial(update_phases, plan))
+        self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
@@ -155,22 +142,22 @@ class AdversarialStep:
         has_stale = stale is not None and stale.update == update
         for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
             inputs = inputs_of(phase.d_step)
-            if isinstance(phase, MakesOwnImages):
+            if isinstance(phase, phases.MakesOwnImages):
                 own, own_inputs = self._make_images(phase, inputs, regularizer), inputs
                 yield own
-            elif isinstance(phase, MakesImages):
+            elif isinstance(phase, phases.MakesImages):
                 yield self._make_images(phase, inputs)
-            elif isinstance(phase, DifferentiatesStyles):
+            elif isinstance(phase, phases.DifferentiatesStyles):
                 assert regularizer is not None, "G differentiates for its path length"
                 yield self._differentiate_styles(phase, inputs, regularizer)
-            elif isinstance(phase, Judges):
+            elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
-            elif isinstance(phase, PullsBack):
+            elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
                 yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
-            elif isinstance(phase, Learns):
+            elif isinstance(phase, phases.Learns):
                 yield self._learn(phase, inputs, update, reals, objectives, scheduled)
-            elif isinstance(phase, Keeps):
+            elif isinstance(phase, phases.Keeps):
                 yield self._keep(phase)
 
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
@@ -214,7 +201,7 @@ class AdversarialStep:
 
     def _learn(
         self,
-        phase: Learns,
+        phase: phases.Learns,
         inputs: Inputs,
         update: int,
         reals: Sequence[Reals],
@@ -227,10 +214,10 @@ class AdversarialStep:
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
         if phase.images_from is None and not of_reals:
             batch = self._with_stale(batch, d_step)
-        if isinstance(phase, Trains):
+        if isinstance(phase, phases.Trains):
             targets = self._targets((update, d_step), reals[d_step])
             return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
-        build = self._check if isinstance(phase, Checks) else self._differentiate
+        build = self._check if isinstance(phase, phases.Checks) else self._differentiate
         return build(phase, batch, objective)
 
     def _with_stale(self, batch: GetInputs, d_step: int) -> GetInputs:
@@ -238,7 +225,7 @@ class AdversarialStep:
         assert stale is not None, "images are kept where updates overlap"
         return lambda j, images: batch(j, stale.get(d_step, j))
 
-    def _keep(self, phase: Keeps) -> Work:
+    def _keep(self, phase: phases.Keeps) -> Work:
         """Keep images for a step of D in the next update."""
         stale, d_step = self._sources.stale_images, phase.d_step
         assert stale is not None, "images are kept where updates overlap"
