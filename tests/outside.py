@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigsgan.models.network import LayerStack
+from tests.public_dit import DiT
 
 
 class Generator(nn.Module):
@@ -107,6 +108,51 @@ def discriminator_in_layers(resolution, image_channels, width: int = 8):
             Beside(nn.Sequential(nn.Flatten(1), nn.Linear(width**2, 1)), ends=True),
         ]
     )
+
+
+class Trunk(nn.Module):
+    """Features of images."""
+
+    def __init__(self, image_channels, width):
+        super().__init__()
+        self.convolution = nn.Conv2d(image_channels, width, 4, stride=2, padding=1)
+
+    def forward(self, images, labels):
+        """(N, C, R, R), (N,) -> (N, width, R / 2, R / 2)."""
+        return F.silu(self.convolution(images))
+
+
+class Heads(nn.Module):
+    """Maps of logits at two scales, and one logit, in lists as public discriminators return them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fine, self.coarse = (nn.Conv2d(width, 1, 3, padding=1) for _ in range(2))
+        self.whole = nn.Linear(width, 1)
+
+    def forward(self, h):
+        """(N, width, H, H) -> (N, 1, H, H), (N, 1, H / 2, H / 2) and (N,)."""
+        return [[self.fine(h)], [self.coarse(F.avg_pool2d(h, 2)), 3 * self.whole(h.mean((2, 3))).squeeze(1)]]
+
+
+def discriminator_of_maps(image_channels, width: int = 6):
+    """Two layers, of which the last returns several maps of logits."""
+    return [partial(Trunk, image_channels, width), partial(Heads, width)]
+
+
+class OneStep(nn.Module):
+    """A public DiT as a generator of one step."""
+
+    def __init__(self, latent_size, num_classes, resolution, image_channels, depth: int = 2, width: int = 16):
+        super().__init__()
+        self.shape = image_channels, resolution, resolution
+        more = {"num_heads": 2, "num_classes": num_classes, "class_dropout_prob": 0.0, "learn_sigma": False}
+        self.dit = DiT(resolution, 4, image_channels, width, depth, **more)
+        nn.init.normal_(self.dit.final_layer.linear.weight, std=0.1)  # DiT's own are 0
+
+    def forward(self, latents, labels):
+        """Latents (N, C * R**2) and labels (N,) -> images (N, C, R, R)."""
+        return self.dit(latents.unflatten(1, self.shape), torch.ones(len(latents), device=latents.device), labels)
 
 
 WHOLE = [

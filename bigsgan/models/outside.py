@@ -39,14 +39,22 @@ _HALF = (torch.bfloat16, torch.float16)
 class Foreign(TwiceDifferentiable):
     """A layer that is any module: it takes the carry, and returns a tensor or a tuple, which is the next carry.
 
+    The last layer of D may return several maps of logits, in lists or tuples. They are joined to logits (N, P).
+
     In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
     floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
     parameters that the module does not train, and tensors that are plain attributes, are buffers.
+
+    Attributes:
+        map_sizes: Numbers of an image's logits in each map, as of the last forward pass.
     """
 
-    def __init__(self, module: nn.Module, is_last: bool) -> None:
+    map_sizes: tuple[int, ...] = ()
+
+    def __init__(self, module: nn.Module, ends: str | None = None) -> None:
+        """Take a module; ``ends`` is the network whose last layer it is, if any."""
         super().__init__()
-        self.module, self._is_last = module, is_last
+        self.module, self._ends = module, ends
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply the module to the carry."""
@@ -57,8 +65,14 @@ class Foreign(TwiceDifferentiable):
         exact = self.exact or any(has_tangent(each) for each in inputs if each.is_floating_point())
         with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():
             found = self._computed(inputs, dtype)
+        if self._ends == "discriminator" and not isinstance(found, Tensor) and (maps := _maps(found)):
+            flat = [each.reshape(len(each), -1) for each in maps]
+            self.map_sizes = tuple(each.shape[1] for each in flat)
+            found = torch.cat(flat, dim=1)
         outputs = found if isinstance(found, tuple) else (found,)
-        to = full if self._is_last else (lambda each: each.to(dtype))
+        if not all(isinstance(each, Tensor) for each in outputs):
+            raise TypeError(f"it returns {found!r:.60}, not tensors of the batch")
+        to = full if self._ends else (lambda each: each.to(dtype))
         return tuple(to(each) if each.is_floating_point() else each for each in outputs)
 
     def _computed(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
@@ -84,9 +98,9 @@ class Constructed(Foreign):
 
     fills_parts = True
 
-    def __init__(self, make: Make, module: nn.Module, is_last: bool) -> None:
+    def __init__(self, make: Make, module: nn.Module, ends: str | None) -> None:
         """Keep ``module``, and ``make``, which has made it and can make it again."""
-        super().__init__(module, is_last)
+        super().__init__(module, ends)
         self._make = make
 
     @torch.no_grad()
@@ -116,20 +130,28 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     made = checked(call)
     if isinstance(made, LayerStack):
         *_, last = made.layers.values()
-        return [x if _is_ours(x) else Foreign(x, is_last=x is last) for x in made.layers.values()]
+        return [x if _is_ours(x) else Foreign(x, network if x is last else None) for x in made.layers.values()]
     if isinstance(made, nn.Module):
-        return [Constructed(call, made, is_last=True)]
+        return [Constructed(call, made, network)]
     layers: list[nn.Module] = []
     for number, make in enumerate(made if isinstance(made, list | tuple) else []):
         layer = checked(make) if callable(make) and not isinstance(make, nn.Module) else None
         if not isinstance(layer, nn.Module):
             problem, remedy = f"must return functions that make layers, but number {number}", "return a list of them"
             raise UserError(field, type(make if layer is None else layer).__name__, problem, remedy)
-        layers.append(Constructed(make, layer, is_last=number == len(made) - 1))
+        layers.append(Constructed(make, layer, network if number == len(made) - 1 else None))
     if not layers:
         problem = "must return a torch.nn.Module, or a list of functions that make its layers"
         raise UserError(field, type(made).__name__, problem, "correct what it returns")
     return layers
+
+
+def _maps(outputs: Any) -> list[Tensor]:
+    """Return the tensors of floats that nested lists and tuples hold; none if they hold something else too."""
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.is_floating_point() and outputs.dim() else []
+    found = [_maps(each) for each in outputs] if isinstance(outputs, list | tuple) else []
+    return [each for maps in found for each in maps] if all(found) else []
 
 
 def _constructed(make: Make) -> Any:

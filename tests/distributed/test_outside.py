@@ -1,9 +1,14 @@
 """Networks from outside, of plain torch: every update is the reference's in each layout."""
 
+from unittest import mock
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bigsgan.config import NETWORKS, both_engines
+from bigsgan.doctor import agreement
+from bigsgan.doctor.reference import Reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
 from tests.outside import LAYERED, WHOLE
@@ -18,6 +23,40 @@ BOTH = {1: pytest.mark.nightly, 2: pytest.mark.slow}
 @pytest.mark.parametrize("num_ranks", [pytest.param(num, marks=mark) for num, mark in BOTH.items()])
 def test_modules(ranks, num_ranks, stage):
     check_updates(ranks(num_ranks), [*WHOLE, *PENALTY, "accumulation=2"], both(stage), 4)
+
+
+class MapsReference(Reference):
+    """The reference with hinge losses of each map of D's logits, added up: 8 x 8 and 4 x 4 logits, and one."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        parts = slice(0, 64), slice(64, 80), slice(80, 81)
+        self.d_loss = lambda r, f: sum(F.relu(1 - r[:, p]).mean() + F.relu(1 + f[:, p]).mean() for p in parts)
+        self.g_loss = lambda r, f: -sum(f[:, p].mean() for p in parts)
+
+
+PUBLIC = [
+    'generator={family: "tests.outside:OneStep", latent_size: 256}',
+    'discriminator={family: "tests.outside:discriminator_of_maps"}',
+    "optimizer.generator.lr=0.05",
+    "accumulation=2",
+]
+PUBLIC_LAYOUTS = {
+    "one rank": (1, PENALTY, {}),
+    "zero2": (2, PENALTY, both(2)),
+    "zero3": (2, PENALTY, both(3)),
+    "stages": (2, [*PENALTY, "engines.discriminator.pipeline_stages=2"], both(1)),
+    "ranks of their own": (2, [*PENALTY, "engines.generator.ranks=1"], {}),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(n, marks=pytest.mark.slow if n != "stages" else ()) for n in PUBLIC_LAYOUTS]
+)
+def test_a_public_generator_and_a_discriminator_of_several_maps(ranks, layout):
+    num_ranks, overrides, ds = PUBLIC_LAYOUTS[layout]
+    with mock.patch.object(agreement, "Reference", MapsReference):
+        check_updates(ranks(num_ranks), [*PUBLIC, *overrides], ds, 4)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNo
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.l1 import l1
 from bigsgan.adversarial.terms.lecam import LeCam
-from bigsgan.adversarial.terms.losses import LOSSES
+from bigsgan.adversarial.terms.losses import LOSSES, over_maps
 from bigsgan.adversarial.terms.own import adversarial_loss, own_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
@@ -69,13 +69,15 @@ class Termed(NamedTuple):
     sum_over_generator: Sum | None = None  # the same over the ranks that hold G; by default all ranks
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
+    map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
 
     @classmethod
     def of(cls, discriminator: LayerStack, statistics: Statistics, sum_over_ranks: Sum) -> Termed:
         """Return what a rank with these layers of D has."""
         p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
-        predicts = discriminator.predicts
-        return cls(statistics, statistics.device, sum_over_ranks, augmentation=p, predicts=predicts)
+        last = next(reversed([*discriminator.layers.values()]), None)
+        found = cls(statistics, statistics.device, sum_over_ranks, augmentation=p, predicts=discriminator.predicts)
+        return found._replace(map_sizes=lambda: getattr(last, "map_sizes", ()))
 
 
 def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term]:
@@ -90,7 +92,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term
         UserError: The teacher, or a loss or term from outside, cannot be read or does not fit.
     """
     device, section, found = rank.device, recipe.augmentation, list[Term]()
-    loss = adversarial_loss(recipe, device)
+    loss = over_maps(adversarial_loss(recipe, device), rank.map_sizes)
     own = own_terms(recipe, device)
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))

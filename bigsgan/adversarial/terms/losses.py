@@ -6,9 +6,10 @@ over the samples. A higher logit means 'more real'.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,6 +21,27 @@ class AdversarialLoss(NamedTuple):
 
     discriminator: LogitLoss  # minimized by D
     generator: LogitLoss  # minimized by G
+
+
+def over_maps(loss: AdversarialLoss, sizes: Callable[[], Sequence[int]]) -> AdversarialLoss:
+    """Return the sum of a loss over maps of logits (Wang et al. 2018, arXiv 1711.11585, section 3.2).
+
+    Args:
+        loss: Of the logits of one map.
+        sizes: Returns the numbers of an image's logits in each map, which lie one after the other in logits (n, P);
+            none of one map.
+    """
+
+    def summed(function: LogitLoss) -> LogitLoss:
+        def of_maps(real: Tensor, fake: Tensor) -> Tensor:
+            if not (numbers := sizes()):
+                return function(real, fake)
+            maps = zip(real.split(numbers, 1), fake.split(numbers, 1), strict=True)
+            return torch.stack([function(*each) for each in maps]).sum()
+
+        return of_maps
+
+    return AdversarialLoss(summed(loss.discriminator), summed(loss.generator))
 
 
 LOSSES: dict[str, AdversarialLoss] = {
