@@ -36,9 +36,8 @@ from bigsgan.adversarial.terms import Term, due, image_gradient
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
-from bigsgan.engines import Engine, MicroBatch, Rates, Work
+from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import Phase, update_phases
 from bigsgan.monitor import Statistics
 
 GetInputs = Callable[[int, Tensor | None], MicroBatch]
@@ -95,6 +94,7 @@ class AdversarialStep:
         self.executor = executor
         self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
         self._plan, self._section, self._sources = plan, plan.objective, sources
+        self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
@@ -140,30 +140,30 @@ class AdversarialStep:
 
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
-        for phase in update_phases(self._plan, [o.segments for o in objectives], regularizer is not None, has_stale):
+        for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
             inputs = inputs_of(phase.d_step)
-            if phase.does == "makes images":
-                images = self._make_images(phase, inputs, regularizer if phase.begins_update else None)
-                if phase.begins_update:
-                    own, own_inputs = images, inputs
-                yield images
-            elif phase.label == "G differentiates":
+            if isinstance(phase, phases.MakesOwnImages):
+                own, own_inputs = self._make_images(phase, inputs, regularizer), inputs
+                yield own
+            elif isinstance(phase, phases.MakesImages):
+                yield self._make_images(phase, inputs)
+            elif isinstance(phase, phases.DifferentiatesStyles):
                 assert regularizer is not None, "G differentiates for its path length"
                 yield self._differentiate_styles(phase, inputs, regularizer)
-            elif phase.does == "judges":
+            elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
-            elif phase.does == "pulls back":
+            elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
                 yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
-            elif phase.does == "keeps":
-                yield self._keep(phase)
-            else:
+            elif isinstance(phase, phases.Learns):
                 yield self._learn(phase, inputs, update, reals, objectives, scheduled)
+            elif isinstance(phase, phases.Keeps):
+                yield self._keep(phase)
 
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
         return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
 
-    def _make_images(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty | None) -> Work:
+    def _make_images(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty | None = None) -> Work:
         ahead = 0 if regularizer is None else regularizer.ahead
         return Work(phase, lambda j, images: inputs.generator(j), regularizer=regularizer, ahead=ahead)
 
@@ -201,7 +201,7 @@ class AdversarialStep:
 
     def _learn(
         self,
-        phase: Phase,
+        phase: phases.Learns,
         inputs: Inputs,
         update: int,
         reals: Sequence[Reals],
@@ -210,15 +210,14 @@ class AdversarialStep:
     ) -> Work:
         """Build a phase of one of D's steps."""
         d_step = phase.d_step
-        assert d_step is not None, "D learns in steps"
         objective, of_reals = objectives[d_step], phase.segments == 1
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
         if phase.images_from is None and not of_reals:
             batch = self._with_stale(batch, d_step)
-        if phase.does == "trains":
+        if isinstance(phase, phases.Trains):
             targets = self._targets((update, d_step), reals[d_step])
             return Work(phase, batch, objective, rates=scheduled.discriminator, targets=targets)
-        build = self._check if phase.does == "checks" else self._differentiate
+        build = self._check if isinstance(phase, phases.Checks) else self._differentiate
         return build(phase, batch, objective)
 
     def _with_stale(self, batch: GetInputs, d_step: int) -> GetInputs:
@@ -226,11 +225,10 @@ class AdversarialStep:
         assert stale is not None, "images are kept where updates overlap"
         return lambda j, images: batch(j, stale.get(d_step, j))
 
-    def _keep(self, phase: Phase) -> Work:
+    def _keep(self, phase: phases.Keeps) -> Work:
         """Keep images for a step of D in the next update."""
         stale, d_step = self._sources.stale_images, phase.d_step
         assert stale is not None, "images are kept where updates overlap"
-        assert d_step is not None, "images are kept for a step of D"
 
         def keep(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "G's images are kept"

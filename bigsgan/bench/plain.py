@@ -10,7 +10,6 @@ import functools
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch, Rates
 from bigsgan.engines.optimizer import build_torch_optimizer, set_rates
 from bigsgan.engines.replicas import join_replicas
-from bigsgan.engines.zero import Root
+from bigsgan.engines.zero import Pass, Root
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
@@ -65,9 +64,9 @@ class NetworkAndOptimizer:
                 warnings.simplefilter("ignore", FutureWarning)
                 self._ddp = DistributedDataParallel(root, broadcast_buffers=False)
 
-    def __call__(self, inputs: MicroBatch, moving: bool, **losses: Any) -> Any:
+    def __call__(self, inputs: MicroBatch, run: Pass) -> tuple[Tensor, ...]:
         """Run a forward pass that ``backward`` may follow; see Root."""
-        return (self.root if self._ddp is None else self._ddp)(inputs, moving, **losses)
+        return (self.root if self._ddp is None else self._ddp)(inputs, run)
 
     def reducing(self, j: int) -> AbstractContextManager:
         """Context for forward and backward of micro-batch ``j``: only the last one sends gradients."""
@@ -164,14 +163,16 @@ class PlainLoop:
             self._graphs = {j: self._generate(batch, update, moving=j == 0) for j, batch in enumerate(batches)}
             return [images.detach() for images, _ in self._graphs.values()]
         with torch.no_grad():
-            return [self._generator.root(batch, self._every or (shares and j == 0)) for j, batch in enumerate(batches)]
+            runs = [Pass(self._every or (shares and j == 0)) for j in range(len(batches))]
+            return [self._generator.root(batch, run)[0] for batch, run in zip(batches, runs, strict=True)]
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
         for term in due(self._terms, "generator", update):
             if isinstance(term, PathLengthPenalty):
-                return self._generator(batch, moving=moving, regularizer=term)
-        images = self._generator(batch, moving=moving)
+                images, penalty = self._generator(batch, Pass(moving, regularizer=term))
+                return images, penalty
+        (images,) = self._generator(batch, Pass(moving))
         return images, images.new_zeros(())
 
     def _train_discriminator(
@@ -190,7 +191,8 @@ class PlainLoop:
             with self._discriminator.reducing(j):
                 batch = objective.batch(real, judged, noise)
                 targets = () if self._teacher is None else self._teacher(reals()[j], *real[2:])
-                loss = self._discriminator(batch, moving=self._every or j == 0, loss=objective, targets=targets)
+                run = Pass(self._every or j == 0, objective, targets=targets)
+                (loss,) = self._discriminator(batch, run)
                 self._discriminator.backward(loss)
         self._discriminator.update(numbers.discriminator)
 
@@ -213,7 +215,7 @@ class PlainLoop:
                     real = (*self._source.real(reals()[j]), *self._seeds("generator/real", (update,), samples))
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = objective.batch(real, judged)
-                loss = loss + self._discriminator.root(judged, self._every, loss=objective)
+                loss = loss + self._discriminator.root(judged, Pass(self._every, objective))[0]
                 read = dict(zip(("images", "labels", "input_images"), (fakes, *inputs.conditions(j)), strict=False))
                 read["real_images"] = self._source.real(reals()[j])[0]
                 loss = loss + sum(term.loss(read, self._statistics) for term in of_images)

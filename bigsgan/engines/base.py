@@ -94,6 +94,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Data type of an engine's passes, by the precision of its DeepSpeed file."""
 
 
+class Graph(NamedTuple):
+    """What the forward pass of a micro-batch leaves for its backward pass, on this rank."""
+
+    outputs: Sequence[Tensor]  # a loss; or images, with a regularizer's loss; or what goes to the next pipeline stage
+    inputs: Sequence[Tensor] = ()  # of these, the floating ones get gradients
+
+
 @dataclass(eq=False)
 class Work:
     """A phase of an update, with its inputs and loss on this rank, and its results so far."""
@@ -117,7 +124,7 @@ class Work:
     targets: Callable[[int], MicroBatch] = lambda index: ()
     # by micro-batch, on the ranks that compute them: images, detached, or gradients at images
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    graphs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, the graph that its backward pass will need
+    graphs: dict[int, Graph] = field(default_factory=dict)  # by micro-batch, for its backward pass
 
 
 class Engine(Protocol):

@@ -106,7 +106,7 @@ class DeepSpeedBacked:
         Called before backward passes too, as they may recompute layers.
         """
         phase, penalized = work.phase, work.loss is not None and work.loss.differentiates_inputs
-        exact = penalized or phase.tangents_from is not None or phase.does in ("checks", "differentiates")
+        exact = penalized or phase.has_tangents or phase.gives_slopes
         if exact != self._is_exact:
             self._is_exact = exact
             for layer in self._exact_layers:
@@ -114,7 +114,7 @@ class DeepSpeedBacked:
 
     def _scale_of(self, phase: Phase) -> float:
         """Return the factor on the loss of a phase with frozen parameters; losses that differentiate have their own."""
-        return self._seam_scale if phase.does == "judges" else 1.0
+        return self._seam_scale if phase.sends else 1.0
 
     @property
     def loss_scale(self) -> float:

@@ -23,9 +23,6 @@ from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.transport import MESSAGES, Channel, Link, arrived, arriving
 from bigsgan.runtime import comm
 
-SENDS = ("makes images", "judges")
-"""What phases do whose outputs the other network reads."""
-
 
 def build_exchange(plan: RunPlan) -> Exchange | None:
     """The exchange of a run; None where images arise on the very ranks that read them. Every rank calls this."""
@@ -51,7 +48,7 @@ class Exchange:
     """Both directions, as this rank sees them."""
 
     def __init__(self, images: Route, gradients: Route) -> None:
-        self._images, self._routes = images, {"makes images": images, "judges": gradients}
+        self._images, self._routes = images, {"generator": images, "discriminator": gradients}
         self._received: tuple[str, Route] | None = None
 
     def arrivals(self, phases: Sequence[Phase], tasks: Iterable[Task]) -> dict[Task, Arrival]:
@@ -64,7 +61,7 @@ class Exchange:
             if source is None or (source, task.micro_batch) in seen:
                 continue
             seen.add((source, task.micro_batch))
-            if self._routes[phases[source].does].receives:
+            if self._routes[phases[source].network].receives:
                 reads_images = task.kind == "forward"
                 num = self._images.of_target(phases[source].num_samples) if reads_images else phase.num_samples
                 found[task] = Arrival(source, num)
@@ -72,11 +69,11 @@ class Exchange:
 
     def expect(self, phase: Phase, num_samples: int) -> None:
         """Prepare for the next micro-batch of a phase's outputs, of which this rank reads ``num_samples``."""
-        self._routes[phase.does].expect(num_samples)
+        self._routes[phase.network].expect(num_samples)
 
     def receive(self, phase: Phase) -> Tensor:
         """Wait for the oldest micro-batch that was expected of such a phase."""
-        route = self._routes[phase.does]
+        route = self._routes[phase.network]
         self._received = phase.label, route
         return route.receive()
 
@@ -90,7 +87,7 @@ class Exchange:
 
     def send(self, phase: Phase, output: Tensor) -> None:
         """Send a micro-batch of a phase's outputs, without waiting for it to arrive."""
-        self._routes[phase.does].send(output)
+        self._routes[phase.network].send(output)
 
     def settle(self) -> None:
         """Wait until all that was sent has arrived."""

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from bigsgan.engines.base import Engine, Work
 from bigsgan.engines.deepspeed.leftovers import unite_ranks
-from bigsgan.engines.exchange import SENDS, Arrival, Exchange
+from bigsgan.engines.exchange import Arrival, Exchange
 from bigsgan.engines.orders import Turn
 from bigsgan.engines.phases import Phase, Task
 from bigsgan.engines.pipeline.observer import Observer
@@ -129,7 +129,7 @@ class Executor:
 
     def _compute_one(self, task: Task, alive: Mapping[int, Work], update: _Progress) -> None:
         work, index = alive[task.phase], task.micro_batch
-        engine = self.engines[work.phase.network]
+        phase, engine = work.phase, self.engines[work.phase.network]
 
         def output(of: int | None) -> Tensor | None:
             if of is None:
@@ -137,16 +137,16 @@ class Executor:
             outputs = alive[of].outputs  # which the last phase that reads them takes away
             return outputs.pop(index, None) if update.is_last_reader(task.phase, of) else outputs.get(index)
 
-        if work.phase.does == "keeps":
-            work.inputs(index, output(work.phase.images_from))
+        if not phase.computes:
+            work.inputs(index, output(phase.images_from))
         elif task.kind == "forward":
-            engine.forward(work, index, output(work.phase.images_from), output(work.phase.tangents_from))
+            engine.forward(work, index, output(phase.images_from), output(phase.tangents_from))
         elif task.kind == "backward":
-            engine.backward(work, index, output(work.phase.grads_from))
+            engine.backward(work, index, output(phase.grads_from))
         else:
             engine.step(work)
-        if self._exchange is not None and work.phase.does in SENDS and index in work.outputs and task.kind != "step":
-            self._exchange.send(work.phase, work.outputs.pop(index))
+        if self._exchange is not None and phase.sends and index in work.outputs:
+            self._exchange.send(phase, work.outputs.pop(index))
 
 
 class _Progress:

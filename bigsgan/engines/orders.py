@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Phase, Placed, Task, all_in_turn, awaited, hold_back_steps, in_turn
+from bigsgan.engines.phases import Learns, Phase, Placed, PullsBack, Task, awaited, in_turn, of_micro_batch
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 
@@ -66,18 +66,17 @@ class Order:
         if self._is_whole:
             yield from (Placed(task, 0) for task in all_in_turn(phases))
         elif self._is_joint:
-            yield from self._planned(phases)
+            yield from self._planned(phases, range(len(phases)))
         else:
             for number, phase in enumerate(phases):
                 if self._num_stages[phase.network] == 1:
                     yield from (Placed(task, 0) for task in in_turn(number, phase))
                 else:
-                    for task, stage in self._planned([schedule.alone(phase)]):
-                        yield Placed(task._replace(phase=number), stage)
+                    yield from self._planned(phases, [number])
 
-    def _planned(self, phases: Sequence[Phase]) -> list[Placed]:
-        num_stages = self._num_stages[phases[0].network]
-        return schedule.in_one_order(schedule.plan(phases, num_stages, self._costs), phases, num_stages)
+    def _planned(self, phases: Sequence[Phase], numbers: Sequence[int]) -> list[Placed]:
+        num_stages = self._num_stages[phases[numbers[0]].network]
+        return schedule.in_one_order(schedule.plan(phases, num_stages, self._costs, numbers), phases, num_stages)
 
     def _turns(self, placed: Sequence[Placed], phases: Sequence[Phase]) -> Iterator[Turn]:
         places = {one: place for place, one in enumerate(placed)}
@@ -92,3 +91,55 @@ class Order:
                     ready[own[bisect(own, sent)]].append((sent, placed[place].task))
         for place in own:
             yield Turn(placed[place].task, tuple(task for _, task in sorted(ready[place], key=lambda each: each[0])))
+
+
+def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
+    """Yield the tasks of an update of networks without stages that meet on each rank.
+
+    They go phase by phase; but the micro-batches of G's own update go through its phases one by one, so that one graph
+    is alive at a time. Where updates overlap, G's update comes first and D's steps last; before G's step, G makes the
+    images that D trains on or keeps.
+    """
+    last, pulls_back = next((number, phase) for number, phase in enumerate(phases) if isinstance(phase, PullsBack))
+    learning = [number for number, phase in enumerate(phases) if isinstance(phase, Learns)]
+    if pulls_back.grads_from > learning[0]:
+        first = 1 + learning[-1]
+        yield from _by_phase(range(first), phases)
+        yield from _by_micro_batch(range(first, last + 1), phases)
+        return
+    own = [number for number in range(last) if phases[number].update_of == "generator"]
+    made = [number for number in range(len(phases)) if number not in (*own, *learning, last)]
+    yield from _by_micro_batch([*own, last], phases, _by_phase(made, phases))
+    yield from _by_phase(learning, phases)
+
+
+def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]:
+    for number in numbers:
+        if not phases[number].gives_tangents:  # those go with the phase that carries their tangents
+            yield from in_turn(number, phases[number], phases)
+
+
+def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: Iterable[Task] = ()) -> Iterator[Task]:
+    """Yield the phases up to G's pulling back, then G's step; ``meanwhile`` comes before the last pulling back."""
+    for index in range(phases[numbers[-1]].num):
+        for number in numbers:
+            if number == numbers[-1] and index == phases[number].num - 1:
+                yield from meanwhile
+            yield from of_micro_batch(number, phases[number], index)
+    yield Task(numbers[-1], "step", 0)
+
+
+def hold_back_steps(placed: Iterable[Placed], phases: Sequence[Phase]) -> list[Placed]:
+    """Move each step of D to right before its next task, so that its gradients may travel until then."""
+    found: list[Placed] = []
+    held: list[Placed] = []
+    for one in placed:
+        phase = phases[one.task.phase]
+        if phase.network == "discriminator" and phase.computes:
+            if one.task.kind == "step":
+                held.append(one)
+                continue
+            found += held
+            held = []
+        found.append(one)
+    return found + held

@@ -6,33 +6,31 @@ computes a phase as tasks. This file has no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 from bigsgan.config.objective import Segments
 
-Does = Literal["makes images", "checks", "differentiates", "trains", "judges", "pulls back", "keeps"]
 Kind = Literal["forward", "backward", "step"]
 
 
-class Phase(NamedTuple):
-    """One phase of an update."""
+class _Defaults:
+    """What holds of a phase unless its class says otherwise; a class has fields for what its phases differ in."""
 
     network: str  # the network that computes
-    # G makes images; D trains on real images and G's; D judges G's images, which gives gradients at them; G pulls those
-    # gradients back to its parameters and steps. For a penalty in forward mode, a network first differentiates its
-    # outputs: D by its images, G by its styles. D checks a finite difference in the same way, on one micro-batch. Where
-    # updates overlap, D keeps G's images for its steps of the next update.
-    does: Does
-    num: int  # number of micro-batches
-    num_samples: int  # samples of a micro-batch on one replica, in all its segments
-    # whether an update of this phase's network begins here; its first micro-batch moves batch statistics and power
-    # iterations, unless they move in every pass
-    begins_update: bool = False
-    keeps_graphs: bool = False  # whether the phase that pulls back goes backward through the forward passes of this one
-    recomputes: bool = False  # whether this phase, which pulls back, repeats the forward passes
+    update_of: str  # the network whose update the phase serves
+    label: str  # the phase's name in timelines, profiles and logs
+    computes = True  # whether micro-batches go through the network
+    sends = False  # whether the other network reads the images, or the gradients at images, that arise
+    step = False  # whether the phase ends in an optimizer step
+    frozen = False  # whether the backward pass computes gradients at the inputs only, which halves its cost
+    is_probe = False  # whether it only checks, now and then and on one micro-batch; nothing reads its gradients
+    gives_tangents = False  # whether its gradients are the direction of another phase's tangents
+    keeps_graphs = False  # whether the phase that pulls back goes backward through the forward passes of this one
+    num_twice = 0  # of a micro-batch's samples, those that a double backward goes through
+    segments = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
     images_from: int | None = None  # number of the phase whose images this one reads
     grads_from: int | None = None  # number of the phase whose gradients at the images this one reads
     graphs_from: int | None = None  # number of the phase through whose forward passes this one goes backward
@@ -42,39 +40,52 @@ class Phase(NamedTuple):
     # Number of D's step that this phase is a part of, or whose images it makes or keeps. It counts from the update's
     # first step, on into the next update. None if the phase serves G's update alone.
     d_step: int | None = None
-    segments: int = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
-    every_pass: bool = False  # whether state moves in all passes that make images, train or judge
 
-    def moves(self, index: int) -> bool:
-        """Whether the pass of a micro-batch moves batch statistics and power iterations."""
-        if self.every_pass:
-            return self.does in ("makes images", "trains", "judges")
-        return self.begins_update and index == 0
+
+@dataclass(frozen=True)
+class Phase(_Defaults):
+    """One phase of an update; its class is what it does."""
+
+    num: int  # number of micro-batches
+    num_samples: int  # samples of a micro-batch on one replica, in all its segments
+    # number of the first micro-batches whose passes move batch statistics and power iterations; a skipped update
+    # restores what they were
+    num_moving: int = 0
 
     @property
     def forward(self) -> bool:
         """Whether micro-batches go forward."""
-        return self.does != "pulls back" or self.recomputes
+        return True
 
     @property
     def backward(self) -> bool:
         """Whether micro-batches go backward."""
-        return self.does not in ("makes images", "keeps")
+        return self.frozen or self.step
 
     @property
-    def step(self) -> bool:
-        """Whether the phase ends in an optimizer step."""
-        return self.does in ("trains", "pulls back")
+    def opens_graphs(self) -> bool:
+        """Whether forward passes leave graphs, for backward passes of this phase or of the one that pulls back."""
+        return self.backward or self.keeps_graphs
 
     @property
-    def frozen(self) -> bool:
-        """Whether the backward pass computes gradients at the inputs only, which halves its cost."""
-        return self.does in ("checks", "differentiates", "judges")
+    def gives_slopes(self) -> bool:
+        """Whether a penalty reads the gradients at the inputs."""
+        return self.frozen and not self.sends
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether passes carry tangents, for a penalty in forward mode."""
+        return self.tangents_from is not None
+
+    @property
+    def needs_until(self) -> Kind:
+        """The kind of pass up to which later phases leave the network's buffers and parameters as they are."""
+        return "step" if self.step else "backward" if self.frozen and self.sends else "forward"
 
     @property
     def samples_of_work(self) -> int:
         """Samples of a micro-batch, weighted by cost: one with tangents counts twice."""
-        return self.num_samples * (1 if self.tangents_from is None else 2)
+        return self.num_samples * (1 + self.has_tangents) * self.computes
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -82,10 +93,109 @@ class Phase(NamedTuple):
         numbers = (self.images_from, self.grads_from, self.tangents_from if self.forward else None)
         return tuple(number for number in numbers if number is not None)
 
+
+@dataclass(frozen=True, kw_only=True)
+class MakesImages(Phase):
+    """G makes the images of one of D's steps."""
+
+    network, update_of, label, sends = "generator", "discriminator", "G makes images", True
+    d_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakesOwnImages(MakesImages):
+    """G makes the images of its own update, which may also serve one of D's steps."""
+
+    update_of = "generator"
+    keeps_graphs: bool
+    tangents_from: int | None
+    num_twice: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learns(Phase):
+    """A phase of one of D's steps, on real images and, unless D is differentiated at these alone, G's."""
+
+    network, update_of = "discriminator", "discriminator"
+    segments: int
+    images_from: int | None  # None with real images alone, or with images that D has kept
+    d_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks(Learns):
+    """D is differentiated by the images of one micro-batch, to check a finite difference."""
+
+    label, frozen, is_probe = "D checks", True, True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentiatesImages(Learns):
+    """D is differentiated by its images, before it trains with a penalty in forward mode."""
+
+    label, frozen, gives_tangents = "D differentiates", True, True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trains(Learns):
+    """D trains on real images and G's."""
+
+    label, step = "D trains", True
+    tangents_from: int | None
+    num_twice: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentiatesStyles(Phase):
+    """G is differentiated by its styles, before passes with path length in forward mode."""
+
+    network, update_of, label, frozen, gives_tangents = "generator", "generator", "G differentiates", True, True
+    d_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judges(Phase):
+    """D judges G's images, which gives gradients at them."""
+
+    network, update_of, label, sends, frozen = "discriminator", "generator", "D judges", True, True
+    segments: int
+    images_from: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullsBack(Phase):
+    """G pulls the gradients at its images back to its parameters and steps.
+
+    It goes backward through another phase's forward passes, or repeats them.
+    """
+
+    network, update_of, label, step = "generator", "generator", "G pulls back", True
+    grads_from: int
+    graphs_from: int | None  # None if the forward passes are repeated
+    tangents_from: int | None
+    num_twice: int
+
     @property
-    def label(self) -> str:
-        """The phase's name in timelines, profiles and logs."""
-        return f"{self.network[0].upper()} {self.does}"
+    def forward(self) -> bool:
+        """Whether micro-batches go forward."""
+        return self.graphs_from is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeps(Phase):
+    """D keeps G's images for one of its steps of the next update, where updates overlap."""
+
+    network, update_of, label, computes = "discriminator", "discriminator", "D keeps", False
+    images_from: int
+    d_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infers(Phase):
+    """A network computes outputs outside of updates."""
+
+    network: str
+    label = "inference"
 
 
 class Task(NamedTuple):
@@ -152,8 +262,7 @@ class _Update:
         self.phases: list[Phase] = []
         self._plan, self._objective = plan, plan.recipe.objective
         self._steps = steps
-        self._differentiates_styles = regularized and plan.differentiates_forward("generator")
-        self._keeps_graphs = plan.keeps_generator_graphs
+        self._regularized, self._keeps_graphs = regularized, plan.keeps_generator_graphs
 
     def take_turns(self) -> None:
         """Let each network learn from the current state of the other."""
@@ -180,53 +289,67 @@ class _Update:
         made = {d_step: own if d_step == shared else self._make_images(d_step) for d_step in range(num, 2 * num)}
         self._pull_back(own, grads)
         for d_step, images in made.items():
-            self._add("discriminator", "keeps", "discriminator", images_from=images, d_step=d_step)
+            self._add(Keeps(*self._size(Keeps), images_from=images, d_step=d_step))
 
-    def _add(self, network: str, does: Does, update_of: str, segments: int = 1, shrink: int = 1, **more: Any) -> int:
-        recipe = self._plan.recipe
-        num = recipe.accumulation_of(update_of)
-        num_samples = segments * recipe.batch // (num * self._plan.placement(network).num_replicas) // shrink
-        num = 1 if does == "checks" else num
-        more["every_pass"] = recipe.statistics == "every_pass"
-        self.phases.append(Phase(network, does, num, num_samples, segments=segments, **more))
+    def _add(self, phase: Phase) -> int:
+        self.phases.append(phase)
         return len(self.phases) - 1
 
-    def _differentiate_styles(self, d_step: int | None) -> int | None:
-        section = self._objective.path_length
-        if not (self._differentiates_styles and section):
-            return None
-        return self._add("generator", "differentiates", "generator", shrink=section.batch_shrink, d_step=d_step)
+    def _size(
+        self, kind: type[Phase], segments: int = 1, shrink: int = 1, begins: bool = False
+    ) -> tuple[int, int, int]:
+        """Return a phase's ``num``, ``num_samples`` and ``num_moving``; ``begins`` is whether an update does."""
+        recipe = self._plan.recipe
+        num = recipe.accumulation_of(kind.update_of)
+        num_samples = segments * recipe.batch // (num * self._plan.placement(kind.network).num_replicas) // shrink
+        if recipe.statistics == "every_pass":
+            return num, num_samples, num if issubclass(kind, (MakesImages, Trains, Judges)) else 0
+        return num, num_samples, int(begins)
+
+    def _penalize_own(self, d_step: int | None) -> tuple[int | None, int]:
+        """Return ``tangents_from`` and ``num_twice`` of G's next passes; it may differentiate before them."""
+        path = self._objective.path_length
+        if not (self._regularized and path):
+            return None, 0
+        size = self._size(DifferentiatesStyles, shrink=path.batch_shrink)
+        if not self._plan.differentiates_forward("generator"):
+            return None, size[1]
+        return self._add(DifferentiatesStyles(*size, d_step=d_step)), 0
 
     def _make_images(self, d_step: int) -> int:
-        return self._add("generator", "makes images", "discriminator", d_step=d_step)
+        return self._add(MakesImages(*self._size(MakesImages), d_step=d_step))
 
     def _make_images_for_own_update(self, d_step: int | None = None) -> int:
         """Make the images of G's update, which may also serve one of D's steps."""
-        tangents = self._differentiate_styles(d_step) if self._keeps_graphs else None
-        more: dict[str, Any] = {"keeps_graphs": self._keeps_graphs, "tangents_from": tangents, "d_step": d_step}
-        return self._add("generator", "makes images", "generator", begins_update=True, **more)
+        keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
+        tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
+        made = MakesOwnImages(*size, d_step=d_step, keeps_graphs=keeps, tangents_from=tangents, num_twice=twice)
+        return self._add(made)
 
     def _train(self, d_step: int, images: int | None) -> None:
-        add = partial(self._add, "discriminator", update_of="discriminator", images_from=images, d_step=d_step)
         own = self._steps[d_step] if d_step < len(self._steps) else Segments()
+        num, tangents = own.trains, None
         if own.checks:
-            add("checks", segments=own.trains)
+            _, num_samples, _ = self._size(Checks, num)
+            self._add(Checks(1, num_samples, segments=num, images_from=images, d_step=d_step))
         if own.differentiated and self._plan.differentiates_forward("discriminator"):
-            read = None if own.differentiated == 1 else images
-            tangents = add("differentiates", segments=own.differentiated, images_from=read, begins_update=True)
-            add("trains", segments=own.trains, tangents_from=tangents)
-        else:
-            add("trains", segments=own.trains, begins_update=True)
+            at, read = own.differentiated, None if own.differentiated == 1 else images
+            size = self._size(DifferentiatesImages, at, begins=True)
+            tangents = self._add(DifferentiatesImages(*size, segments=at, images_from=read, d_step=d_step))
+        size = self._size(Trains, num, begins=tangents is None)
+        twice = size[1] if own.differentiated and tangents is None else 0
+        trains = Trains(*size, segments=num, images_from=images, d_step=d_step, tangents_from=tangents, num_twice=twice)
+        self._add(trains)
 
     def _judge(self, images: int) -> int:
-        return self._add("discriminator", "judges", "generator", 1 + self._objective.pairs, images_from=images)
+        num = 1 + self._objective.pairs
+        return self._add(Judges(*self._size(Judges, num), segments=num, images_from=images))
 
     def _pull_back(self, images: int, grads: int) -> None:
-        if self._keeps_graphs:
-            graphs: dict[str, Any] = {"graphs_from": images, "tangents_from": self.phases[images].tangents_from}
-        else:
-            graphs = {"recomputes": True, "tangents_from": self._differentiate_styles(self.phases[images].d_step)}
-        self._add("generator", "pulls back", "generator", grads_from=grads, **graphs)
+        made, keeps = self.phases[images], self._keeps_graphs
+        tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
+        size, graphs = self._size(PullsBack), images if keeps else None
+        self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))
 
 
 def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> Placed | None:
@@ -253,73 +376,14 @@ def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator
     """
     for index in range(phase.num):
         if phases and phase.tangents_from is not None:
-            yield from _of_micro_batch(phase.tangents_from, phases[phase.tangents_from], index)
-        yield from _of_micro_batch(number, phase, index)
+            yield from of_micro_batch(phase.tangents_from, phases[phase.tangents_from], index)
+        yield from of_micro_batch(number, phase, index)
     if phase.step:
         yield Task(number, "step", 0)
 
 
-def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
-    """Yield the tasks of an update of networks without stages that meet on each rank.
-
-    They go phase by phase; but the micro-batches of G's own update go through its phases one by one, so that one graph
-    is alive at a time. Where updates overlap, G's update comes first and D's steps last; before G's step, G makes the
-    images that D trains on or keeps.
-    """
-    last = max(number for number, phase in enumerate(phases) if phase.does == "pulls back")
-    trained = [number for number, phase in enumerate(phases) if phase.does == "trains"]
-    judged = phases[last].grads_from
-    if judged is None or judged > trained[0]:
-        first = 1 + trained[-1]
-        yield from _by_phase(range(first), phases)
-        yield from _by_micro_batch(range(first, last + 1), phases)
-        return
-    own = [n for n in range(last) if _is_of_own_update(phases[n])]
-    made = [n for n, phase in enumerate(phases) if phase.does in ("makes images", "keeps") and n not in own]
-    yield from _by_micro_batch([*own, last], phases, _by_phase(made, phases))
-    yield from _by_phase([n for n in range(last) if n not in (*own, *made)], phases)
-
-
-def _is_of_own_update(phase: Phase) -> bool:
-    """Whether a phase before G pulls back belongs to G's update, even if its images serve D too."""
-    if phase.network == "discriminator":
-        return phase.does == "judges"
-    return phase.begins_update or phase.does == "differentiates"
-
-
-def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]:
-    for number in numbers:
-        if phases[number].does != "differentiates":  # those go with the phase that carries their tangents
-            yield from in_turn(number, phases[number], phases)
-
-
-def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: Iterable[Task] = ()) -> Iterator[Task]:
-    """Yield the phases up to G's pulling back, then G's step; ``meanwhile`` comes before the last pulling back."""
-    for index in range(phases[numbers[-1]].num):
-        for number in numbers:
-            if number == numbers[-1] and index == phases[number].num - 1:
-                yield from meanwhile
-            yield from _of_micro_batch(number, phases[number], index)
-    yield Task(numbers[-1], "step", 0)
-
-
-def hold_back_steps(placed: Iterable[Placed], phases: Sequence[Phase]) -> list[Placed]:
-    """Move each step of D to right before its next task, so that its gradients may travel until then."""
-    found: list[Placed] = []
-    held: list[Placed] = []
-    for one in placed:
-        phase = phases[one.task.phase]
-        if phase.network == "discriminator" and phase.does != "keeps":
-            if one.task.kind == "step":
-                held.append(one)
-                continue
-            found += held
-            held = []
-        found.append(one)
-    return found + held
-
-
-def _of_micro_batch(number: int, phase: Phase, index: int) -> Iterator[Task]:
+def of_micro_batch(number: int, phase: Phase, index: int) -> Iterator[Task]:
+    """Yield the passes of a micro-batch of a phase."""
     if phase.forward:
         yield Task(number, "forward", index)
     if phase.backward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines.base import LossFunction, MicroBatch, Regularizer, Work
+from bigsgan.engines.base import Graph, LossFunction, MicroBatch, Regularizer, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -24,6 +25,19 @@ from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm, division
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a root goes forward."""
+
+    moving: bool = False  # whether batch statistics and power iterations move
+    loss: LossFunction | None = None
+    regularizer: Regularizer | None = None
+    tangents: Tensor | None = None  # they begin after the first ``ahead`` layers, which are not compiled then
+    ahead: int = 0  # without tangents, inputs enter after these layers; without a loss, only they are computed
+    targets: MicroBatch = ()  # what the loss compares with the network's predictions
+    trains: bool = True  # whether it is of training; outside, numbers of samples differ, so that nothing is compiled
 
 
 class Root(nn.Module):
@@ -53,42 +67,30 @@ class Root(nn.Module):
         self._fast = (fast,)  # in a tuple it is not a submodule
         self.stateful = network.stateful_layers()
 
-    def forward(
-        self,
-        inputs: MicroBatch,
-        moving: bool,
-        loss: LossFunction | None = None,
-        regularizer: Regularizer | None = None,
-        trains: bool = True,
-        tangents: Tensor | None = None,
-        ahead: int = 0,
-        targets: MicroBatch = (),
-    ) -> Any:
-        """Return the outputs of the network, or their loss, or both the outputs and a regularizer's loss.
+    def forward(self, inputs: MicroBatch, run: Pass) -> tuple[Tensor, ...]:
+        """Return the outputs of the network alone, their loss alone, or the outputs and a regularizer's loss.
 
-        ``moving`` lets batch statistics and power iterations move. Passes that are differentiated twice or read for
-        their features are not compiled, nor are those outside training, whose numbers of samples differ. Tangents begin
-        after the first ``ahead`` layers, which are not compiled then. Without tangents, inputs enter there; without a
-        loss, only those layers are computed. The loss compares ``targets`` with the network's predictions.
+        Passes that are differentiated twice or read for their features are not compiled.
         """
-        if tangents is not None:
-            return self._with_tangents(inputs, moving, loss, regularizer, tangents, ahead, targets)
-        is_fast = trains and not (loss is not None and loss.differentiates_inputs)
+        loss, regularizer, ahead = run.loss, run.regularizer, run.ahead
+        if run.tangents is not None:
+            return self._with_tangents(inputs, run, run.tangents)
+        is_fast = run.trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
         if loss is not None and loss.differentiates_inputs:
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         features: Sequence[Tensor] = ()
-        with moving_state(self.stateful, moving):
+        with moving_state(self.stateful, run.moving):
             if regularizer is not None:
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif loss is None:
-                return self.network.part(0, ahead).fold(*inputs) if ahead else network(*inputs)
+                return self.network.part(0, ahead).fold(*inputs) if ahead else (network(*inputs),)
             elif ahead:
                 outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
-            elif targets:
+            elif run.targets:
                 predicting = self._predicting if is_fast else self.network.with_predictions
                 outputs, predictions = predicting(*inputs, segments=loss.num_segments)
-                features = (predictions, *targets)
+                features = (predictions, *run.targets)
             elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
@@ -97,35 +99,27 @@ class Root(nn.Module):
         if regularizer is not None:
             return outputs, regularizer.penalty(outputs, inner, inputs)
         assert loss is not None
-        return loss(outputs, inputs, features)
+        return (loss(outputs, inputs, features),)
 
-    def _with_tangents(
-        self,
-        inputs: MicroBatch,
-        moving: bool,
-        loss: LossFunction | None,
-        regularizer: Regularizer | None,
-        tangents: Tensor,
-        ahead: int,
-        targets: MicroBatch,
-    ) -> Any:
+    def _with_tangents(self, inputs: MicroBatch, run: Pass, tangents: Tensor) -> tuple[Tensor, ...]:
+        loss, ahead = run.loss, run.ahead
         num_segments = 1 if loss is None else loss.num_segments
         features: MicroBatch = ()
-        with moving_state(self.stateful, moving):
+        with moving_state(self.stateful, run.moving):
             carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
             fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._dual
             largest = partial(comm.largest_over_ranks, group=division.part())
             first = dual.begin(carry, tangents, largest)
-            if targets:  # not compiled
+            if run.targets:  # not compiled
                 found, predictions = self.network.with_predictions_dual(first, num_segments)
-                features = (predictions, *targets)
+                features = (predictions, *run.targets)
             else:
                 found = fold(first, num_segments)
         outputs, along = dual.end(found)
         if loss is not None:
-            return loss(outputs, inputs, features, along)
-        assert regularizer is not None
-        return outputs, regularizer.along(along, inputs)
+            return (loss(outputs, inputs, features, along),)
+        assert run.regularizer is not None
+        return outputs, run.regularizer.along(along, inputs)
 
 
 class ZeroEngine(DeepSpeedBacked):
@@ -180,29 +174,28 @@ class ZeroEngine(DeepSpeedBacked):
         inputs = work.inputs(index, images)
         if self._is_step_open:
             self._step()
-        phase, moving = work.phase, work.phase.moves(index)
+        phase, moving = work.phase, index < work.phase.num_moving
         self._choose_kernels(work)
-        if phase.begins_update and index == 0:
+        if moving and index == 0:
             self._begin_update()
         if phase.frozen:
             self._judge(work, index, inputs, moving)
-        elif phase.does == "trains" or phase.keeps_graphs or phase.recomputes:
+        elif phase.opens_graphs:
             self._go_forward(work, index, inputs, moving, tangents)
         else:
             work.outputs[index] = self._infer(inputs, moving, trains=True)
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward; the gradients may travel until the network's next task."""
-        graph = work.graphs.pop(index)
         self._choose_kernels(work)
+        graph = work.graphs.pop(index)
         if work.phase.frozen:
-            self._differentiate(work, index, *graph)
+            self._differentiate(work, index, graph)
             return
-        loss, outputs = graph
-        if outputs is not None:
-            # The value of this product means nothing; its gradient at the outputs is ``grads``.
-            loss = (outputs * grads).sum() + loss
-        del graph, outputs
+        loss, *more = graph.outputs
+        if grads is not None:  # at images; the value of their product means nothing
+            loss = (loss * grads).sum() + sum(more)
+        del graph, more
         internals.take(self._gradient_buffers)
         self._prefetching.back_to(self._kind)
         self._engine.backward(loss)
@@ -229,7 +222,7 @@ class ZeroEngine(DeepSpeedBacked):
         misses in that record.
         """
         self._prefetching.expect("notes")
-        self._root(inputs, moving=False, trains=False)
+        self._root(inputs, Pass(trains=False))
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and everything made for it."""
@@ -242,47 +235,37 @@ class ZeroEngine(DeepSpeedBacked):
     @torch.no_grad()
     def _infer(self, inputs: MicroBatch, moving: bool, trains: bool) -> Tensor:
         self._prefetching.expect("infer")
-        return self._root(inputs, moving=moving, trains=trains)
+        (outputs,) = self._root(inputs, Pass(moving, trains=trains))
+        return outputs
 
     def _go_forward(self, work: Work, index: int, inputs: MicroBatch, moving: bool, tangents: Tensor | None) -> None:
-        """Go forward through the engine; keep the loss, and outputs whose gradient will be added to it."""
-        loss, regularizer = work.loss, work.regularizer
-        looks_inside = regularizer is not None or (loss is not None and loss.differentiates_inputs)
-        twice = looks_inside and tangents is None
-        self._kind = (work.phase.does == "trains", twice, tangents is not None)
+        """Go forward through the engine."""
+        twice = work.phase.num_twice > 0
+        self._kind = twice, tangents is not None
         self._prefetching.expect(self._kind)
-        targets = work.targets(index) if loss is not None else ()  # before parameters are gathered
+        targets = work.targets(index)  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
-        if loss is not None:
-            work.graphs[index] = self._engine(inputs, moving, loss=loss, tangents=tangents, targets=targets), None
-            return
-        more: Tensor | float = 0.0
-        if regularizer is None:
-            outputs = self._engine(inputs, moving=moving)
-        else:
-            outputs, more = self._engine(
-                inputs, moving=moving, regularizer=regularizer, tangents=tangents, ahead=work.ahead
-            )
-        work.graphs[index] = more, outputs
-        if not work.phase.recomputes:
-            work.outputs[index] = outputs.detach()
+        run = Pass(moving, work.loss, work.regularizer, tangents, work.ahead, targets)
+        work.graphs[index] = Graph(self._engine(inputs, run=run))
+        if not work.phase.step:
+            work.outputs[index] = work.graphs[index].outputs[0].detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters, as the engine's hooks would count this as a backward pass."""
         if work.ahead:
             self._prefetching.expect("ahead")
             with torch.no_grad():
-                inputs = self._root(inputs, moving=moving, ahead=work.ahead)
-        self._prefetching.expect(work.phase.does)
+                inputs = self._root(inputs, Pass(moving, ahead=work.ahead))
+        self._prefetching.expect(work.phase.label)
         self._until_backward.enter_context(self._frozen())
-        first, trains = inputs[0].detach().requires_grad_(True), work.phase.does != "checks"
-        outputs = self._root((first, *inputs[1:]), moving=moving, loss=work.loss, trains=trains, ahead=work.ahead)
-        work.graphs[index] = first, outputs
+        first, trains = inputs[0].detach().requires_grad_(True), not work.phase.is_probe
+        run = Pass(moving, work.loss, ahead=work.ahead, trains=trains)
+        work.graphs[index] = Graph(self._root((first, *inputs[1:]), run), (first,))
 
-    def _differentiate(self, work: Work, index: int, first: Tensor, loss: Tensor) -> None:
+    def _differentiate(self, work: Work, index: int, graph: Graph) -> None:
         assert work.gradient is not None, "a phase with frozen parameters is asked for a gradient"
-        scale = self._scale_of(work.phase)
+        (loss,), (first,), scale = graph.outputs, graph.inputs, self._scale_of(work.phase)
         (grads,) = torch.autograd.grad(loss * scale, first)
         self._until_backward.close()
         self._prefetching.end()

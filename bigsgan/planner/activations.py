@@ -19,7 +19,7 @@ from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
-from bigsgan.engines.zero import Root
+from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
 from bigsgan.models import meta_gpu
 from bigsgan.models.layers import RankAverages, TwiceDifferentiable
@@ -174,7 +174,7 @@ def trace_discriminator(
 
     def compute() -> Tensor:
         targets = empty_targets(plan.recipe, program, num_samples) if stack.predicts else ()
-        return root(inputs, moving=False, loss=objective, targets=targets)
+        return root(inputs, Pass(loss=objective, targets=targets))[0]
 
     return _trace_whole(stack, inputs, compute)
 
@@ -188,7 +188,7 @@ def trace_generator(plan: RunPlan, stack: LayerStack, num_samples: int) -> Whole
     root = Root(stack)
 
     def compute() -> Tensor:
-        images, value = root(inputs, moving=False, regularizer=penalty)
+        images, value = root(inputs, Pass(regularizer=penalty))
         return (images * torch.empty_like(images)).sum() + value
 
     return _trace_whole(stack, inputs, compute)

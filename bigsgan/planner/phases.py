@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
 from bigsgan.engines.orders import Order, Turn
-from bigsgan.engines.phases import Phase, UpdateGame, phases_of
+from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
@@ -64,46 +65,42 @@ def kept_images(plan: RunPlan, part: Part) -> int:
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, phase: Phase) -> RankPhase:
     network = phase.network
-    carries = phase.tangents_from is not None
-    mode: Mode = "judge" if phase.frozen else "train with tangents" if carries else "train"
-    trains = network == "discriminator" and phase.does in ("checks", "differentiates", "trains")
+    mode: Mode = "judge" if phase.frozen else "train with tangents" if phase.has_tangents else "train"
     segments = phase.segments
     num = phase.num_samples // segments  # samples of a segment on one replica
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
-    pulls_back = phase.keeps_graphs or phase.does == "pulls back"
-    looks_inside = game.segments.differentiated > 0 if phase.does == "trains" else game.regularizes and pulls_back
     passes: Passes | WholePass | None
-    if phase.does == "keeps":
+    if not phase.computes:
         passes = None
-    elif looks_inside and not carries:
+    elif phase.num_twice:
         passes = traces.penalized(plan, network, num)
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
     # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.
-    slope = (game.segments.trains if trains else segments) * image
+    slope = game.segments.trains * image
     if network == "generator":
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
     inputs = outputs = 0
-    judges_alone = phase.does == "judges" and segments == 1  # D judges images in place
+    judges_alone = isinstance(phase, Judges) and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
-        inputs += slope if carries else 0
-    if (phase.does == "makes images" and part.is_last) or (phase.does in ("judges", "keeps") and part.is_first):
+        inputs += slope if phase.has_tangents else 0
+    if part.is_last if isinstance(phase, MakesImages) else part.is_first and isinstance(phase, Judges | Keeps):
         outputs = image
-    elif phase.does in ("checks", "differentiates") and part.is_first:
+    elif phase.gives_slopes and part.is_first:
         outputs = slope
     to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
-    teaches, program = phase.does == "trains" and plan.recipe.objective.teacher is not None, traces.program(plan.recipe)
-    data = phase.num * image if trains and part.is_first else 0
+    teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
+    program = traces.program(plan.recipe)
+    data = phase.num * image if isinstance(phase, Learns) and part.is_first else 0
     if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
         data = phase.num * (image + num * _pixels(plan))
     shown = min(phase.num, _SHOWN) if part.num_stages == 1 else phase.num
     return RankPhase(
-        phase=phase._replace(num=shown),
+        phase=replace(phase, num=shown),
         passes=passes,
-        keeps_graph=phase.backward or phase.keeps_graphs,
         inputs=inputs,
         arriving=image if plan.images_travel and part.is_first and phase.images_from is not None else 0,
         received=(0, 0) if part.is_first or not part.is_held else entering(part.bounds[0]),
@@ -125,4 +122,4 @@ def _pixels(plan: RunPlan) -> int:
 def order_turns(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Turn]:
     """The turns of a rank with these parts, if all stages are equally fast; of micro-batches that are not shown too."""
     stages = {network: part.stage for network, part in parts.items()}
-    return Order(plan, stages)([phase.phase._replace(num=phase.num) for phase in phases])
+    return Order(plan, stages)([replace(phase.phase, num=phase.num) for phase in phases])

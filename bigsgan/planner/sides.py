@@ -36,11 +36,6 @@ class UpdateKind(NamedTuple):
 
     phases: list[Phase]  # of such an update
     share: float  # of all updates that are so
-    twice: dict[int, float]  # by phase, samples of all its micro-batches that a double backward goes through
-
-
-_COMPUTES = ("makes images", "checks", "differentiates", "trains", "judges", "pulls back")
-"""What phases do that takes time; to keep images for later takes none."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +60,18 @@ class UpdateWork:
         values. A double backward goes to the images and back through that, three passes.
         """
         phase = kind.phases[task.phase]
-        if task.kind == "step" or phase.does not in _COMPUTES:
+        if task.kind == "step" or not phase.computes:
             return 0.0
         network, own = phase.network, self.stages[phase.network][stage]
-        samples: float = phase.num_samples * self.plan.placement(network).num_replicas
-        heads = own.heads * samples / phase.segments if phase.does == "trains" else 0.0
-        forward = samples * (own.whole + (own.behind if phase.tangents_from is not None else 0.0)) + heads
+        num_replicas = self.plan.placement(network).num_replicas
+        samples: float = phase.num_samples * num_replicas
+        heads = own.heads * samples / phase.segments if phase.step else 0.0
+        forward = samples * (own.whole + (own.behind if phase.has_tangents else 0.0)) + heads
         if task.kind == "forward":
             return forward
         again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
         backward = samples * own.behind if phase.frozen else 2 * forward
-        return backward + again + 3 * own.behind * kind.twice.get(task.phase, 0.0) / phase.num
+        return backward + again + 3 * own.behind * phase.num_twice * num_replicas
 
     def program(self, kind: UpdateKind, network: str, stage: int) -> list[Task]:
         """The tasks of a stage in their order."""
@@ -117,26 +113,13 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
 
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:
-    objective, batch = plan.objective, plan.recipe.batch
-    path = objective.path_length
+    objective, path = plan.objective, plan.objective.path_length
     period = min(LONGEST_PERIOD, math.lcm(*objective.intervals.values(), path.every if path else 1))
     found: Counter[UpdateGame] = Counter()
     for number in range(period):
         game = game_of(plan, number)
         found[game._replace(segments=game.segments._replace(checks=False))] += 1  # one micro-batch now and then
-    kinds = []
-    for game, times in found.items():
-        phases = phases_of(plan, game)
-        twice: dict[int, float] = {}
-        for number, phase in enumerate(phases):
-            if plan.differentiates_forward(phase.network):
-                continue
-            if phase.does == "trains" and game.segments.differentiated:
-                twice[number] = batch * phase.segments
-            elif phase.does == "pulls back" and path is not None and game.regularizes:
-                twice[number] = batch / path.batch_shrink
-        kinds.append(UpdateKind(phases, times / period, twice))
-    return kinds
+    return [UpdateKind(phases_of(plan, game), times / period) for game, times in found.items()]
 
 
 class Speed(NamedTuple):

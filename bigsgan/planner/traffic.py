@@ -112,6 +112,6 @@ def sent_bytes(work: UpdateWork) -> dict[str, float]:
     found = dict.fromkeys(NETWORKS, 0.0)
     for kind in work.kinds:
         for phase in kind.phases:
-            if phase.does in ("makes images", "judges"):
+            if phase.sends:
                 found[phase.network] += kind.share * image_bytes(recipe) * recipe.batch
     return found

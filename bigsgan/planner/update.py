@@ -27,7 +27,6 @@ class RankPhase:
 
     phase: Phase  # as engines compute it
     passes: Passes | WholePass | None  # passes through this rank's layers; None where D keeps images
-    keeps_graph: bool  # whether the forward pass keeps its graph for a backward pass
     inputs: int  # bytes of the inputs assembled for the first layer
     arriving: int  # bytes of other ranks' images, which are sent once to the first phase that reads them
     received: tuple[int, int]  # bytes received from the previous stage, and of the gradients sent back to it
@@ -141,10 +140,10 @@ class Update:
             yield moment._replace(held=moment.held + phase.before)
         passes = phase.passes
         assert passes is not None
-        stretch = passes.plain if isinstance(passes, Passes) and not phase.keeps_graph else passes.forward
+        stretch = passes.plain if isinstance(passes, Passes) and not phase.phase.opens_graphs else passes.forward
         yield self._moment(phase, stretch, begins=True)
         self._has_read(number)
-        if phase.keeps_graph:
+        if phase.phase.opens_graphs:
             self._held["graph", number, index] = passes.kept
         else:
             del self._held["in", number, index]
@@ -207,7 +206,7 @@ class Update:
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
         name, network = phase.phase.label, phase.phase.network
-        kind = name, phase.keeps_graph, isinstance(phase.passes, WholePass)
+        kind = name, phase.phase.opens_graphs, isinstance(phase.passes, WholePass)
         return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
 
 

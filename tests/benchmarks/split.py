@@ -58,7 +58,7 @@ LAYOUTS = {
 
 def lasting(phase, kind, seconds_a_sample):
     """Seconds that a task is to take; to keep images for later takes none."""
-    return 0.0 if phase.does == "keeps" else planned(phase, kind, seconds_a_sample)
+    return 0.0 if not phase.computes else planned(phase, kind, seconds_a_sample)
 
 
 def sleep_through(engine, seconds_a_sample):

@@ -158,14 +158,14 @@ def test_kept_images_are_found_in_another_layout(ranks, name, tmp_path):
 
 UNIT = 0.03  # seconds
 SECONDS = {  # of a micro-batch, forward and backward: both networks take as long
-    "makes images": (1, 0), "pulls back": (1, 2), "judges": (0.6, 0.8), "trains": (1.2, 2.4), "keeps": (0, 0),
+    "G makes images": (1, 0), "G pulls back": (1, 2), "D judges": (0.6, 0.8), "D trains": (1.2, 2.4), "D keeps": (0, 0),
 }  # fmt: skip
 
 
 @contextmanager
 def sleeping(phase, task):
     """Around a task: as long as it would take in a network with work to do."""
-    forward, backward = SECONDS[phase.does]
+    forward, backward = SECONDS[phase.label]
     time.sleep(UNIT * {"forward": forward, "backward": backward, "step": 0}[task.kind])
     yield
 

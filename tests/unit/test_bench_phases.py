@@ -12,7 +12,8 @@ from bigsgan.bench.arithmetic import matrix_flops_per_second, matrix_precision
 from bigsgan.bench.comm import least_bytes, network_of
 from bigsgan.bench.phases import PHASES, PhaseClock, name_of
 from bigsgan.bench.profile import costliest
-from bigsgan.engines.phases import Segments, all_in_turn, update_phases
+from bigsgan.engines.orders import all_in_turn
+from bigsgan.engines.phases import Segments, update_phases
 from tests.tiny import both, tiny_plan, zero
 
 

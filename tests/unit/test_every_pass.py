@@ -9,24 +9,24 @@ from bigsgan.engines.phases import update_phases
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
-PASSES = ["makes images", "trains", "makes images", "trains", "makes images", "judges", "pulls back"]
+PASSES = ["G makes images", "D trains", "G makes images", "D trains", "G makes images", "D judges", "G pulls back"]
 
 
 def moving(tmp_path, *overrides):
-    """Of each phase of an update with two steps of D, what it does, and which of its micro-batches move state."""
+    """Of each phase of an update with two steps of D, its label, and which of its micro-batches move state."""
     plan = plan_run(tiny_recipe(tmp_path, "objective.d_steps=2", "accumulation=2", *overrides), 1)
-    return [(phase.does, [phase.moves(index) for index in range(phase.num)]) for phase in update_phases(plan)]
+    return [(phase.label, [index < phase.num_moving for index in range(phase.num)]) for phase in update_phases(plan)]
 
 
 def test_state_moves_once_in_a_networks_update(tmp_path):
     first = {1: [True, False], 3: [True, False], 4: [True, False]}
-    assert moving(tmp_path) == [(does, first.get(i, [False, False])) for i, does in enumerate(PASSES)]
+    assert moving(tmp_path) == [(label, first.get(i, [False, False])) for i, label in enumerate(PASSES)]
 
 
 def test_state_moves_in_every_pass_of_the_public_trainers(tmp_path):
     """G in three times two passes and D too, as BigGAN-PyTorch's loop makes them; the last phase only goes backward."""
     last = len(PASSES) - 1
-    expected = [(does, [i != last] * 2) for i, does in enumerate(PASSES)]
+    expected = [(label, [i != last] * 2) for i, label in enumerate(PASSES)]
     assert moving(tmp_path, "statistics=every_pass") == expected
 
 

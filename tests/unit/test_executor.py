@@ -8,18 +8,18 @@ import weakref
 import pytest
 import torch
 
-from bigsgan.engines import Phase, Task, Work
+from bigsgan.engines import Task, Work
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.orders import Turn
-from bigsgan.engines.phases import Placed, all_in_turn, hold_back_steps
+from bigsgan.engines.orders import Turn, all_in_turn, hold_back_steps
+from bigsgan.engines.phases import Judges, MakesImages, MakesOwnImages, Placed, PullsBack, Trains
 
 G, D = "generator", "discriminator"
 PHASES = [
-    Phase(G, "makes images", 2, 1),
-    Phase(D, "trains", 2, 2, images_from=0),
-    Phase(G, "makes images", 2, 1, begins_update=True, keeps_graphs=True),
-    Phase(D, "judges", 2, 1, images_from=2),
-    Phase(G, "pulls back", 2, 1, grads_from=3, graphs_from=2),
+    MakesImages(2, 1, d_step=0),
+    Trains(2, 2, 1, segments=2, images_from=0, d_step=0, tangents_from=None),
+    MakesOwnImages(2, 1, 1, d_step=None, keeps_graphs=True, tangents_from=None),
+    Judges(2, 1, segments=1, images_from=2),
+    PullsBack(2, 1, grads_from=3, graphs_from=2, tangents_from=None),
 ]
 TASKS = [
     *[(0, "forward", 0), (0, "forward", 1)],
@@ -54,7 +54,7 @@ class Noting:
     def forward(self, work, index, images, tangents=None):
         assert tangents is None
         self._note("forward", work, index, images)
-        if work.phase.does == "makes images":
+        if isinstance(work.phase, MakesImages):
             work.outputs[index] = torch.tensor(10.0 * PHASES.index(work.phase) + index)
 
     def backward(self, work, index, grads):

@@ -24,7 +24,7 @@ G, D = NETWORKS
 Channel = tuple[str, int, int]
 """What goes through it, from which rank, to which."""
 
-SENDERS = [("makes images", "forward"), ("judges", "backward")]
+SENDERS = [("G makes images", "forward"), ("D judges", "backward")]
 """Phases and passes whose outputs the other network reads."""
 
 
@@ -142,16 +142,13 @@ class Ranks:
     def sent_by(self, rank: int, task: Task):
         phase = self.phases[task.phase]
         placement, stage = self.plan.placement(phase.network), self.plan.placement(phase.network).stage(rank)
-        if task.kind == "step" or phase.does == "keeps":
+        if task.kind == "step" or not phase.computes:
             return
         step = 1 if task.kind == "forward" else -1
         if 0 <= stage + step < placement.num_stages:
             target = placement.rank(stage + step, placement.replica(rank))
             yield (f"{phase.network} {task.kind}", rank, target), task
-        elif self.plan.images_travel and (phase.does, task.kind) in [
-            ("makes images", "forward"),
-            ("judges", "backward"),
-        ]:
+        elif self.plan.images_travel and (phase.label, task.kind) in SENDERS:
             yield from self.travelling(task, source=rank)
 
     def travelling(self, task: Task, **end: int):

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.phases import Judges, MakesImages, Task, Trains
 from bigsgan.engines.pipeline.observer import TRACED_UPDATE, Observer, Span, bubble, trace_events
 from bigsgan.monitor import NOTICE
 
-MAKES = Phase("generator", "makes images", 2, 4)
-TRAINS = Phase("discriminator", "trains", 2, 8, images_from=0)
-JUDGES = Phase("discriminator", "judges", 2, 4)
+MAKES = MakesImages(2, 4, d_step=0)
+TRAINS = Trains(2, 8, segments=2, images_from=0, d_step=0, tangents_from=None)
+JUDGES = Judges(2, 4, segments=1, images_from=0)
 PHASES = [MAKES, TRAINS, JUDGES]
 
 

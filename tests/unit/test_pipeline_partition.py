@@ -19,7 +19,7 @@ from bigsgan.data import LabelledImages, Slice
 from bigsgan.draws import Draws
 from bigsgan.engines.base import Rates
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.phases import Phase, Segments, update_phases
+from bigsgan.engines.phases import Phase, Segments, Trains, update_phases
 from bigsgan.engines.pipeline.layout import (
     StageDivision,
     describe_bubble,
@@ -259,16 +259,16 @@ def test_with_r1_alone_d_differentiates_at_real_images_and_waits_for_no_others(t
 def test_the_usual_phases_have_the_segments_of_penalties_that_every_update_has(tmp_path, more, segments):
     r1 = f"objective={{r1: {{weight: 1, form: finite_difference, check_every: 0, {more}}}}}"
     found = usual_phases(tiny_plan(tmp_path, 4, [*stages(2, 2), r1], {}))
-    assert [phase.segments for phase in found if phase.does == "trains"] == [segments]
+    assert [phase.segments for phase in found if isinstance(phase, Trains)] == [segments]
 
 
 def test_a_finite_difference_is_checked_on_one_micro_batch(tmp_path):
     r1 = "{weight: 1, every: 2, form: finite_difference, antithetic: true}"
     plan = tiny_plan(tmp_path, 4, [*stages(2, 2), "accumulation=4", f"objective={{d_steps: 2, r1: {r1}}}"], {})
     found = asked_phases(plan)
-    of_d = [(phase.does, phase.num, phase.num_samples) for phase in found if phase.network == "discriminator"]
-    assert of_d == [("checks", 1, 4), ("trains", 4, 4), ("trains", 4, 2), ("judges", 4, 1)]
-    assert [phase.begins_update for phase in found[1:3]] == [False, True]
+    of_d = [(phase.label, phase.num, phase.num_samples) for phase in found if phase.network == "discriminator"]
+    assert of_d == [("D checks", 1, 4), ("D trains", 4, 4), ("D trains", 4, 2), ("D judges", 4, 1)]
+    assert [phase.num_moving for phase in found[1:3]] == [0, 1]
     assert found[1].images_from == found[2].images_from == 0
     assert update_phases(plan, [Segments(trains=4, checks=True)]) == found
 

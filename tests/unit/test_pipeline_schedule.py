@@ -12,7 +12,19 @@ from itertools import product
 
 import pytest
 
-from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.phases import (
+    Checks,
+    DifferentiatesImages,
+    DifferentiatesStyles,
+    Judges,
+    Keeps,
+    MakesImages,
+    MakesOwnImages,
+    Phase,
+    PullsBack,
+    Task,
+    Trains,
+)
 from bigsgan.engines.pipeline.schedule import Cost, Plan, Timed, one_after_the_other, plan
 
 NETWORKS = ("generator", "discriminator")
@@ -31,49 +43,44 @@ def update(
     """The phases of an update with micro-batches of one sample, of which D sees a real and a fake one."""
     phases = []
     for _ in range(d_steps):
-        phases.append(Phase("generator", "makes images", num, 1))
-        images = {"images_from": len(phases) - 1}
+        phases.append(MakesImages(num, 1, d_step=0))
+        batch = {"segments": 2, "images_from": len(phases) - 1, "d_step": 0}
         if checks:
-            phases.append(Phase("discriminator", "checks", 1, 2, **images))
+            phases.append(Checks(1, 2, **batch))
         if tangents:
-            phases.append(Phase("discriminator", "differentiates", num, 2, **images))
-            images["tangents_from"] = len(phases) - 1
-        phases.append(Phase("discriminator", "trains", num, 2, **images))
-    num, along = g_num or num, {}
+            phases.append(DifferentiatesImages(num, 2, **batch))
+        phases.append(Trains(num, 2, **batch, tangents_from=len(phases) - 1 if tangents else None))
+    num, along = g_num or num, None
     if tangents and keeps:
-        phases.append(Phase("generator", "differentiates", num, 1))
-        along = {"tangents_from": len(phases) - 1}
+        phases.append(DifferentiatesStyles(num, 1, d_step=None))
+        along = len(phases) - 1
     first = len(phases)
-    phases.append(Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps, **along))
-    phases.append(Phase("discriminator", "judges", num, 1, images_from=first))
+    phases.append(MakesOwnImages(num, 1, d_step=None, keeps_graphs=keeps, tangents_from=along))
+    phases.append(Judges(num, 1, segments=1, images_from=first))
     if tangents and not keeps:
-        phases.append(Phase("generator", "differentiates", num, 1))
-        along = {"tangents_from": len(phases) - 1}
-    kept = {"graphs_from": first} if keeps else {"recomputes": True}
-    return [*phases, Phase("generator", "pulls back", num, 1, grads_from=first + 1, **kept, **along)]
+        phases.append(DifferentiatesStyles(num, 1, d_step=None))
+        along = len(phases) - 1
+    kept = first if keeps else None
+    return [*phases, PullsBack(num, 1, grads_from=first + 1, graphs_from=kept, tangents_from=along)]
 
 
 def overlapped(
     num: int, keeps: bool = True, d_steps: int = 1, tangents: bool = False, first: bool = False
 ) -> list[Phase]:
     """The phases of an update that overlaps with those around it; of the first one, D trains on images made in it."""
-    phases = [Phase("generator", "makes images", num, 1, begins_update=True, keeps_graphs=keeps)]
-    phases.append(Phase("discriminator", "judges", num, 1, images_from=0))
+    phases = [MakesOwnImages(num, 1, d_step=None, keeps_graphs=keeps, tangents_from=None)]
+    phases.append(Judges(num, 1, segments=1, images_from=0))
     for _ in range(d_steps):
-        images = {}
+        batch = {"segments": 2, "images_from": len(phases) if first else None, "d_step": 0}
         if first:
-            images = {"images_from": len(phases)}
-            phases.append(Phase("generator", "makes images", num, 1))
+            phases.append(MakesImages(num, 1, d_step=0))
         if tangents:
-            phases.append(Phase("discriminator", "differentiates", num, 2, begins_update=True, **images))
-            images = {**images, "tangents_from": len(phases) - 1}
-        phases.append(Phase("discriminator", "trains", num, 2, **images))
+            phases.append(DifferentiatesImages(num, 2, **batch))
+        phases.append(Trains(num, 2, **batch, tangents_from=len(phases) - 1 if tangents else None))
     made = range(len(phases), len(phases) + d_steps)
-    phases += [Phase("generator", "makes images", num, 1)] * d_steps
-    phases.append(
-        Phase("generator", "pulls back", num, 1, recomputes=not keeps, grads_from=1, graphs_from=0 if keeps else None)
-    )
-    return phases + [Phase("discriminator", "keeps", num, 1, images_from=number) for number in made]
+    phases += [MakesImages(num, 1, d_step=0)] * d_steps
+    phases.append(PullsBack(num, 1, grads_from=1, graphs_from=0 if keeps else None, tangents_from=None))
+    return phases + [Keeps(num, 1, images_from=number, d_step=0) for number in made]
 
 
 def equal(num_stages: int, forward: float = 1.0, backward: float = 2.0) -> dict[str, Sequence[Cost]]:
@@ -111,9 +118,7 @@ class Case:
         phase = self.phases[task.phase]
         cost = self.costs[phase.network][stage]
         times = {"forward": cost.forward, "backward": cost.backward / (2 if phase.frozen else 1), "step": 0}
-        return (
-            phase.num_samples * times[task.kind] * (1 if phase.tangents_from is None else 2) * (phase.does != "keeps")
-        )
+        return phase.num_samples * times[task.kind] * (1 if phase.tangents_from is None else 2) * phase.computes
 
 
 def cases() -> dict[str, Case]:
@@ -131,9 +136,10 @@ def cases() -> dict[str, Case]:
         name = f"overlapped{'-first' * first}-{'keep' if keeps else 'recompute'}"
         found[name] = Case(overlapped(4, keeps, 2, keeps != first, first), 3, uneven(3, 7))
     # Of one network alone, where the other is not a pipeline.
-    train = Phase("discriminator", "trains", 5, 2)
-    found["D alone"] = Case([train, train, train._replace(does="judges")], 4, uneven(4, 3))
-    sample, update_g = Phase("generator", "makes images", 5, 1), Phase("generator", "pulls back", 5, 1, graphs_from=1)
+    train = Trains(5, 2, segments=2, images_from=None, d_step=0, tangents_from=None)
+    found["D alone"] = Case([train, train, Judges(5, 2, segments=2, images_from=None)], 4, uneven(4, 3))
+    sample = MakesImages(5, 1, d_step=0)
+    update_g = PullsBack(5, 1, grads_from=None, graphs_from=1, tangents_from=None)
     found["G alone"] = Case([sample, sample, update_g], 4, uneven(4, 4))
     return found
 
@@ -165,7 +171,7 @@ class Done(Counter):
             # Each phase moves the layers' state at its start, and sees the updates before it.
             if not all(self.has_passed(case, i, stage) for i in earlier):
                 return False
-            if not all(self.is_over(case, i, stage) for i in earlier if case.phases[i].does == "judges"):
+            if not all(self.is_over(case, i, stage) for i in earlier if isinstance(case.phases[i], Judges)):
                 return False
             if stage > 0:
                 return self[number, "forward", stage - 1] > index
@@ -205,7 +211,7 @@ def replay(case: Case, planned: Plan) -> None:
 
 @pytest.mark.parametrize("num_stages, num", [*product((2, 4, 8), range(2, 17))])
 def test_one_phase_fills_and_drains_once(num_stages, num):
-    phase = Phase("generator", "trains", num, 3)
+    phase = Trains(num, 3, segments=3, images_from=None, d_step=0, tangents_from=None)
     expected = (num_stages - 1) / (num + num_stages - 1)
     costs = equal(num_stages, backward=1.0 + num % 3)
     assert plan([phase], num_stages, costs).bubble == pytest.approx(expected, rel=EXACT)
@@ -238,7 +244,7 @@ def test_each_task_is_planned_once_for_its_cost(case, which):
         expected += [Task(i, "step", 0)] * phase.step
     busy = 0.0
     for device, tasks in enumerate(planned.devices):
-        own = [task for task in expected if case.phases[task.phase].does != "keeps" or case.stage(task, device) == 0]
+        own = [task for task in expected if case.phases[task.phase].computes or case.stage(task, device) == 0]
         assert Counter(timed.task for timed in tasks) == Counter(own)
         now = 0.0
         for task, start, end in tasks:
@@ -295,7 +301,7 @@ def execute(case: Case, devices: list[list[Timed]]) -> None:
             assert source is None or (task._replace(phase=source), device) in done, (task, device)
             if task.kind == "forward" and phase.tangents_from is not None:
                 assert (Task(phase.tangents_from, "backward", task.micro_batch), device) in done, (task, device)
-        if 0 <= stage + ahead <= last and phase.does != "keeps":
+        if 0 <= stage + ahead <= last and phase.computes:
             channel(task, stage + ahead).append(task)
         done.add((left[device].popleft(), device))
         return True
@@ -329,7 +335,7 @@ def test_devices_never_wait_for_each_other_at_random(seed):
 
 @pytest.mark.timeout(20)
 def test_phases_that_wait_for_each_other_are_refused():
-    first = Phase("generator", "judges", 1, 1, grads_from=1)
-    second = Phase("discriminator", "judges", 1, 1, grads_from=0)
+    first = Judges(1, 1, segments=1, images_from=1)
+    second = Judges(1, 1, segments=1, images_from=0)
     with pytest.raises(RuntimeError, match="wait for each other"):
         plan([first, second], 2, equal(2))

@@ -18,10 +18,10 @@ from deepspeed.runtime.pipe.engine import PipelineEngine as DeepSpeedPipelineEng
 from torch import Tensor
 
 from bigsgan.config.placement import Placement
-from bigsgan.engines.base import MicroBatch, Work
+from bigsgan.engines.base import Graph, MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
-from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.phases import Infers, Phase, Task
 from bigsgan.engines.pipeline.layout import StageDivision
 from bigsgan.engines.pipeline.partition import TensorSpec
 from bigsgan.engines.pipeline.transport import Channel
@@ -76,7 +76,7 @@ class PipelineEngine(DeepSpeedBacked):
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Return the outputs of one micro-batch without a graph. All stages call this together."""
-        phase = Phase(self._name, "makes images", 1, len(inputs[0]), begins_update=moving)  # of D: logits
+        phase = Infers(1, len(inputs[0]), int(moving), network=self._name)
         work, task = Work(phase, lambda index, images: inputs), Task(0, "forward", 0)
         self.expect(phase, task)
         self.receive(phase, task)
@@ -95,12 +95,12 @@ class PipelineEngine(DeepSpeedBacked):
         """Prepare to receive a task's message from a neighbouring stage."""
         if task.kind == "forward" and not self._is_first:
             carry = self._boundaries.at(self._stage, phase.num_samples)
-            if phase.tangents_from is not None:
+            if phase.has_tangents:
                 carry = [*carry, *_floating(carry), TensorSpec(torch.Size((1,)), dual.EXPONENT)]
             self._to_next.expect(carry)
         if task.kind == "backward" and not self._is_last:
             entries = _floating(self._boundaries.at(self._stage + 1, phase.num_samples))
-            self._to_previous.expect(entries * (1 if phase.tangents_from is None else 2))
+            self._to_previous.expect(entries * (1 + phase.has_tangents))
 
     def receive(self, phase: Phase, task: Task) -> None:
         """Wait for a task's message."""
@@ -116,12 +116,12 @@ class PipelineEngine(DeepSpeedBacked):
 
     def forward(self, work: Work, index: int, images: Tensor | None, tangents: Tensor | None = None) -> None:
         """Go forward through this stage, carrying tangents if the phase has some."""
-        phase, moving = work.phase, work.phase.moves(index)
+        phase, moving = work.phase, index < work.phase.num_moving
         self._choose_kernels(work)
-        if phase.begins_update and index == 0:
+        if moving and index == 0:
             self._begin_update()
         num_segments = 1 if work.loss is None else work.loss.num_segments
-        keeps_graph = phase.backward or phase.keeps_graphs
+        keeps_graph = phase.opens_graphs
         network = self.network
         with (
             self._frozen() if phase.frozen else nullcontext(),
@@ -138,15 +138,13 @@ class PipelineEngine(DeepSpeedBacked):
                 largest = partial(comm.largest_over_ranks, group=self._replicas)
                 carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
             targets = work.targets(index) if self._is_last else ()
-            outputs, features, along = self._fold(
-                network, carry, num_segments, phase.tangents_from is not None, targets
-            )
+            outputs, features, along = self._fold(network, carry, num_segments, phase.has_tangents, targets)
             if self._is_last:
                 self._end_forward(work, index, outputs, features, along)
         if not self._is_last:
             self._to_next.send(outputs)
         if keeps_graph:
-            work.graphs[index] = carry, outputs
+            work.graphs[index] = Graph(outputs, carry)
 
     def _fold(
         self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
@@ -175,7 +173,7 @@ class PipelineEngine(DeepSpeedBacked):
         if work.loss is not None:
             outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), features, along)]
             return
-        if not work.phase.recomputes:
+        if not work.phase.step:
             work.outputs[index] = outputs[0].detach()
         if along is not None:
             assert work.regularizer is not None, "G carries tangents for a regularizer"
@@ -198,7 +196,7 @@ class PipelineEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
-        carry, outputs = work.graphs.pop(index)
+        outputs, carry = work.graphs.pop(index)
         frozen = work.phase.frozen
         self._choose_kernels(work)
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation

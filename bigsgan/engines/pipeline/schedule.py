@@ -58,8 +58,10 @@ def device_of(network: str, stage: int, num_stages: int) -> int:
     return num_stages - 1 - stage if network == "discriminator" else stage
 
 
-def plan(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> Plan:
-    """Plan the phases for all devices.
+def plan(
+    phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], numbers: Sequence[int] | None = None
+) -> Plan:
+    """Plan phases for all devices.
 
     List scheduling: a free device takes the most urgent of the tasks whose inputs have arrived. Messages of one
     direction are received in the order in which they were sent, so only the oldest counts as arrived. No rule of
@@ -70,8 +72,10 @@ def plan(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cos
         phases: The phases in the order in which they are asked for; numbers in them point to earlier ones.
         num_stages: Number of stages of each network, and of devices.
         costs: By network, the cost of each stage.
+        numbers: Numbers of the phases to plan, as if what they read of others were there; of all, if not given.
     """
-    graph = _Graph(phases, num_stages, costs)
+    numbers = range(len(phases)) if numbers is None else numbers
+    graph = _Graph(phases, num_stages, costs, numbers)
     plans = [
         # Steps come first in every rule: their collectives wait for all stages, so no stage may wait for another task.
         graph.simulate(lambda n: (n[0].kind != "step", n[0].phase, _KIND_ORDER[n[0].kind], n[0].micro_batch)),
@@ -79,7 +83,7 @@ def plan(phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cos
     ]
     left = graph.time_left()
     by_time = graph.simulate(lambda node: (node[0].kind != "step", -left[node], node[0].phase, node[0].micro_batch))
-    if len(phases) > 1:
+    if len(numbers) > 1:
         plans.append(one_after_the_other(phases, num_stages, costs))
     return min([by_time, *plans], key=lambda found: found.makespan)
 
@@ -102,6 +106,7 @@ def in_one_order(planned: Plan, phases: Sequence[Phase], num_stages: int) -> lis
         return one._replace(stage=0) if one.task.kind == "step" else one
 
     last = dict.fromkeys(NETWORKS, num_stages - 1)
+    planned_phases = {timed.task.phase for tasks in planned.devices for timed in tasks}
     for device, tasks in enumerate(planned.devices):
         previous = None
         for task, start, _ in tasks:
@@ -110,7 +115,7 @@ def in_one_order(planned: Plan, phases: Sequence[Phase], num_stages: int) -> lis
             begins[own] = min(start, begins.get(own, start))
             stages[own].append(stage)
             before[own] |= {previous} if previous is not None else set()
-            if (read := awaited(task, stage, phases, last)) is not None:
+            if (read := awaited(task, stage, phases, last)) is not None and read.task.phase in planned_phases:
                 before[own].add(united(read))
             previous = own
     sorter = TopologicalSorter(before)
@@ -133,34 +138,32 @@ def one_after_the_other(phases: Sequence[Phase], num_stages: int, costs: dict[st
     """Plan each phase separately: the pipelines fill and drain once a phase, as in DeepSpeed's own engine."""
     devices: list[list[Timed]] = [[] for _ in range(num_stages)]
     now = 0.0
-    for number, phase in enumerate(phases):
-        part = plan([alone(phase)], num_stages, costs)
+    for number in range(len(phases)):
+        part = plan(phases, num_stages, costs, [number])
         for device, tasks in zip(devices, part.devices, strict=True):
-            device += [Timed(t.task._replace(phase=number), now + t.start, now + t.end) for t in tasks]
+            device += [Timed(task, now + start, now + end) for task, start, end in tasks]
         now += part.makespan
     return Plan(devices, now)
-
-
-def alone(phase: Phase) -> Phase:
-    """Return the phase without dependencies on other phases; the time of its tangents stays."""
-    return phase._replace(
-        num_samples=phase.samples_of_work, images_from=None, grads_from=None, graphs_from=None, tangents_from=None
-    )
 
 
 _KIND_ORDER: dict[Kind, int] = {"step": 0, "backward": 1, "forward": 2}
 
 
 class _Graph:
-    """All tasks and their dependencies."""
+    """All tasks of some phases, and their dependencies on each other."""
 
-    def __init__(self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]]) -> None:
+    def __init__(
+        self, phases: Sequence[Phase], num_stages: int, costs: dict[str, Sequence[Cost]], numbers: Sequence[int]
+    ) -> None:
         self._phases, self._last, self._costs = phases, num_stages - 1, costs
         self.needs: dict[Placed, list[Placed]] = {}
-        for number, phase in enumerate(phases):
-            for stage in range(1 if phase.does == "keeps" else num_stages):  # images are kept where D's inputs are read
-                for task in in_turn(number, phase):
-                    self.needs[Placed(task, stage)] = list(self._needs(task, stage))
+        for number in numbers:
+            for stage in range(
+                num_stages if phases[number].computes else 1
+            ):  # images are kept where D reads its inputs
+                for task in in_turn(number, phases[number]):
+                    needed = self._needs(task, stage)
+                    self.needs[Placed(task, stage)] = [other for other in needed if other.task.phase in numbers]
         self.followers: dict[Placed, list[Placed]] = {node: [] for node in self.needs}
         for node, needed in self.needs.items():
             for other in needed:
@@ -171,8 +174,6 @@ class _Graph:
         task, stage = node
         phase = self._phases[task.phase]
         cost, num = self._costs[phase.network][stage], phase.samples_of_work
-        if phase.does == "keeps":
-            return 0.0
         if task.kind == "forward":
             return cost.forward * num
         if task.kind == "backward":
@@ -211,7 +212,7 @@ class _Graph:
                 if not is_free[device] or (i := next(startable, None)) is None:
                     continue
                 _, (task, stage) = nodes.pop(i)
-                if task.kind != "step" and self._phases[task.phase].does != "keeps":
+                if task.kind != "step" and self._phases[task.phase].computes:
                     network = self._phases[task.phase].network
                     if messages := sent[network, task.kind, stage]:
                         messages.popleft()
@@ -267,21 +268,19 @@ class _Graph:
             for earlier, other in enumerate(self._phases[:number]):
                 if other.step:  # stages meet at steps, in one order
                     yield Placed(Task(earlier, "step", 0), stage)
-                elif other.network == phase.network and other.forward and other.does != "keeps":  # with these weights
+                elif other.network == phase.network and other.forward and other.computes:  # with these weights
                     yield Placed(Task(earlier, "forward", other.num - 1), stage)
 
     def _before(self, number: int, kind: Kind, index: int) -> Task | None:
         """Return the task that must come before on the same stage: passes keep their order, and see earlier updates."""
         if index > 0:
             return Task(number, kind, index - 1)
-        if kind == "backward" and number and self._phases[number - 1].does == "checks":
+        if kind == "backward" and number and self._phases[number - 1].is_probe:
             return Task(number - 1, "backward", 0)  # it reads the parameters that this phase's step changes
         if kind != "forward":
             return None
         for earlier in range(number - 1, -1, -1):
             phase = self._phases[earlier]
             if phase.network == self._phases[number].network and (phase.step or phase.forward):
-                if phase.does == "judges":  # it reads the buffers and parameters that later phases change
-                    return Task(earlier, "backward", phase.num - 1)
-                return Task(earlier, "step", 0) if phase.step else Task(earlier, "forward", phase.num - 1)
+                return Task(earlier, phase.needs_until, 0 if phase.step else phase.num - 1)
         return None
