@@ -34,8 +34,6 @@ from tests.fused import (
 )
 from tests.tiny import TINY_GAMES, tiny_plan, zero
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 
 

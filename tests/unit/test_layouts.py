@@ -17,8 +17,6 @@ from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INSTANCE = ["generator.norm=instance", "discriminator.norm=instance"]
 
 

@@ -30,9 +30,6 @@ META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def dense(layer: SpectralConv2d, weight: Tensor) -> Tensor:
     """The weight of a grouped convolution as the block-diagonal matrix that it stands for."""
     return torch.block_diag(*weight.flatten(1).chunk(layer.groups))

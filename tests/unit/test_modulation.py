@@ -13,8 +13,6 @@ from bigsgan.models import fused, modulation
 from bigsgan.models.modulation import modulate_and_rectify
 from tests.fused import compiled, fresh_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:

@@ -27,8 +27,6 @@ from bigsgan.models.stylegan2_layers import (
 )
 from tests.networks import filled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def doubled(layer: Any) -> Any:
     return filled(layer).double()
