@@ -185,7 +185,7 @@ def test_networks_train_in_every_form(family, block):
 
 
 @pytest.mark.parametrize("block", FORMS)
-@pytest.mark.parametrize("family", ["biggan", "dcgan_batch", "dcgan_spectral"])
+@pytest.mark.parametrize("family", [pytest.param("biggan", marks=pytest.mark.slow), "dcgan_batch", "dcgan_spectral"])
 def test_bf16_parameters_give_about_the_same(family, block):
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
