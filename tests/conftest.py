@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import zlib
 from typing import Any
@@ -20,7 +21,9 @@ if "BIGSGAN_CACHE" not in os.environ:  # workers inherit the first process's
     os.environ["BIGSGAN_CACHE"] = tempfile.mkdtemp(prefix="bigsgan-tests-")
     atexit.register(shutil.rmtree, os.environ["BIGSGAN_CACHE"], ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait slow other workers down
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small tensors this is quicker, and the same everywhere
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
+sys.dont_write_bytecode = False
 
 ON_RANKS = "tests/distributed/"
 LAUNCHING = ("test_launchers.py", "test_signals.py")

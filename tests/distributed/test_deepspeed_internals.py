@@ -36,7 +36,11 @@ def layout(ds):
     return shards, parts, whole
 
 
-@pytest.mark.parametrize("name", FILES)
+QUICK = ("0", "1-bf16-fp32-accumulation", "2-fp16", "3")
+"""A stage each, of which two hold masters beside the parameters."""
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FILES])
 def test_pieces_cover_every_parameter_once(ranks, name):
     by_rank = ranks(2).run(layout, FILES[name])
     _, _, whole = by_rank[0]

@@ -56,13 +56,13 @@ def cells():
 @pytest.mark.parametrize("family, stages_of", [*cells()])
 def test_zero(ranks, family, stages_of):
     options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"]]
-    check(ranks(2), options, {"generator": zero(stages_of[0]), "discriminator": zero(stages_of[1])}, FEWER)
+    check(ranks(2), options, {"generator": zero(stages_of[0]), "discriminator": zero(stages_of[1])})
 
 
 @pytest.mark.slow
 def test_a_minibatch_deviation_over_all_images(ranks):
     options = [*TINY_GAMES["stylegan2"], *PENALTIES["exact"], "discriminator.mbstd_group=null"]
-    check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)}, FEWER)
+    check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_minibatch_deviation_over_all_images(ranks):
 def test_checkpointing(ranks, family):
     checkpointing = both_engines("activation_checkpointing=true")
     options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"], *checkpointing]
-    check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)}, FEWER)
+    check(ranks(2), options, {"generator": zero(3), "discriminator": zero(3)})
 
 
 IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "recompute"), ("pix2pix", "recompute")}
@@ -95,7 +95,7 @@ IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "re
 )
 def test_pipeline(ranks, family, mode):
     options = [*TINY_GAMES[family], *CASES, *PENALTIES["exact"], f"pipeline.generator_phase={mode}"]
-    check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
+    check(ranks(2), [*options, *stages(2, 2)], {"generator": zero(1), "discriminator": zero(1)})
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_pipeline(ranks, family, mode):
 )
 def test_where_images_travel(ranks, family, layout):
     options = [*TINY_GAMES[family], *CASES, *stages(*layout)]
-    check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)}, FEWER)
+    check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_labels_travel_to_where_images_are_made(ranks, layout):
     game = "objective={loss: relativistic, reuse_fakes: true, fake_labels: data}"
-    check(ranks(2), [game, *CASES, *stages(*layout)], {"generator": zero(1), "discriminator": zero(1)}, FEWER)
+    check(ranks(2), [game, *CASES, *stages(*layout)], {"generator": zero(1), "discriminator": zero(1)})

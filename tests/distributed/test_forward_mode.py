@@ -11,7 +11,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from bigsgan.config import NETWORKS, both_engines
 from tests.distributed import scenarios
 from tests.distributed.pool import ON_GPU
-from tests.distributed.test_equivalence import FEWER, UPDATES, check, moved
+from tests.distributed.test_equivalence import UPDATES, check, moved
 from tests.tiny import TINY_GAMES, both, stages, zero
 
 FORWARD = "method: forward_mode"
@@ -158,7 +158,7 @@ def in_both():
 def test_games(ranks, layout, game):
     num, options, ds = LAYOUTS[layout]
     r1 = [f"objective.r1={{weight: 0.05, every: 3, {FORWARD}}}"]
-    check(ranks(num), [*GAMES[game], *options, *r1, "accumulation=2"], ds, FEWER)
+    check(ranks(num), [*GAMES[game], *options, *r1, "accumulation=2"], ds)
 
 
 @pytest.mark.skipif(os.environ.get(ON_GPU) == "1", reason="ranks on a GPU differentiate convolutions forward")
@@ -174,7 +174,7 @@ def test_a_run_on_cpus_goes_backward_twice_though_planned_for_gpus(ranks):
 def test_checkpointing(ranks, layout):
     num, options, ds = LAYOUTS[layout]
     checkpointing = both_engines("activation_checkpointing=true")
-    check(ranks(num), [*options, *PENALTIES["r1"], *checkpointing], ds, FEWER)
+    check(ranks(num), [*options, *PENALTIES["r1"], *checkpointing], ds)
 
 
 LOW = {"bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}}}

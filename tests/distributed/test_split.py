@@ -19,7 +19,7 @@ from bigsgan.runtime import comm, division, roster
 from bigsgan.training.recovery import Attempt
 from bigsgan.training.schedules import scheduled
 from tests.distributed import scenarios
-from tests.distributed.test_equivalence import FEWER, OVERRIDES, PENALTIES, check
+from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, check
 from tests.distributed.test_recovery import check_passed_over, not_finite, passing_over
 from tests.distributed.test_state import ADAM, LOW, REMEMBERED, check_same_run
 from tests.tiny import TINY_GAMES, both, stages, zero
@@ -45,7 +45,7 @@ LAYOUTS = {
     "2 + 2, both in stages": ((2, 2), stages(2, 2), both(0)),
     "2 + 2, D in stages": ((2, 2), stages(1, 2), both(1)),
 }
-QUICK = {("1 + 1, ZeRO 3", 2, "exact")}
+QUICK = {("1 + 1, ZeRO 1 and 2", 2, "exact")}
 IN_CI = {
     ("1 + 1, ZeRO 0", 2, "finite_difference"),
     ("2 + 1, ZeRO 3", 2, "exact"),
@@ -106,7 +106,7 @@ OFFLOAD = {
 @pytest.mark.parametrize("name", OFFLOAD)
 def test_offload(ranks, name):
     g, d, ds = OFFLOAD[name]
-    check(ranks(g + d), split(g, "accumulation=2", "batch=8", *PENALTIES["exact"]), ds, FEWER)
+    check(ranks(g + d), split(g, "accumulation=2", "batch=8", *PENALTIES["exact"]), ds)
 
 
 @NIGHTLY
@@ -115,7 +115,7 @@ def test_offload(ranks, name):
 def test_two_and_three_ranks(ranks, stage_of_g, stage_of_d):
     """Neither number divides the other: each of G's ranks sends to two of D's, the middle one of which hears both."""
     ds = {"generator": zero(stage_of_g), "discriminator": zero(stage_of_d)}
-    check(ranks(5), split(2, "accumulation=2", "batch=24", *PENALTIES["exact"]), ds, FEWER)
+    check(ranks(5), split(2, "accumulation=2", "batch=24", *PENALTIES["exact"]), ds)
 
 
 GAMES = {
@@ -128,7 +128,7 @@ GAMES = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in GAMES])
 def test_games(ranks, name):
-    check(ranks(2), split(1, *GAMES[name]), both(2), FEWER)
+    check(ranks(2), split(1, *GAMES[name]), both(2))
 
 
 @pytest.mark.parametrize("num_sources, num_targets", [*product((1, 2, 3, 5), (1, 2, 3, 4))])

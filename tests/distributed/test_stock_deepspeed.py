@@ -9,7 +9,7 @@ import pytest
 
 from bigsgan.config import NETWORKS
 from tests.distributed import scenarios
-from tests.distributed.test_equivalence import FEWER, PENALTIES, STOCK, check
+from tests.distributed.test_equivalence import PENALTIES, STOCK, check
 from tests.tiny import both, stages, zero
 
 
@@ -66,15 +66,15 @@ def test_nothing_is_replaced(ranks, layout):
 
 @pytest.mark.parametrize("stage", [pytest.param(n, marks=pytest.mark.slow) for n in range(4)])
 def test_the_update_is_the_reference(ranks, stage):
-    check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], both(stage), FEWER)
+    check(ranks(2), [*STOCK, "accumulation=2", *PENALTIES["exact"]], both(stage))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_network_alone(ranks, network):
-    check(ranks(2), [f"engines.stock_deepspeed={network}", "accumulation=2"], both(1), FEWER)
+    check(ranks(2), [f"engines.stock_deepspeed={network}", "accumulation=2"], both(1))
 
 
 @pytest.mark.slow
 def test_stages_of_a_pipeline_too(ranks):
-    check(ranks(2), [*STOCK, *stages(2, 2), "accumulation=2"], both(1), FEWER)
+    check(ranks(2), [*STOCK, *stages(2, 2), "accumulation=2"], both(1))

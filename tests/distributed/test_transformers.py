@@ -11,7 +11,7 @@ import pytest
 from bigsgan.config import NETWORKS, both_engines
 from tests import reference
 from tests.distributed import scenarios
-from tests.distributed.test_equivalence import FEWER, SAME, SEED, check, expected, moved
+from tests.distributed.test_equivalence import SAME, SEED, check, expected, moved
 from tests.distributed.test_state import ADAM, check_same_run
 from tests.tiny import TINY_GAMES, stages, zero
 
@@ -56,7 +56,7 @@ def test_recomputed_below_stage_3(ranks, method):
     """Where ``auto`` is forward mode, and a double backward keeps what would be recomputed."""
     methods = [f"objective.{name}.method={method}" for name in ("r1", "r2")]
     options = [*GAMES["gat"], *PENALTIES["exact"], *RECOMPUTED, *methods]
-    check(ranks(2), options, {name: zero(1) for name in NETWORKS}, FEWER)
+    check(ranks(2), options, {name: zero(1) for name in NETWORKS})
 
 
 ZERO = [
@@ -71,7 +71,7 @@ ZERO = [
 )
 def test_zero(ranks, family, stage, num_ranks, accumulation, penalty):
     options = [*GAMES[family], f"accumulation={accumulation}", *PENALTIES[penalty]]
-    check(ranks(num_ranks), options, {name: zero(stage) for name in NETWORKS}, FEWER)
+    check(ranks(num_ranks), options, {name: zero(stage) for name in NETWORKS})
 
 
 MIXED = [("gat", (3, 1), "finite_difference"), ("cat", (1, 3), "exact")]
@@ -80,7 +80,7 @@ MIXED = [("gat", (3, 1), "finite_difference"), ("cat", (1, 3), "exact")]
 @pytest.mark.parametrize("family, stages_of, penalty", [*cells(MIXED, GAMES, [(3, 1), (1, 3), (0, 2)], PENALTIES)])
 def test_networks_at_different_stages_of_zero(ranks, family, stages_of, penalty):
     ds = {name: zero(stage) for name, stage in zip(NETWORKS, stages_of, strict=True)}
-    check(ranks(2), [*GAMES[family], "accumulation=2", *PENALTIES[penalty]], ds, FEWER)
+    check(ranks(2), [*GAMES[family], "accumulation=2", *PENALTIES[penalty]], ds)
 
 
 TWO = [("gat", (2, 2), 2, "finite_difference"), ("cat", (2, 2), 2, "finite_difference")]
@@ -91,13 +91,13 @@ TWO = [("gat", (2, 2), 2, "finite_difference"), ("cat", (2, 2), 2, "finite_diffe
 )
 def test_two_stages(ranks, family, layout, accumulation, penalty):
     options = [*GAMES[family], f"accumulation={accumulation}", *PENALTIES[penalty], *stages(*layout)]
-    check(ranks(2), options, {name: zero(1) for name in NETWORKS}, FEWER)
+    check(ranks(2), options, {name: zero(1) for name in NETWORKS})
 
 
 @pytest.mark.parametrize("family, penalty", [*cells([("gat", "exact")], GAMES, PENALTIES)])
 def test_four_stages(ranks, family, penalty):
     options = [*GAMES[family], "accumulation=2", *PENALTIES[penalty], *stages(4, 4)]
-    check(ranks(4), options, {name: zero(1) for name in NETWORKS}, FEWER)
+    check(ranks(4), options, {name: zero(1) for name in NETWORKS})
 
 
 @pytest.mark.nightly
@@ -105,7 +105,7 @@ def test_four_stages(ranks, family, penalty):
 @pytest.mark.parametrize("layout", [(2, 2), (2, 1), (1, 2), (4, 4)])
 def test_stages_without_sharding(ranks, family, layout):
     options = [*GAMES[family], "accumulation=2", *PENALTIES["exact"], *stages(*layout)]
-    check(ranks(max(layout)), options, {name: zero(0) for name in NETWORKS}, FEWER)
+    check(ranks(max(layout)), options, {name: zero(0) for name in NETWORKS})
 
 
 IN_BF16 = {
@@ -135,7 +135,7 @@ def test_bf16_goes_where_plain_bf16_goes(ranks, family, name, penalty):
 )
 def test_checkpointing(ranks, family):
     options = [*GAMES[family], "accumulation=2", *PENALTIES["exact"], *RECOMPUTED]
-    check(ranks(2), options, {name: zero(3) for name in NETWORKS}, FEWER)
+    check(ranks(2), options, {name: zero(3) for name in NETWORKS})
 
 
 RESUMED = [("cat", 1, (2, 2)), ("gat", 3, (1, 1))]

@@ -1,4 +1,4 @@
-"""Fixtures: of tests that compute, which are quicker, and the same everywhere, on one thread; of tests of bad input."""
+"""Fixtures: of tests that compute; of tests of bad input."""
 
 import importlib
 import logging
@@ -18,14 +18,6 @@ from bigsgan.training import sampling
 from tests.bad_input import RECIPE, WentOnError
 from tests.bad_runs import make_run
 from tests.preparing import write_source
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,6 @@ from bigsgan.models.layers import SelfAttention
 from bigsgan.models.network import initialize
 from tests.tiny import attend, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def on_tensor_cores(monkeypatch):

@@ -14,8 +14,6 @@ from torch.testing import assert_close
 
 from bigsgan.models import attention, meta_gpu
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BIGGAN = ((128, 1), (4096, 1024), (24, 96))
 GAT_XL, GAT_B = ((64, 16), (256, 256), (72, 72)), ((64, 12), (256, 256), (64, 64))
 

@@ -51,7 +51,13 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("a teacher", "path length in forward mode") else name
+        for name in GAMES
+    ],
+)
 def test_the_tasks_of_both_sides_are_the_operations_of_an_update(name, tmp_path):
     work = work_of(tmp_path, *GAMES[name])
     counted = count_work(work.plan)
@@ -170,10 +176,11 @@ def test_beside_a_number_auto_is_the_rest(tmp_path):
     "world_size, overrides, text",
     [
         (1, [AUTO], "engines.generator.ranks: must be null on one rank, got 'auto'; "),
-        (
+        pytest.param(
             7,
             ["engines.discriminator.ranks=auto", "batch=8"],
             "engines.discriminator.ranks: 'auto' finds no division of 7 ranks ",
+            marks=pytest.mark.slow,
         ),
         (2, [AUTO, *stages(2, 1)], "engines.generator.ranks: 'auto' finds no division of 2 ranks "),
     ],

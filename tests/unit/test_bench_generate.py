@@ -25,7 +25,7 @@ def cases(tmp_path, *overrides, **changes):
 @pytest.mark.parametrize(
     "family", ["stylegan2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("biggan", "pix2pix", "r3gan"))]
 )
-def test_precisions_and_batches(tmp_path, one_thread, family):
+def test_precisions_and_batches(tmp_path, family):
     found = cases(tmp_path, *TINY_GAMES.get(family, []))
     assert [(each["precision"], each["batch"]) for each in found] == [
         ("fp32", 1),
@@ -40,7 +40,7 @@ def test_precisions_and_batches(tmp_path, one_thread, family):
         assert each["difference"] < 0.5
 
 
-def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path, one_thread, monkeypatch):
+def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     def no_compiler(network, dynamic):
         def fail(*inputs):
             raise RuntimeError("InvalidCxxCompiler: no working C++ compiler\nsecond line")
@@ -54,7 +54,7 @@ def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path, one_thread, m
 
 
 @pytest.mark.parametrize("part", ["_inputs", "_reference_images"])
-def test_what_surrounds_a_case_may_lack_memory_too(tmp_path, one_thread, monkeypatch, part):
+def test_what_surrounds_a_case_may_lack_memory_too(tmp_path, monkeypatch, part):
     whole = getattr(generate, part)
 
     def limited(*args):
@@ -68,7 +68,7 @@ def test_what_surrounds_a_case_may_lack_memory_too(tmp_path, one_thread, monkeyp
     assert "CUDA out of memory. Tried to allocate 2 GiB" in found[1]["reason"]
 
 
-def test_the_peak_begins_after_the_reference(tmp_path, one_thread, monkeypatch):
+def test_the_peak_begins_after_the_reference(tmp_path, monkeypatch):
     order, reference = [], generate._reference_images
     monkeypatch.setattr(generate, "_reference_images", lambda *args: [order.append("reference"), reference(*args)][1])
     monkeypatch.setattr(comm, "forget_peak_memory", lambda: order.append("forget"))
@@ -77,7 +77,7 @@ def test_the_peak_begins_after_the_reference(tmp_path, one_thread, monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_batch_is_compiled_anew(tmp_path, one_thread, monkeypatch):
+def test_each_batch_is_compiled_anew(tmp_path, monkeypatch):
     """torch goes on without compiling after 8 shapes."""
     order = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: order.append("reset"))
@@ -86,7 +86,7 @@ def test_each_batch_is_compiled_anew(tmp_path, one_thread, monkeypatch):
     assert order == ["reset", "compile"] * 3
 
 
-def test_the_command_prints_json(one_thread, capsys):
+def test_the_command_prints_json(capsys):
     words = "generate generator.channels=2 --batches 2 --precisions fp32 --modes eager --steps 2 --json"
     assert main(["bench", *words.split()]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -96,7 +96,7 @@ def test_the_command_prints_json(one_thread, capsys):
 
 
 @pytest.mark.slow
-def test_compiled(tmp_path, one_thread):
+def test_compiled(tmp_path):
     (found,) = cases(tmp_path, *TINY_GAMES["mlp"], modes=["compiled"], precisions=["fp32"], batches=[2])
     assert found["difference"] < 1e-4
     assert found["first_seconds"] > 10 * found["p50_seconds"]  # it was compiled

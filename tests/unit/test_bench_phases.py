@@ -142,5 +142,5 @@ def test_a_matrix_product_may_use_what_convolutions_may(allowed, monkeypatch):
     assert names == ["fp32 (TF32, as convolutions)" if allowed else "fp32", "fp32"]
 
 
-def test_a_matrix_product_has_a_speed(one_thread):
+def test_a_matrix_product_has_a_speed():
     assert 1e8 < matrix_flops_per_second(torch.float32, torch.device("cpu")) < 1e13

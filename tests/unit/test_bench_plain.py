@@ -40,7 +40,7 @@ SEED = "seed=1"  # with others a value may lie so near 0 that ReLU has it on eit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
-def test_it_agrees_with_the_reference(game, tmp_path, one_thread):
+def test_it_agrees_with_the_reference(game, tmp_path):
     overrides = [*GAMES[game], SEED]
     expected = reference.run_reference(tiny_recipe(tmp_path, *overrides), UPDATES)
     plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
@@ -53,7 +53,7 @@ def test_it_agrees_with_the_reference(game, tmp_path, one_thread):
     assert distance <= 1e-5, where
 
 
-def test_gradients_are_clipped(tmp_path, one_thread):
+def test_gradients_are_clipped(tmp_path):
     plan = tiny_plan(
         tmp_path,
         1,

@@ -22,8 +22,6 @@ from bigsgan.models.layers import SpectralConv2d, moving_state
 from bigsgan.models.network import initialize
 from tests import REPOSITORY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FORMS = ["standard", "grouped", "depthwise_separable", "inverted_residual"]
 
 

@@ -29,9 +29,6 @@ BY_RESOLUTION = pytest.mark.parametrize(
 )
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     chunks = len(G_WIDTHS[resolution])
     config = BigGANGenerator(**{"channels": 8, "latent_size": 3 * chunks, "embedding_size": 6, **section})

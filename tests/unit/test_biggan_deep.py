@@ -31,9 +31,6 @@ from tests.tiny import tiny_recipe
 META = torch.device("meta")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     config = BigGANDeepGenerator(**{"channels": 8, "latent_size": 5, "embedding_size": 6, **section})
     config.check(Data(resolution=resolution))

@@ -26,8 +26,6 @@ from tests import REPOSITORY
 from tests.levels import built
 from tests.networks import numel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TINY = {"depth": 4, "width": 16, "heads": 2}
 
 

@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bigsgan.models import convolutions
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out, suits_tensor_cores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def on_tensor_cores(monkeypatch):

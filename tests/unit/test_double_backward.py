@@ -10,8 +10,6 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BIGGAN = {"biggan": ["discriminator={channels: 2, attention: [8]}"]}
 
 

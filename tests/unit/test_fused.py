@@ -34,8 +34,6 @@ from tests.fused import (
 )
 from tests.tiny import TINY_GAMES, tiny_plan, zero
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 
 
@@ -230,7 +228,7 @@ SEEDS = torch.tensor([0, 3, 2**62 + 12345, 2**63 - 1, -1, 77])
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-@pytest.mark.parametrize("streams", [range(7, 8), range(0xADA00, 0xADA00 + 46), range(2**32, 2**32 + 1)], ids=str)
+@pytest.mark.parametrize("streams", [range(7, 8), range(0xADA00, 0xADA00 + 6), range(2**32, 2**32 + 1)], ids=str)
 @pytest.mark.parametrize("num", [1, 2, 3, 300, pytest.param(1031, marks=pytest.mark.slow)])
 def test_random_numbers(kind, streams, num):
     """Of one stream and of many, of tiles that are full and that are not."""

@@ -32,8 +32,6 @@ RECORDS = Path(__file__).resolve().parents[1] / "data"
 ``python -m tests.records.gat`` writes them, and those of test_gat_update.py and test_teacher.py.
 """
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 generator = partial(built, gat.generator_layers, GATGenerator)
 discriminator = partial(built, gat.discriminator_layers, GATDiscriminator)

@@ -33,8 +33,6 @@ GRADIENTS = {torch.float64: {"D": 1e-6, "G": 1e-6}, torch.float32: {"D": 3e-4, "
 CHANGES = 1e-5
 """How near what an update adds to each parameter is, relative to its norm."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def part(record, prefix):
     return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}

@@ -40,8 +40,6 @@ IN_CI = [
 CLOSE = 2e-5
 NUM = 5
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def export(run: Path, out: Path, *more: str) -> Path:
     assert cli.main(["export", "--run", str(run), "--out", str(out), "--batch", "25", *more]) == 0

@@ -25,8 +25,6 @@ HALF = {
     "r3gan": [f"{network}.bf16_stages=2" for network in ("generator", "discriminator")],
 }
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def make_run(tmp_path: Path, family: str) -> tuple[Path, dict[str, torch.nn.Module]]:
     """A run with half-precision layers, and the same networks in float32."""

@@ -30,7 +30,7 @@ from tests.runs import make_run
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "user/name"
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 
 class Hub(BaseHTTPRequestHandler):

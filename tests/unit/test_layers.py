@@ -28,9 +28,6 @@ from bigsgan.models.layers import (
 from bigsgan.models.network import initialize
 from bigsgan.models.resizing import upsample_nearest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 SPECTRAL: dict[str, Callable[[], tuple[SpectralLayer, Any, Tensor]]] = {
     "conv3": lambda: (SpectralConv2d(3, 5, 3), nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 6, 6)),
     "linear": lambda: (SpectralLinear(7, 5), nn.Linear(7, 5), torch.randn(4, 7)),

@@ -17,8 +17,6 @@ from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INSTANCE = ["generator.norm=instance", "discriminator.norm=instance"]
 
 
@@ -89,15 +87,15 @@ EXACT = ["objective.r1={weight: 1}"]
     ("family", "overrides", "before", "now"),
     [
         ("biggan", EXACT, None, None),  # whose maps are in order everywhere
-        ("biggan_deep", EXACT, None, None),
-        ("biggan_light", EXACT, None, None),
+        pytest.param("biggan_deep", EXACT, None, None, marks=pytest.mark.slow),
+        pytest.param("biggan_light", EXACT, None, None, marks=pytest.mark.slow),
         ("biggan_unshared", EXACT, None, None),
         ("dcgan", [], (12, 0), (0, 0)),
         ("dcgan_light", [], (9, 0), (0, 0)),
         ("dcgan_spectral", [], (6, 0), (0, 0)),
         ("r3gan", [], (83, 0), (4, 15)),  # of filters, where Triton's, which keep the order, are not there
         ("stylegan2", [], (61, 0), (0, 3)),
-        ("stylegan2_architectures", [], (67, 0), (6, 3)),  # filters of a single channel
+        pytest.param("stylegan2_architectures", [], (67, 0), (6, 3), marks=pytest.mark.slow),  # filters of a single channel
         ("pix2pix", [], (44, 0), (0, 2)),  # the input, and what D is given
         ("pix2pix_resnet", [], (38, 0), (0, 2)),
         ("pix2pix", INSTANCE, (44, 0), (8, 23)),  # torch's instance norm works on contiguous maps alone

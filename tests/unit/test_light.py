@@ -30,9 +30,6 @@ META = torch.device("meta")
 FORMS = ["standard", "depthwise_separable", "grouped", "inverted_residual"]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def dense(layer: SpectralConv2d, weight: Tensor) -> Tensor:
     """The weight of a grouped convolution as the block-diagonal matrix that it stands for."""
     return torch.block_diag(*weight.flatten(1).chunk(layer.groups))
@@ -188,7 +185,7 @@ def test_networks_train_in_every_form(family, block):
 
 
 @pytest.mark.parametrize("block", FORMS)
-@pytest.mark.parametrize("family", ["biggan", "dcgan_batch", "dcgan_spectral"])
+@pytest.mark.parametrize("family", [pytest.param("biggan", marks=pytest.mark.slow), "dcgan_batch", "dcgan_spectral"])
 def test_bf16_parameters_give_about_the_same(family, block):
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):

@@ -41,7 +41,6 @@ def inputs_of(module):
     return torch.randn(4, module.recipe.generator.latent_size, generator=generator).double(), labels
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
 @pytest.mark.parametrize("family", ["biggan", "biggan_deep", "biggan_light", "biggan_unshared", "dcgan_spectral"])
 def test_backward_is_the_derivative_of_forward(tmp_path, family, network):
@@ -66,7 +65,6 @@ def test_backward_is_the_derivative_of_forward(tmp_path, family, network):
     assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
 @pytest.mark.parametrize("family", ["biggan", "dcgan", "r3gan", "stylegan2"])
 def test_training_mode_moves_no_state(tmp_path, family, network):

@@ -13,8 +13,6 @@ from bigsgan.models import fused, modulation
 from bigsgan.models.modulation import modulate_and_rectify
 from tests.fused import compiled, fresh_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
@@ -37,7 +35,9 @@ def test_kernels_compile_for_a_gpu(dtype, doubles, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("upsamples", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("shape", [(2, 5, 6, 4), (1, 33, 2, 5), (3, 4, 18, 17)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 5, 6, 4), (1, 33, 2, 5), pytest.param((3, 4, 18, 17), marks=pytest.mark.slow)], ids=str
+)
 def test_values_and_gradients_are_those_of_torch(shape, shared, upsamples, monkeypatch):
     """Of parts of a tile, of two tiles across, and of two programs' sums; with one gain for all samples or for each."""
     with choosing(False):

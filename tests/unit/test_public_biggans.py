@@ -12,8 +12,6 @@ from bigsgan.weights import biggan_pytorch, studiogan
 from tests.tiny import tiny_recipe
 from tests.unit.test_weights_biggan_pytorch import state_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Public:
     """A network's entries, made when they are first asked for, and its layers in evaluation mode."""

@@ -34,9 +34,6 @@ RECORDS = Path(__file__).resolve().parents[1] / "data"
 """Weights, inputs and outputs of the networks of github.com/brownvc/R3GAN at widths of 4 to 12."""
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def generator(resolution: int, num_classes: int, **section: Any) -> LayerStack:
     config = R3GANGenerator.model_validate(section)
     config.check(Data(resolution=resolution))

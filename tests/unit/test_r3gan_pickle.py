@@ -27,8 +27,6 @@ HOMES = {
     "Generator": "training.networks",
 }
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[nn.Module]]:

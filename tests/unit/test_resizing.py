@@ -11,8 +11,6 @@ from bigsgan.doctor.kernels import RESIZED, choosing, coarse, laid_out, resized_
 from bigsgan.models import dual, fused, resizing
 from tests.fused import compiled, fresh_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:

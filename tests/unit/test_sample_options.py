@@ -24,8 +24,6 @@ from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:

@@ -25,7 +25,7 @@ from tests.tiny import TINY_GAMES, tiny_recipe
 CPU = torch.device("cpu")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread", "few_standing_images")
+pytestmark = pytest.mark.usefixtures("few_standing_images")
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from bigsgan.models import fused, spectral
 from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLayer, SpectralLinear, moving_state
 from tests.fused import choosing, compiled, fresh_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LAYERS = {
     "filters": lambda: SpectralConv2d(5, 7, 3),
     "pixels": lambda: SpectralConv2d(6, 4, 1),

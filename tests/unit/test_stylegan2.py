@@ -30,9 +30,6 @@ ARCHITECTURES = [("skip", "resnet"), ("resnet", "skip"), ("orig", "orig")]
 SMALL: dict[str, Any] = {"channel_base": 128, "channel_max": 12, "mapping_layers": 2}
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def generator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
     config = StyleGAN2Generator(**{**SMALL, "latent_size": 6, "w_size": 8, **section})
     config.check(Data(resolution=resolution))

@@ -33,8 +33,6 @@ from tests.networks import filled
 from tests.tiny import tiny_recipe
 from tests.unit.test_weights_stylegan import theirs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 State = dict[str, Tensor]
 SMALL: dict[str, Any] = {"channel_base": 64, "channel_max": 8, "mapping_lr_multiplier": 0.1, "conv_clamp": 3.0}
 RESOLUTION, CLASSES = 8, 3

@@ -43,7 +43,6 @@ RECORD = Path(__file__).resolve().parents[1] / "data" / "gat_teacher.safetensors
 CPU = torch.device("cpu")
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
 ]

@@ -15,8 +15,6 @@ from bigsgan.weights.sources import read_source
 from tests.unit.test_importing import DATA, Malicious, exported, part
 from tests.unit.test_public_biggans import IMAGES, LABELS, LATENTS, Public, studio_discriminator, studio_generator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SOURCES = {
     "biggan-pytorch": ("biggan_pytorch_biggan", "generator/"),
     "r3gan": ("r3gan_conditional", "generator."),

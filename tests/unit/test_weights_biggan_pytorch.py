@@ -37,9 +37,6 @@ FAMILIES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def recorded(family: str) -> dict[str, Tensor]:
     return load_file(DATA / f"biggan_pytorch_{family}.safetensors")
 
