@@ -24,6 +24,7 @@ SHORT = ["total_nimg=64", "report_nimg=32", "sample_nimg=32", "checkpoint_nimg=3
 DIT = 'generator={family: "adapter:OneStep", latent_size: 256}'
 LAYERS = 'generator={family: "mylayers:generator", latent_size: 32}'
 PLAIN = 'discriminator={family: "mynets:Discriminator"}'
+SCALES = 'discriminator={family: "multiscale:Discriminator"}'
 FORMS = {
     "zero1": [DIT],
     "zero3": [DIT],
@@ -56,12 +57,12 @@ def weights(path):
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("generator", [[], [LAYERS], [DIT]])
-def test_its_networks_pass_the_check(folder, generator, monkeypatch):
+@pytest.mark.parametrize("changes", [[], [LAYERS], [DIT], [SCALES]])
+def test_its_networks_pass_the_check(folder, changes, monkeypatch):
     monkeypatch.syspath_prepend(folder)
-    for name in ("mynets", "mylayers", "adapter", "dit"):
+    for name in ("mynets", "mylayers", "multiscale", "adapter", "dit"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    check_outside(load_recipe(folder / "own.yaml", generator), 2)
+    check_outside(load_recipe(folder / "own.yaml", changes), 2)
 
 
 @pytest.mark.slow
@@ -69,6 +70,7 @@ def test_the_guide(folder):
     """Train, resume, sample, export and open, on one rank."""
     run(folder, "train", "--config", "own.yaml", *SHORT[1:], "total_nimg=32")
     assert "Resuming" in run(folder, "train", "--config", "own.yaml", *SHORT)
+    run(folder, "train", "--config", "own.yaml", *SHORT[1:], "total_nimg=32", SCALES, "out=runs/scales")
     run(folder, "sample", "--run", "runs/own", "--out", "samples.png")
     run(folder, "export", "--run", "runs/own", "--out", "generator.safetensors")
     assert (folder / "samples.png").stat().st_size > 1000

@@ -95,7 +95,9 @@ EXACT = ["objective.r1={weight: 1}"]
         ("dcgan_spectral", [], (6, 0), (0, 0)),
         ("r3gan", [], (83, 0), (4, 15)),  # of filters, where Triton's, which keep the order, are not there
         ("stylegan2", [], (61, 0), (0, 3)),
-        pytest.param("stylegan2_architectures", [], (67, 0), (6, 3), marks=pytest.mark.slow),  # filters of a single channel
+        pytest.param(
+            "stylegan2_architectures", [], (67, 0), (6, 3), marks=pytest.mark.slow
+        ),  # filters of a single channel
         ("pix2pix", [], (44, 0), (0, 2)),  # the input, and what D is given
         ("pix2pix_resnet", [], (38, 0), (0, 2)),
         ("pix2pix", INSTANCE, (44, 0), (8, 23)),  # torch's instance norm works on contiguous maps alone

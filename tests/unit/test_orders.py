@@ -212,13 +212,8 @@ def ranks_of(plan: RunPlan, phases: list[Phase]) -> Ranks:
     return Ranks(plan, phases, turns)
 
 
-def cells():
-    """Every layout with every game; the quick tier takes a third, in which all of both are."""
-    for (i, layout), (j, game) in product(enumerate(LAYOUTS), enumerate(GAMES)):
-        yield pytest.param(layout, game, marks=() if (i + j) % 3 == 0 else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("layout, game", [*cells()])
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_rank_waits_for_ever(tmp_path, layout, game):
     world_size, options, stage = LAYOUTS[layout]
     plan = tiny_plan(tmp_path, world_size, ["batch=48", "accumulation=2", *GAMES[game], *options], both(stage))
