@@ -51,10 +51,9 @@ class Foreign(TwiceDifferentiable):
 
     map_sizes: tuple[int, ...] = ()
 
-    def __init__(self, module: nn.Module, ends: str | None = None) -> None:
-        """Take a module; ``ends`` is the network whose last layer it is, if any."""
+    def __init__(self, module: nn.Module, network: str, is_last: bool) -> None:
         super().__init__()
-        self.module, self._ends = module, ends
+        self.module, self._network, self._is_last = module, network, is_last
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply the module to the carry."""
@@ -64,16 +63,26 @@ class Foreign(TwiceDifferentiable):
         # torch's fast attention has neither second derivatives nor tangents.
         exact = self.exact or any(has_tangent(each) for each in inputs if each.is_floating_point())
         with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():
-            found = self._computed(inputs, dtype)
-        if self._ends == "discriminator" and not isinstance(found, Tensor) and (maps := _maps(found)):
+            found = self._computed(inputs, dtype) if inputs[0].device.type != "meta" else self._on_meta(inputs, dtype)
+        ends = self._is_last and self._network == "discriminator"
+        if ends and not isinstance(found, Tensor) and (maps := _maps(found)):
             flat = [each.reshape(len(each), -1) for each in maps]
             self.map_sizes = tuple(each.shape[1] for each in flat)
             found = torch.cat(flat, dim=1)
         outputs = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(each, Tensor) for each in outputs):
             raise TypeError(f"it returns {found!r:.60}, not tensors of the batch")
-        to = full if self._ends else (lambda each: each.to(dtype))
+        to = full if self._is_last else (lambda each: each.to(dtype))
         return tuple(to(each) if each.is_floating_point() else each for each in outputs)
+
+    def _on_meta(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+        try:
+            return self._computed(inputs, dtype)
+        except Exception as error:
+            problem = "cannot be computed from shapes alone, as plans and pipeline stages need"
+            remedy = "let its forward pass read no values of tensors"
+            name = type(self.module).__name__
+            raise UserError(f"{self._network}.family", name, problem, remedy, plugins.described(error)) from error
 
     def _computed(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
         if dtype not in _HALF:
@@ -98,9 +107,9 @@ class Constructed(Foreign):
 
     fills_parts = True
 
-    def __init__(self, make: Make, module: nn.Module, ends: str | None) -> None:
+    def __init__(self, make: Make, module: nn.Module, network: str, is_last: bool) -> None:
         """Keep ``module``, and ``make``, which has made it and can make it again."""
-        super().__init__(module, ends)
+        super().__init__(module, network, is_last)
         self._make = make
 
     @torch.no_grad()
@@ -130,16 +139,16 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     made = checked(call)
     if isinstance(made, LayerStack):
         *_, last = made.layers.values()
-        return [x if _is_ours(x) else Foreign(x, network if x is last else None) for x in made.layers.values()]
+        return [x if _is_ours(x) else Foreign(x, network, x is last) for x in made.layers.values()]
     if isinstance(made, nn.Module):
-        return [Constructed(call, made, network)]
+        return [Constructed(call, made, network, is_last=True)]
     layers: list[nn.Module] = []
     for number, make in enumerate(made if isinstance(made, list | tuple) else []):
         layer = checked(make) if callable(make) and not isinstance(make, nn.Module) else None
         if not isinstance(layer, nn.Module):
             problem, remedy = f"must return functions that make layers, but number {number}", "return a list of them"
             raise UserError(field, type(make if layer is None else layer).__name__, problem, remedy)
-        layers.append(Constructed(make, layer, network if number == len(made) - 1 else None))
+        layers.append(Constructed(make, layer, network, is_last=number == len(made) - 1))
     if not layers:
         problem = "must return a torch.nn.Module, or a list of functions that make its layers"
         raise UserError(field, type(made).__name__, problem, "correct what it returns")

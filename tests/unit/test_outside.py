@@ -13,6 +13,7 @@ from torch import nn
 import bigsgan
 from bigsgan import plugins
 from bigsgan.cli import main
+from bigsgan.config import plan_run
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
@@ -21,6 +22,7 @@ from bigsgan.models.initial import with_memory
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside_check import check_outside
+from bigsgan.planner.counting import count_layers
 from tests.outside import LAYERED, WHOLE
 from tests.tiny import tiny_recipe
 
@@ -346,6 +348,65 @@ def test_forward_mode_needs_tangents(tmp_path):
     check_outside(recipe, 2, forward_mode=["generator"])
     with pytest.raises(UserError, match=r"discriminator\.family: .* has operations that exact penalties in pipeline"):
         check_outside(recipe, 2, forward_mode=["discriminator"])
+
+
+class ReadingValues(nn.Module):
+    def __init__(self, latent_size):
+        super().__init__()
+        self.linear = nn.Linear(latent_size, 256)
+
+    def forward(self, latents, labels):
+        return self.linear(latents / latents.abs().max().item()).view(-1, 1, 16, 16)
+
+
+def test_a_plan_needs_shapes_alone(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("ReadingValues"))
+    check_outside(recipe, 1)
+    told = r"generator\.family: 'ReadingValues' cannot be computed from shapes alone.*item\(\) cannot be called on meta"
+    with pytest.raises(UserError, match=told):
+        count_layers(plan_run(recipe, 1), "generator")
+
+
+class Maps(nn.Module):
+    """Returns what ``kind`` says."""
+
+    def __init__(self, image_channels, kind: str):
+        super().__init__()
+        self.layer, self.kind = nn.Conv2d(image_channels, 3, 4, stride=4), kind
+
+    def forward(self, images, labels):
+        h = self.layer(images)
+        kinds = {"one": [h], "two": ([h[:, :1]], h.mean((2, 3))), "named": {"h": h}, "with labels": (h, labels)}
+        return (kinds | {"of the batch": [h, h.mean()]})[self.kind]
+
+
+@pytest.mark.parametrize("kind, sizes", [("one", (48,)), ("two", (16, 3))])
+def test_maps_of_logits_are_joined(tmp_path, kind, sizes):
+    section = json.dumps({"family": here("Maps"), "arguments": {"kind": kind}})
+    network = build_network(tiny_recipe(tmp_path, f"discriminator={section}"), "discriminator")
+    initialize(network, 5)
+    images, labels = torch.rand(2, 1, 16, 16), torch.arange(2)
+    logits, (layer,) = network(images, labels), network.layers.values()
+    h = layer.module.layer(images)
+    expected = h.flatten(1) if kind == "one" else torch.cat([h[:, 0].flatten(1), h.mean((2, 3))], dim=1)
+    torch.testing.assert_close(logits, expected)
+    assert layer.map_sizes == sizes
+    torch.testing.assert_close(torch.compile(network, backend="eager", fullgraph=True)(images, labels), expected)
+
+
+@pytest.mark.parametrize(
+    "kind, told",
+    [
+        ("with labels", "must return one tensor of floats"),
+        ("named", "it returns {'h': tensor"),
+        ("of the batch", "it returns [tensor"),
+    ],
+)
+def test_what_are_no_logits(tmp_path, kind, told):
+    section = json.dumps({"family": here("Maps"), "arguments": {"kind": kind}})
+    with pytest.raises(UserError) as caught:
+        check_outside(tiny_recipe(tmp_path, f"discriminator={section}"), 1)
+    assert told in str(caught.value)
 
 
 def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
