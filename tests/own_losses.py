@@ -59,6 +59,38 @@ def diversity(images: Tensor) -> Tensor:
     return images.flatten(1).std(dim=0, correction=0).mean()
 
 
+class Diversity:
+    """The deviation of each pixel over the batch, averaged; it falls as images come closer to each other."""
+
+    def means(self, images: Tensor) -> Tensor:
+        pixels = images.flatten(1)
+        return torch.stack([pixels.mean(dim=0), pixels.square().mean(dim=0)])
+
+    def __call__(self, means: Tensor) -> Tensor:
+        first, second = means
+        return -(second - first.square() + 1e-4).sqrt().mean()
+
+
+class Balance:
+    """The square of the mean logit over all images, real and fake."""
+
+    def means(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        return real_logits.mean() + fake_logits.mean()
+
+    def __call__(self, means: Tensor) -> Tensor:
+        return means.square()
+
+
+class Largest(Balance):
+    def means(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        return torch.maximum(real_logits.max(), fake_logits.max())
+
+
+class Several(Balance):
+    def means(self, fake_logits: Tensor) -> list[Tensor]:
+        return [fake_logits.mean()]
+
+
 def noisy(images: Tensor) -> Tensor:
     return (images + torch.randn_like(images)).square().mean()
 
@@ -105,6 +137,8 @@ OWN = [
     " {use: 'tests.own_losses:bounded', network: discriminator, weight: 0.3, arguments: {scale: 4.0}},"
     " {use: 'tests.own_losses:Slopes', network: discriminator, weight: 0.7, every: 2, differentiates: [real, fake],"
     " arguments: {scale: 3.0}},"
+    " {use: 'tests.own_losses:Diversity', weight: 0.5},"
+    " {use: 'tests.own_losses:Balance', network: discriminator, weight: 3},"
     " {use: 'tests.own_losses:bounded', name: bounded_for_g, weight: 0.2}]",
 ]
 
@@ -118,7 +152,11 @@ class OwnReference(Reference):
         def far(r, f, scale):
             return torch.log1p(scale * r**2).mean() + torch.log1p(scale * f**2).mean()
 
-        self.d_loss = lambda r, f: F.mse_loss(r, r * 0 + 1) + F.mse_loss(f, f * 0 - 1) + 0.3 * far(r, f, 4)
+        def d_loss(r, f):
+            balance = torch.cat([r, f]).mean() * 2
+            return F.mse_loss(r, r * 0 + 1) + F.mse_loss(f, f * 0 - 1) + 0.3 * far(r, f, 4) + 3 * balance**2
+
+        self.d_loss = d_loss
         self.g_loss = lambda r, f: ((f - r - 1) ** 2).mean() + 0.2 * far(r, f, 1)
         self.pairs = True
         self.penalty = self.slopes
@@ -135,7 +173,12 @@ class OwnReference(Reference):
         inside = 0.5 * torch.log1p(x / 2)
         wing = torch.where(x < 0.5, inside, x - 0.5 + 0.5 * torch.log(torch.tensor(1.25))).mean()
         sums = 0.1 * F.conv2d(images, torch.ones(1, images.shape[1], 3, 3, device=images.device))
-        return 3 * (0 if update % 2 else 2) * wing + 0.7 * ((1 + labels) * sums.square().mean(dim=(1, 2, 3))).mean()
+        spread = (images.var(dim=0, correction=0) + 1e-4).sqrt().mean()
+        return (
+            3 * (0 if update % 2 else 2) * wing
+            - 0.5 * spread
+            + 0.7 * ((1 + labels) * sums.square().mean(dim=(1, 2, 3))).mean()
+        )
 
 
 def of_reals(real_images):

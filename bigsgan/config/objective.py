@@ -183,7 +183,8 @@ class OwnTerm(Section):
     use: outside_name("terms")  # type: ignore[valid-type]
     """``package.module:name`` of a function, or of a class whose objects are called. It takes some of ``images``,
     ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, or some of
-    ``fake_gradients`` and ``real_gradients``, and returns the mean over the samples."""
+    ``fake_gradients`` and ``real_gradients``, and returns the mean over the samples. If it has a method ``means``, that
+    method takes them and returns means, and it is called with these, averaged over the ranks."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; that of the function or class unless given."""
     network: Literal["generator", "discriminator"] = "generator"

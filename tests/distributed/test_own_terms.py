@@ -17,7 +17,7 @@ LAYOUTS = {
     "ranks of their own, overlapped": (2, ["engines.generator.ranks=1", "objective.schedule=overlapped"], {}),
 }
 
-USED = ("PairedMargins", "Wing", "Features", "bounded", "Slopes")
+USED = ("PairedMargins", "Wing", "Features", "bounded", "Slopes", "Diversity", "Balance")
 
 
 @pytest.mark.parametrize("layout", [pytest.param(n, marks=pytest.mark.slow if n != "stages" else ()) for n in LAYOUTS])

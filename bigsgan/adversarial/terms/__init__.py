@@ -66,18 +66,21 @@ class Termed(NamedTuple):
     statistics: Statistics
     device: torch.device
     sum_over_ranks: Sum
-    sum_over_generator: Sum | None = None  # the same over the ranks that hold G; by default all ranks
+    # The same over the ranks that hold the same layers of G, and of D; by default all ranks.
+    sum_over_generator: Sum | None = None
+    sum_over_discriminator: Sum | None = None
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
 
     @classmethod
-    def of(cls, discriminator: LayerStack, statistics: Statistics, sum_over_ranks: Sum) -> Termed:
-        """Return what a rank with these layers of D has."""
+    def of(cls, discriminator: LayerStack, statistics: Statistics, total: Sum, *of_networks: Sum) -> Termed:
+        """Return what a rank with these layers of D has; ``of_networks`` sum over G's and D's ranks, if given."""
         p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
         last = next(reversed([*discriminator.layers.values()]), None)
-        found = cls(statistics, statistics.device, sum_over_ranks, augmentation=p, predicts=discriminator.predicts)
-        return found._replace(map_sizes=lambda: getattr(last, "map_sizes", ()))
+        of_g, of_d = of_networks or (None, None)
+        sizes, predicts = (lambda: getattr(last, "map_sizes", ())), discriminator.predicts
+        return cls(statistics, statistics.device, total, of_g, of_d, p, predicts, sizes)
 
 
 def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term]:
@@ -93,7 +96,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term
     """
     device, section, found = rank.device, recipe.augmentation, list[Term]()
     loss = over_maps(adversarial_loss(recipe, device), rank.map_sizes)
-    own = own_terms(recipe, device)
+    own = own_terms(recipe, device, rank.sum_over_discriminator or rank.sum_over_ranks)
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
     found += [OfDiscriminator(loss), OfGenerator(loss)]

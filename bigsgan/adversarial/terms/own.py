@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
-from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm
+from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm, Sum
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
@@ -49,8 +49,36 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
     return AdversarialLoss(**functions)
 
 
-def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
+class OfMeans:
+    """A function of means over a micro-batch on all ranks, with gradients through the means.
+
+    Attributes:
+        means: Returns the means over this rank's samples of what it reads, a tensor of floats.
+        of_means: Returns the value of means, a scalar.
+    """
+
+    def __init__(self, function: Any, sum_over_replicas: Sum) -> None:
+        """Take an object with a method ``means``, which is called with what that returns."""
+        self.means: Callable[..., Tensor] = function.means
+        self.of_means: Callable[[Tensor], Tensor] = function
+        self._sum = sum_over_replicas
+
+    def __call__(self, **read: Tensor) -> Tensor:
+        """Return the value, a scalar. The gradients of the ranks, on average, are that of the micro-batch's value."""
+        own = self.means(**read)
+        sums = self._sum(torch.cat([own.detach().flatten(), own.new_ones(1)]))
+        return self.of_means((sums[:-1] / sums[-1]).view_as(own) + (own - own.detach()))
+
+
+def own_terms(
+    recipe: Recipe, device: torch.device, sum_over_replicas: Sum = lambda tensor: tensor
+) -> list[FunctionTerm]:
     """Return the terms that a recipe names.
+
+    Args:
+        recipe: The run's recipe.
+        device: Where they compute.
+        sum_over_replicas: Sums a tensor, in place, over the ranks that hold the same layers of D.
 
     Raises:
         UserError: One cannot be built, reads what its network's update does not have, or is no mean over samples.
@@ -60,14 +88,17 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
         field = f"objective.terms.{number}.use"
         function = _built(field.removesuffix(".use"), section, device)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
-        names = _reads(field, section.use, called_as, _offered(recipe, section), "its call")
+        if of_means := callable(getattr(function, "means", None)):
+            called_as, function = function.means, OfMeans(function, sum_over_replicas)
+        what = "its method means" if of_means else "its call"
+        names = _reads(field, section.use, called_as, _offered(recipe, section), what)
         if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1:
             remedy = "make two terms of it: they may be on different ranks, or of different passes"
             raise UserError(field, section.use, "must read images, logits or gradients, not several", remedy)
         term = FunctionTerm(section.label, section.network, section.weight, names, function, section.every)
         if set(term.differentiates) != set(section.differentiates):
             wanted, key = ", ".join(term.differentiates), f"objective.terms.{number}.differentiates"
-            problem, detail = f"must be [{wanted}]", f"its call takes {', '.join(names)}"
+            problem, detail = f"must be [{wanted}]", f"{what} takes {', '.join(names)}"
             raise UserError(key, section.differentiates, problem, f"set differentiates: [{wanted}]", detail)
         _try(field, section.use, term, recipe, device)
         found.append(term)
@@ -128,30 +159,47 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torc
     inputs = _random_inputs(recipe, device)
     trains = inputs if term.network == "discriminator" else ("images", "fake_logits")  # what depends on the network
     read = {key: inputs[key] if key in trains else inputs[key].detach() for key in term.reads}
+    mean = term.value.means if isinstance(term.value, OfMeans) else term.value
 
     def of(i: int) -> Tensor:
-        return term.value(**{key: tensor[i : i + 1] for key, tensor in read.items()})
+        return mean(**{key: tensor[i : i + 1] for key, tensor in read.items()})
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-        value = called(field, name, lambda: term.value(**read), " for random samples")
+        found = called(field, name, lambda: mean(**read), " for random samples")
         alone = called(field, name, lambda: [of(0), of(1)], " for one random sample")
+        value = found
+        if isinstance(term.value, OfMeans):
+            _check_floats(field, name, [found, *alone])
+            value = called(field, name, functools.partial(term.value.of_means, found), " for means of random samples")
     if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
-        found = (
-            f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)
-        )
-        raise UserError(
-            field, name, f"must return a scalar tensor, returns {found}", "return the mean over the samples"
-        )
+        problem = f"must return a scalar tensor, returns {_described(value)}"
+        raise UserError(field, name, problem, "return the mean over the samples")
     if not value.requires_grad:
         remedy = "compute it from the images, logits or gradients by operations of torch"
         raise UserError(field, name, "has no gradient", remedy)
     if not torch.isfinite(value):
         raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")
-    together, apart = value.item(), sum(each.item() for each in alone) / len(alone)
-    if not abs(together - apart) <= _CLOSE * max(abs(together), abs(apart), _CLOSE):  # one alone may be NaN
+    together, apart = found.detach(), torch.stack(alone).detach().mean(dim=0)
+    largest = torch.stack([together, apart]).abs().amax().clamp(min=_CLOSE)
+    if (different := ~((together - apart).abs() <= _CLOSE * largest)).any():  # one alone may be NaN
         problem = "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"
-        detail = f"{together:.6g} for two samples, {apart:.6g} on the average of one at a time"
+        if mean is not term.value:
+            problem = "has a method means that returns no mean over samples"
+        ours, theirs = (each[different].flatten()[0].item() for each in (together, apart))
+        detail = f"{ours:.6g} for two samples, {theirs:.6g} on the average of one at a time"
         raise UserError(field, name, problem, "average a value of each sample, without random numbers", detail)
+
+
+def _check_floats(field: str, name: str, found: Sequence[Any]) -> None:
+    """Refuse means that are no tensors of floats of one shape."""
+    for each in found:
+        if not (isinstance(each, Tensor) and each.is_floating_point() and each.shape == found[0].shape):
+            problem = f"must return a tensor of floats of one shape from its method means, returns {_described(each)}"
+            raise UserError(field, name, problem, "return means over the samples, stacked")
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)
 
 
 def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]:
