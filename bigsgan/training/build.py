@@ -16,6 +16,7 @@ from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, Samp
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Termed, build_terms, states
+from bigsgan.adversarial.terms.own import check_own
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
@@ -81,6 +82,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     recipe = plan.recipe
     sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
     by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode))
+    by_each(comm, lambda: check_own(recipe, comm.device()))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)

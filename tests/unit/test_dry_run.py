@@ -27,6 +27,8 @@ CASES = {
     "init_from.run: has a different": ["init_from={run: run}", "generator.channels=8", "out=new"],
     "init_from.freeze_discriminator": ["init_from={run: run, freeze_discriminator: 99}", "out=new"],
     "metrics.reference": ["metrics={names: [fid64], every_nimg: 8, reference: nothing.npz}", "out=new"],
+    "objective.loss.use": ["objective.loss={use: 'tests.own_losses:noisy'}", "out=new"],
+    "objective.terms.0.use": ["objective.terms=[{use: 'tests.own_losses:noisy'}]", "out=new"],
     "foreign/config.yaml": ["out=foreign"],
     "--allow-change": ["--allow-change", "nope"],
 }

@@ -26,6 +26,16 @@ _CLOSE = 1e-3
 """Relative difference of a mean over two samples and of the mean over them one by one, from rounding."""
 
 
+def check_own(recipe: Recipe, device: torch.device) -> None:
+    """Try a recipe's loss and terms from outside, before anything is built.
+
+    Raises:
+        UserError: See ``adversarial_loss`` and ``own_terms``.
+    """
+    adversarial_loss(recipe, device)
+    own_terms(recipe, device)
+
+
 def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
     """Return the loss on logits that a recipe names.
 
