@@ -318,7 +318,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
     around = Command(requests)
 
     def work() -> int:
-        with around.watchdog.watching(), requests.listening(), memory.naming_remedy(*_memory_remedy(plan)):
+        with requests.listening(), around.watchdog.watching(), memory.naming_remedy(*_memory_remedy(plan)):
             with roll_call.taken():
                 comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
             requests.joined()
