@@ -37,7 +37,7 @@ def messages(output: str) -> list[str]:
 def saving_ranks(process: subprocess.Popen[str], run: Path) -> list[psutil.Process]:
     """The ranks by rank, once there is a checkpoint."""
     ranks = rank_processes(process, run)
-    while not any(path.name.isdecimal() for path in (run / "checkpoints").iterdir()):
+    while not any(path.name.isdecimal() for path in (run / "checkpoints").glob("*")):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     return ranks
