@@ -7,6 +7,7 @@ or a file of a hub names code too, but its author may be anybody.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import os
 import re
@@ -138,8 +139,13 @@ def _imported(field: str, name: str, module: str) -> Any:
         raise UserError(field, name, "cannot be imported", remedy, described(error)) from error
 
 
-def _entry_points(kind: str) -> list[EntryPoint]:
-    return list(entry_points(group=f"bigsgan.{kind}"))
+def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
+    return _offered(kind, tuple(sys.path))
+
+
+@functools.cache  # they are read from a file of each installed package, and asked for several times in each recipe
+def _offered(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=f"bigsgan.{kind}"))
 
 
 def _described(kind: str, found: EntryPoint) -> Plugin:
