@@ -8,6 +8,7 @@ for what lies before its own next task. The rank whose next task lies before all
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,9 +75,9 @@ class Order:
                 else:
                     yield from self._planned(phases, [number])
 
-    def _planned(self, phases: Sequence[Phase], numbers: Sequence[int]) -> list[Placed]:
-        num_stages = self._num_stages[phases[numbers[0]].network]
-        return schedule.in_one_order(schedule.plan(phases, num_stages, self._costs, numbers), phases, num_stages)
+    def _planned(self, phases: Sequence[Phase], numbers: Sequence[int]) -> Sequence[Placed]:
+        costs = tuple((network, tuple(each)) for network, each in self._costs.items())
+        return _planned(tuple(phases), tuple(numbers), self._num_stages[phases[numbers[0]].network], costs)
 
     def _turns(self, placed: Sequence[Placed], phases: Sequence[Phase]) -> Iterator[Turn]:
         places = {one: place for place, one in enumerate(placed)}
@@ -91,6 +92,13 @@ class Order:
                     ready[own[bisect(own, sent)]].append((sent, placed[place].task))
         for place in own:
             yield Turn(placed[place].task, tuple(task for _, task in sorted(ready[place], key=lambda each: each[0])))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for the turns of one rank after the other
+def _planned(
+    phases: tuple[Phase, ...], numbers: tuple[int, ...], num_stages: int, costs: tuple[tuple[str, Sequence[Cost]], ...]
+) -> Sequence[Placed]:
+    return schedule.in_one_order(schedule.plan(phases, num_stages, dict(costs), numbers), phases, num_stages)
 
 
 def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
