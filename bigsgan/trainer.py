@@ -20,7 +20,7 @@ from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
 from bigsgan.planner.balance import plan_balanced
-from bigsgan.runtime import comm, launched, memory, roll_call, roster
+from bigsgan.runtime import comm, launched, roster
 from bigsgan.runtime.ending import exit_status
 from bigsgan.training.build import open_inputs
 from bigsgan.training.callbacks import build_callbacks
@@ -318,14 +318,11 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
     around = Command(requests)
 
     def work() -> int:
-        with requests.listening(), around.watchdog.watching(), memory.naming_remedy(*_memory_remedy(plan)):
-            with roll_call.taken():
-                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+        with requests.listening(), around.meeting(*_memory_remedy(plan)):
             requests.joined()
             with Trainer(plan, allow_change=allowed, around=around) as trainer:
                 stopped_by = trainer.to_end()
             requests.end_undisturbed()
-            comm.barrier()  # none ends before the others have come so far: they would take it for killed
         comm.leave()
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 

@@ -46,8 +46,20 @@ class Command:
         return work()
 
     def joined(self, where: str, remedy: str) -> AbstractContextManager[None]:
-        """Let the ranks meet inside the block; texts are those of ``memory.naming_remedy``."""
+        """Let the ranks meet around the block; texts are those of ``memory.naming_remedy``."""
         return nullcontext()
+
+    @contextmanager
+    def meeting(self, where: str, remedy: str) -> Iterator[None]:
+        """Let the ranks meet, and part after the block; texts are those of ``memory.naming_remedy``.
+
+        Signals have to be noted around it: until the others know which rank failed, a launcher's may not end this one.
+        """
+        with self.watchdog.watching(), memory.naming_remedy(where, remedy):
+            with roll_call.taken():
+                comm.initialize(comm.PATIENCE_HOURS * 3600)  # the watchdog is not as patient
+            yield
+            comm.barrier()  # none ends before the others have come so far: they would take it for killed
 
     def listening(self) -> AbstractContextManager[None]:
         """Take note of signals inside the block."""
@@ -81,21 +93,18 @@ class Script(Command):
 
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
-        """Let the ranks meet inside the block; without a launcher, leave no variable of one behind."""
+        """Let the ranks meet around the block; without a launcher, leave no variable of one behind."""
         atexit.unregister(comm.leave)  # of a run before
         own = [] if self._is_launched else [name for name in launched.VARIABLES if name not in os.environ]
         listening = self.requests.listening() if self._is_launched else nullcontext()
         try:
-            with self.watchdog.watching(), listening, memory.naming_remedy(where, remedy):
-                with roll_call.taken():
-                    comm.initialize(comm.PATIENCE_HOURS * 3600)
+            with listening, self.meeting(where, remedy):
                 clear = clearing()
                 yield
-                comm.barrier()  # none ends before the others have come so far: they would take it for killed
-                clear()  # not after an error: others may be inside a collective
-                if self._is_launched:
-                    # Not now: DeepSpeed's own groups (0.19.8) outlive one that is destroyed, and a later run needs it.
-                    atexit.register(comm.leave)
+            clear()  # not after an error: others may be inside a collective
+            if self._is_launched:
+                # Not now: DeepSpeed's own groups (0.19.8) outlive one that is destroyed, and a later run needs it.
+                atexit.register(comm.leave)
         finally:
             board.begin_anew()
             roster.know(())
