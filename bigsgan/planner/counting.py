@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import game_of
+from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
@@ -68,6 +69,13 @@ def method_of(plan: RunPlan, network: str) -> str:
     return "forward_mode" if plan.differentiates_forward(network) else "double_backward"
 
 
+def count_games(plan: RunPlan) -> Counter[UpdateGame]:
+    """Count how often each game is played, in as many updates as it takes until lazy penalties repeat."""
+    path = plan.objective.path_length
+    period = min(math.lcm(*plan.objective.intervals.values(), path.every if path else 1), LONGEST_PERIOD)
+    return Counter(game_of(plan, number) for number in range(period))
+
+
 def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
     """Operations of D's penalties in the mean update, for an image of its batch.
 
@@ -75,13 +83,12 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
     A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
     forward and back to the images, with R1 alone to real ones: 2; then tangents accompany the values in training: 3.
     """
-    period = min(math.lcm(*plan.objective.intervals.values()), LONGEST_PERIOD)
-    passes = 0
-    for number in range(period):
-        trains, differentiated, _ = game_of(plan, number).segments
+    games, passes = count_games(plan), 0
+    for game, times in games.items():
+        trains, differentiated, _ = game.segments
         exact = 3 * trains * (differentiated > 0) + (2 * differentiated if method == "forward_mode" else 0)
-        passes += 3 * (trains - 2) + exact
-    return plan.recipe.objective.d_steps * passes * discriminator // period
+        passes += times * (3 * (trains - 2) + exact)
+    return plan.recipe.objective.d_steps * passes * discriminator // games.total()
 
 
 def _count_path_length(plan: RunPlan, method: str) -> int:

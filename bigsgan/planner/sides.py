@@ -6,7 +6,6 @@ tasks is that of the run (engines/orders.py).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from typing import NamedTuple
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, game_of, in_turn, phases_of
+from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, in_turn, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
-from bigsgan.planner.counting import LONGEST_PERIOD, count_heads, count_layers, stage_bounds
+from bigsgan.planner.counting import count_games, count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"
 
@@ -113,13 +112,10 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
 
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:
-    objective, path = plan.objective, plan.objective.path_length
-    period = min(LONGEST_PERIOD, math.lcm(*objective.intervals.values(), path.every if path else 1))
     found: Counter[UpdateGame] = Counter()
-    for number in range(period):
-        game = game_of(plan, number)
-        found[game._replace(segments=game.segments._replace(checks=False))] += 1  # one micro-batch now and then
-    return [UpdateKind(phases_of(plan, game), times / period) for game, times in found.items()]
+    for game, times in count_games(plan).items():
+        found[game._replace(segments=game.segments._replace(checks=False))] += times  # one micro-batch now and then
+    return [UpdateKind(phases_of(plan, game), times / found.total()) for game, times in found.items()]
 
 
 class Speed(NamedTuple):
