@@ -32,7 +32,7 @@ from bigsgan.adversarial.objectives import (
     InputGradients,
 )
 from bigsgan.adversarial.stale_images import StaleImages
-from bigsgan.adversarial.terms import Term, due, image_gradient
+from bigsgan.adversarial.terms import Term, due, image_gradient, targets_of
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
@@ -194,7 +194,7 @@ class AdversarialStep:
     def _targets(self, counters: tuple[int, int], reals: Reals) -> Callable[[int], MicroBatch]:
         """Build the function that returns a teacher's features, if there is one, of the real images that D sees."""
         part = self._sources.slices["discriminator"]["discriminator"]
-        targets = next((term.targets for term in self._terms if term.targets is not None), None)
+        targets = targets_of(self._terms)
         if targets is None:
             return lambda j: ()
         return lambda j: targets(reals()[j], *self._seeds("discriminator/real", counters, part.positions(j)))

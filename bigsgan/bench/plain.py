@@ -19,7 +19,7 @@ from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
-from bigsgan.adversarial.terms import Sum, Term, Termed, build_terms, due
+from bigsgan.adversarial.terms import Own, Sum, Term, Termed, build_terms, due, targets_of
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
@@ -105,7 +105,7 @@ class PlainLoop:
         self._recipe, self._generator, self._discriminator = recipe, networks["generator"], networks["discriminator"]
         self._reals, self._source, self._draws = sources.reals, sources.inputs, sources.draws
         self._slices, self._terms, self._updates = sources.slices, terms, 0
-        self._augmentation, self._teacher = termed.augmentation, next((t.targets for t in terms if t.targets), None)
+        self._augmentation, self._targets = termed.augmentation, targets_of(terms)
         # Only for one micro-batch, whatever the engines' layout: DistributedDataParallel alternates forward and
         # backward passes.
         self._keeps_graphs = recipe.accumulation_of("generator") == 1
@@ -190,7 +190,7 @@ class PlainLoop:
             judged = (fake, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             with self._discriminator.reducing(j):
                 batch = objective.batch(real, judged, noise)
-                targets = () if self._teacher is None else self._teacher(reals()[j], *real[2:])
+                targets = () if self._targets is None else self._targets(reals()[j], *real[2:])
                 run = Pass(self._every or j == 0, objective, targets=targets)
                 (loss,) = self._discriminator(batch, run)
                 self._discriminator.backward(loss)
@@ -229,11 +229,9 @@ class PlainLoop:
 
     def _seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Sequence[Tensor]:
         """Seeds for D's augmentations and noise of a micro-batch; empty if D draws nothing."""
-        return (
-            [self._draws.seeds(f"augment/{stream}", counters, samples)]
-            if self._recipe.discriminator_reads_seeds
-            else []
-        )
+        if not self._recipe.discriminator_reads_seeds:
+            return []
+        return [self._draws.seeds(f"augment/{stream}", counters, samples)]
 
 
 def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
@@ -268,4 +266,5 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     termed = Termed.of(stack, statistics, total)
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
-    return PlainLoop(recipe, trainees, sources, build_terms(recipe, plan.objective, termed), termed)
+    terms = build_terms(recipe, plan.objective, termed, Own.of(recipe, device))
+    return PlainLoop(recipe, trainees, sources, terms, termed)

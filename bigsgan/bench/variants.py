@@ -68,7 +68,7 @@ def _penalized(method: str) -> Callable[[Recipe], list[str]]:
         found = _methods(recipe, method)
         if not found:
             remedy = "add objective.r1, or leave the variant out"
-            raise UserError("objective", None, "has no exact penalty", remedy)
+            raise UserError("objective", None, "has no exact R1, R2 or gradient penalty", remedy)
         return found
 
     return overrides

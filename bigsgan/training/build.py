@@ -15,8 +15,7 @@ from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Termed, build_terms, states
-from bigsgan.adversarial.terms.own import check_own
+from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset
@@ -68,6 +67,7 @@ class Inputs(NamedTuple):
     shown: ImageDataset
     dataset: ImageDataset  # to train on: ``shown``, or crops of its images
     teacher: str | None  # the digest of the teacher
+    own: Own  # loss and terms from outside
     measuring: Measuring | None
 
 
@@ -82,7 +82,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     recipe = plan.recipe
     sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
     by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode))
-    by_each(comm, lambda: check_own(recipe, comm.device()))
+    own = by_each(comm, lambda: Own.of(recipe, comm.device()))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)
@@ -93,7 +93,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
     batch = batch_slices(plan, comm.rank())["generator"]["generator"].num_samples
     measuring = Measuring(plan, out, shown, batch, rank_log) if recipe.metrics else None
-    return Inputs(shown, dataset, teacher, measuring)
+    return Inputs(shown, dataset, teacher, own, measuring)
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
@@ -104,7 +104,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     """
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
-    shown, dataset, teacher, measuring = open_inputs(plan, out, start, rank_log)
+    shown, dataset, teacher, own, measuring = open_inputs(plan, out, start, rank_log)
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
@@ -120,7 +120,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
-    terms = build_terms(recipe, plan.objective, ours)
+    terms = build_terms(recipe, plan.objective, ours, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)
     entries |= states(terms) | ({} if stale is None else {KEPT_IMAGES: stale})

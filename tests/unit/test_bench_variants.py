@@ -100,7 +100,8 @@ def test_what_cannot_run_keeps_the_reason(tmp_path):
         "separate_ranks",
         "pipeline",
     ]
-    assert found["forward_mode"].reason == "objective: has no exact penalty; add objective.r1, or leave the variant out"
+    reason = "objective: has no exact R1, R2 or gradient penalty; add objective.r1, or leave the variant out"
+    assert found["forward_mode"].reason == reason
     assert found["pipeline"].reason.startswith(
         "engines.generator.pipeline_stages: must divide the number of ranks (1), got 2"
     )

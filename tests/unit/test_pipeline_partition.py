@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.latents import LatentSource, SampleDraws
 from bigsgan.adversarial.step import AdversarialStep, Scheduled, Sources
-from bigsgan.adversarial.terms import Termed, build_terms
+from bigsgan.adversarial.terms import Own, Termed, build_terms
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.data import LabelledImages, Slice
 from bigsgan.draws import Draws
@@ -205,7 +205,8 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
     statistics = Statistics(cpu)
-    terms = build_terms(recipe, plan.objective, Termed(statistics, cpu, lambda tensor: tensor))
+    ours = Termed(statistics, cpu, lambda tensor: tensor)
+    terms = build_terms(recipe, plan.objective, ours, Own.of(recipe, cpu))
     step = AdversarialStep(executor, plan, sources, statistics, terms)
     for engine in executor.engines.values():
         engine.outcomes = SimpleNamespace(last=True)

@@ -18,7 +18,7 @@ from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.l1 import l1
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
-from bigsgan.adversarial.terms.own import adversarial_loss, own_terms
+from bigsgan.adversarial.terms.own import OfMeans, Own
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
 from bigsgan.adversarial.terms.term import (
@@ -31,6 +31,7 @@ from bigsgan.adversarial.terms.term import (
     Term,
     due,
     image_gradient,
+    targets_of,
 )
 from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
@@ -48,6 +49,7 @@ __all__ = [
     "FiniteDifference",
     "FunctionTerm",
     "GradientNorm",
+    "Own",
     "Sum",
     "Term",
     "Termed",
@@ -57,6 +59,7 @@ __all__ = [
     "image_gradient",
     "stateless_terms",
     "states",
+    "targets_of",
 ]
 
 
@@ -83,20 +86,23 @@ class Termed(NamedTuple):
         return cls(statistics, statistics.device, total, of_g, of_d, p, predicts, sizes)
 
 
-def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term]:
+def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) -> list[Term]:
     """Return the terms of a game, in the order in which they are added up: the same on all ranks.
 
     Args:
         recipe: The run's recipe.
         objective: The recipe's, in which each finite difference has a step.
         rank: What this rank has.
+        own: The loss and the terms that the recipe names.
 
     Raises:
-        UserError: The teacher, or a loss or term from outside, cannot be read or does not fit.
+        UserError: The teacher cannot be read or does not fit.
     """
     device, section, found = rank.device, recipe.augmentation, list[Term]()
-    loss = over_maps(adversarial_loss(recipe, device), rank.map_sizes)
-    own = own_terms(recipe, device, rank.sum_over_discriminator or rank.sum_over_ranks)
+    loss = over_maps(own.loss, rank.map_sizes)
+    for term in own.terms:
+        if isinstance(term.value, OfMeans):
+            term.value.sum_over_replicas = rank.sum_over_discriminator or rank.sum_over_ranks
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
     found += [OfDiscriminator(loss), OfGenerator(loss)]
@@ -105,7 +111,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed) -> list[Term
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
     if objective.l1:
         found.append(FunctionTerm("l1", "generator", objective.l1, ("images", "real_images"), l1))
-    found += own
+    found += own.terms
     if objective.feature_matching:
         found.append(FeatureMatching(objective.feature_matching))
     if objective.lecam:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,20 @@ _CLOSE = 1e-3
 """Relative difference of a mean over two samples and of the mean over them one by one, from rounding."""
 
 
-def check_own(recipe: Recipe, device: torch.device) -> None:
-    """Try a recipe's loss and terms from outside, before anything is built.
+class Own(NamedTuple):
+    """What a recipe names: the loss on logits, its own or one of ours, and its own terms."""
 
-    Raises:
-        UserError: See ``adversarial_loss`` and ``own_terms``.
-    """
-    adversarial_loss(recipe, device)
-    own_terms(recipe, device)
+    loss: AdversarialLoss
+    terms: list[FunctionTerm]
+
+    @classmethod
+    def of(cls, recipe: Recipe, device: torch.device) -> Own:
+        """Build them, and try those from outside.
+
+        Raises:
+            UserError: See ``adversarial_loss`` and ``own_terms``.
+        """
+        return cls(adversarial_loss(recipe, device), own_terms(recipe, device))
 
 
 def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
@@ -65,30 +71,24 @@ class OfMeans:
     Attributes:
         means: Returns the means over this rank's samples of what it reads, a tensor of floats.
         of_means: Returns the value of means, a scalar.
+        sum_over_replicas: Sums a tensor, in place, over the ranks that hold the same layers of D; on one, the identity.
     """
 
-    def __init__(self, function: Any, sum_over_replicas: Sum) -> None:
+    def __init__(self, function: Any) -> None:
         """Take an object with a method ``means``, which is called with what that returns."""
         self.means: Callable[..., Tensor] = function.means
         self.of_means: Callable[[Tensor], Tensor] = function
-        self._sum = sum_over_replicas
+        self.sum_over_replicas: Sum = lambda tensor: tensor
 
     def __call__(self, **read: Tensor) -> Tensor:
         """Return the value, a scalar. The gradients of the ranks, on average, are that of the micro-batch's value."""
         own = self.means(**read)
-        sums = self._sum(torch.cat([own.detach().flatten(), own.new_ones(1)]))
+        sums = self.sum_over_replicas(torch.cat([own.detach().flatten(), own.new_ones(1)]))
         return self.of_means((sums[:-1] / sums[-1]).view_as(own) + (own - own.detach()))
 
 
-def own_terms(
-    recipe: Recipe, device: torch.device, sum_over_replicas: Sum = lambda tensor: tensor
-) -> list[FunctionTerm]:
+def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     """Return the terms that a recipe names.
-
-    Args:
-        recipe: The run's recipe.
-        device: Where they compute.
-        sum_over_replicas: Sums a tensor, in place, over the ranks that hold the same layers of D.
 
     Raises:
         UserError: One cannot be built, reads what its network's update does not have, or is no mean over samples.
@@ -99,7 +99,7 @@ def own_terms(
         function = _built(field.removesuffix(".use"), section, device)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
-            called_as, function = function.means, OfMeans(function, sum_over_replicas)
+            called_as, function = function.means, OfMeans(function)
         what = "its method means" if of_means else "its call"
         names = _reads(field, section.use, called_as, _offered(recipe, section), what)
         if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1:

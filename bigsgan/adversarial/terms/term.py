@@ -127,6 +127,11 @@ def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
     return [term for term in terms if term.network == network and term.is_due(number)]
 
 
+def targets_of(terms: Iterable[Term]) -> Callable[..., MicroBatch] | None:
+    """Return what computes the targets of D's predictions, if a term compares them."""
+    return next((term.targets for term in terms if term.targets is not None), None)
+
+
 def image_gradient(terms: Sequence[Term], read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
     """Return the gradient of the terms' sum at G's images of one micro-batch, (n, C, H, W) float32."""
     images = read["images"].detach().requires_grad_()

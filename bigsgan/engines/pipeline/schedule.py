@@ -158,9 +158,8 @@ class _Graph:
         self._phases, self._last, self._costs = phases, num_stages - 1, costs
         self.needs: dict[Placed, list[Placed]] = {}
         for number in numbers:
-            for stage in range(
-                num_stages if phases[number].computes else 1
-            ):  # images are kept where D reads its inputs
+            stages = num_stages if phases[number].computes else 1  # images are kept where D reads its inputs
+            for stage in range(stages):
                 for task in in_turn(number, phases[number]):
                     needed = self._needs(task, stage)
                     self.needs[Placed(task, stage)] = [other for other in needed if other.task.phase in numbers]
