@@ -52,14 +52,15 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check everything that can be checked here; then queue the job, or print its command and script."""
     ranks = _ranks(options)
-    warning = _warning(options)
+    notice, is_asked = _notice(options)
     tasks = [Task()] if options.sweep is None else read_sweep(Path(options.sweep))
     if options.array is not None:
         _check_array(options.array, len(tasks) if options.sweep else 0)
     _check_recipes(options.config, tasks, options.overrides, ranks)
-    variables = _variables(options)
+    variables = _variables(options, notice)
     _check_environment(variables)
-    command = _command(options, len(tasks), warning)
+    asking = [] if is_asked or notice == _NOTICE_SECONDS else [f"--signal=USR1@{notice}"]
+    command = _command(options, len(tasks), asking)
     if options.dry_run:
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)]))
         print((SLURM / "train.sbatch").read_text(), end="")
@@ -125,13 +126,15 @@ def _check_paths(recipe: Recipe) -> None:
             raise UserError(key, path, "does not exist", "give the path of the images on the host that submits")
 
 
-def _variables(options: argparse.Namespace) -> dict[str, str]:
+def _variables(options: argparse.Namespace, notice: int) -> dict[str, str]:
     """Environment variables that the job's script reads."""
     found = {}
     if options.site is not None:
         found["BIGSGAN_SITE"] = os.path.abspath(options.site)
     if options.restarts is not None:
         found["BIGSGAN_RESTARTS"] = str(options.restarts)
+    if notice != _NOTICE_SECONDS:
+        found["BIGSGAN_NOTICE"] = str(notice)
     return found
 
 
@@ -154,27 +157,32 @@ def _check_environment(variables: dict[str, str]) -> None:
         raise UserError(str(site), None, problem, "fix it, and check it with `bash -n`")
 
 
-def _warning(options: argparse.Namespace) -> list[str]:
-    """Return sbatch's option of a warning that fits the time limit; empty if train.sbatch's fits, or one is given.
+def _notice(options: argparse.Namespace) -> tuple[int, bool]:
+    """Return how many seconds before the time limit Slurm warns the ranks, and whether the user asks for it.
 
     Raises:
-        UserError: The limit has not Slurm's form, or leaves no time to train before the warning.
+        UserError: The limit has not Slurm's form, or leaves no time to train before the warning; or none is warned.
     """
-    given = {name: value for name, _, value in (text.partition("=") for text in options.others)}
-    among_others = _time_among(options.others)
+    signal, among_others = _among(options.others, "--signal") or "", _among(options.others, "--time", "t")
+    if re.match("R?B", signal):
+        problem = "must be for the ranks, not for the batch script (B:), which only waits for them"
+        raise UserError("--sbatch", f"--signal={signal}", problem, "give one such as --sbatch=--signal=USR1@180")
+    asked = re.search(r"@([0-9]{1,9})", signal)
+    given, is_asked = int(asked[1]) if asked else _NOTICE_SECONDS, asked is not None
     if options.time is not None and among_others is not None:
         problem, remedy = "must have no time limit with --time", "give the limit once, by --time"
         raise UserError("--sbatch", among_others, problem, remedy)
     flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", among_others)
     if text is None and os.environ.get("SBATCH_TIMELIMIT"):
         flag, text = "SBATCH_TIMELIMIT", os.environ["SBATCH_TIMELIMIT"]
+    if (least := _among(options.others, "--time-min")) is not None:  # down to which Slurm may lower the limit
+        flag, text = "--sbatch", least
     if text is None or text.upper() in ("UNLIMITED", "INFINITE"):
-        return []
+        return given, is_asked
     seconds = _seconds(flag, text)
     if not seconds:  # no limit
-        return []
-    asked = re.search(r"@([0-9]{1,9})", given.get("--signal", ""))
-    notice = int(asked[1]) if asked else min(_NOTICE_SECONDS, seconds // 4)
+        return given, is_asked
+    notice = given if is_asked else min(given, seconds // 4)
     if seconds < 60 * _LEAST_MINUTES:
         problem = f"must be at least {_LEAST_MINUTES} minutes"
         detail = "a job has to start, train and save, and Slurm may warn a minute early"
@@ -182,17 +190,17 @@ def _warning(options: argparse.Namespace) -> list[str]:
     if notice + 60 >= seconds:
         problem = f"must be more than a minute longer than the {notice} s that Slurm warns before"
         raise UserError(flag, text, problem, f"give a longer limit, or --sbatch=--signal=USR1@{seconds // 4}")
-    return [] if asked or notice == _NOTICE_SECONDS else [f"--signal=USR1@{notice}"]
+    return notice, is_asked
 
 
-def _time_among(others: list[str]) -> str | None:
-    """Return the time limit among sbatch's options, as -t1, --time=1, or in two words; sbatch takes the last."""
+def _among(others: list[str], option: str, letter: str = "") -> str | None:
+    """Return an option among sbatch's, as -t1, --time=1, or in two words; sbatch takes the last."""
     found = None
     for word, following in zip(others, (*others[1:], ""), strict=False):
         name, equals, value = word.partition("=")
-        if name == "--time":
+        if name == option:
             found = value if equals else following
-        elif attached := re.fullmatch(r"-t\s*(.*)", word):
+        elif letter and (attached := re.fullmatch(rf"-{letter}\s*(.*)", word)):
             found = attached[1] or following
     return found
 

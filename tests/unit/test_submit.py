@@ -12,7 +12,7 @@ from tests.tiny import tiny_recipe
 
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" > submitted
-echo "restarts ${BIGSGAN_RESTARTS-} site ${BIGSGAN_SITE-}" >> submitted
+echo "restarts ${BIGSGAN_RESTARTS-} site ${BIGSGAN_SITE-} notice ${BIGSGAN_NOTICE-}" >> submitted
 exit ${SBATCH_STATUS:-0}
 """
 SCRIPT = str(submit.SLURM / "train.sbatch")
@@ -42,7 +42,7 @@ def test_a_job_is_queued(here):
     assert run(*options, "--sbatch=--qos=high", "--restarts", "5", "out=a run") == 0
     assert (here / "submitted").read_text().splitlines() == [
         "--nodes=2", "--gpus-per-node=4", "--account=me", "--partition=gpu", "--time=24:00:00", "--qos=high", SCRIPT,
-        "--config", "tiny.yaml", "out=a run", "restarts 5 site ",
+        "--config", "tiny.yaml", "out=a run", "restarts 5 site  notice ",
     ]  # fmt: skip
 
 
@@ -56,9 +56,11 @@ def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
     words = (here / "submitted").read_text().splitlines()
     assert words[2] == f"--time={time}"
     assert [word for word in words if word.startswith("--signal")] == [f"--signal=USR1@{notice}"] * (notice is not None)
+    assert words[-1].endswith(f" notice {notice or ''}")
     assert run("--gpus-per-node", "1", "--time", time, "--sbatch=--signal=USR1@50") == 0
     words = (here / "submitted").read_text().splitlines()
     assert [word for word in words if word.startswith("--signal")] == ["--signal=USR1@50"]
+    assert words[-1].endswith(" notice 50")
 
 
 def test_a_limit_in_the_environment_counts_where_no_option_gives_one(here, monkeypatch, capsys):
@@ -78,7 +80,15 @@ def test_a_sweep_is_an_array(here):
     (here / "sweep.txt").write_text("# two\nout=a batch=16\nout=b seed=2\n")
     assert run("--gpus-per-node", "2", "--sweep", "sweep.txt") == 0
     words = (here / "submitted").read_text().splitlines()
-    assert words[2:] == ["--array=1-2", SCRIPT, "--config", "tiny.yaml", "--sweep", "sweep.txt", "restarts  site "]
+    assert words[2:] == [
+        "--array=1-2",
+        SCRIPT,
+        "--config",
+        "tiny.yaml",
+        "--sweep",
+        "sweep.txt",
+        "restarts  site  notice ",
+    ]
     assert run("--gpus-per-node", "2", "--sweep", "sweep.txt", "--array", "2%1") == 0
     assert "--array=2%1" in (here / "submitted").read_text().splitlines()
 
@@ -145,6 +155,14 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "other digits": (["--time", "\u0663\u0663"], "--time: must be a time limit as in Slurm, got"),
     "no time": (["--time", "a day"], "--time: must be a time limit as in Slurm, got 'a day'; write one such as 24:00"),
     "empty time": (["--time", ""], "--time: must be a time limit as in Slurm, got ''; write one such as 24:00:00"),
+    "a low least limit": (
+        ["--time", "1:00:00", "--sbatch=--time-min=2"],
+        "--sbatch: must be at least 3 minutes, got '2' (",
+    ),
+    "a warning of the script": (
+        ["--time", "4", "--sbatch=--signal", "--sbatch=B:USR1@60"],
+        "--sbatch: must be for the ranks, not for the batch script (B:), which only waits for them, got '--signal=B:",
+    ),
     "long notice": (
         ["--time", "10", "--sbatch=--signal=USR1@600"],
         "--time: must be more than a minute longer than the 600 s that Slurm warns before, got '10'; give a longer",
