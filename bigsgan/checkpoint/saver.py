@@ -281,6 +281,8 @@ class _Job:
             while not (receipt := path.with_suffix(_RECEIPT)).exists():
                 if self._cancelled.wait(_POLL_SECONDS):
                     return None
+                if not self._partial.is_dir():  # the run's directory was removed or renamed, with the receipts
+                    raise FileNotFoundError(f"{self._partial} is gone")
             found[path.name] = json.loads(receipt.read_text())
         return found
 

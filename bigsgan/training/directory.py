@@ -132,7 +132,8 @@ class RunDirectory:
     def _restore(self, reporter: Reporter) -> bool:
         out, now = self._out, _status(self._out / LOCK_FILE)
         is_marked = now is not None and _same(now, self._mark)
-        if now is not None and os.path.isfile(out / RECIPE_FILE) and not reporter.are_displaced:
+        has_files = now is not None and os.path.isfile(out / RECIPE_FILE) and os.path.isdir(out / "logs")
+        if has_files and not reporter.are_displaced:
             if not is_marked:
                 self._relock()
             return False
@@ -141,8 +142,7 @@ class RunDirectory:
             problem = "is on another disk than at the start of the run: unmounted, or replaced"
             raise UserError("out", str(out), problem, remedy)
         moved = not is_marked and reporter.are_displaced
-        other = holds_another_recipe(out, self._plan.recipe, self._plan.engines) or reporter.are_replaced
-        if moved and other:
+        if moved and (self._holds_others() or reporter.are_replaced):
             raise UserError("out", str(out), "is another directory than at the start of the run", remedy)
         self._disk, self._mark = self._write()
         (out / "logs").mkdir(exist_ok=True)  # where each rank opens its log again
@@ -152,6 +152,11 @@ class RunDirectory:
         what = "it was removed or renamed" if moved else "some were removed"
         _log.warning("%s lacks files of the run: %s; they are written again, with a checkpoint", out, what)
         return True
+
+    def _holds_others(self) -> bool:
+        """Return whether the directory holds files of another run or program."""
+        names = set(os.listdir(self._out)) if self._out.is_dir() else set()
+        return bool(names - OWN_NAMES) or holds_another_recipe(self._out, self._plan.recipe, self._plan.engines)
 
     def _relock(self) -> None:
         """Lock the directory, whose lock was removed or replaced; refuse to go on beside another job."""

@@ -66,7 +66,7 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
     if found is not None or os.path.lexists(out / RECIPE_FILE):
         read_saved_recipe(out, "out")  # refuses another program's config.yaml, which the run would overwrite
     if found is not None and is_lost(out / RECIPE_FILE):
-        _log.log(NOTICE, "%s has no %s: it is written again; %s has the run's recipe", out, RECIPE_FILE, found.path)
+        _log.log(NOTICE, "%s has no %s: %s has the run's recipe; training writes it", out, RECIPE_FILE, found.path)
     if found is not None:
         _compare(plan, found, allowed)
     if found is None and (init := plan.recipe.init_from):

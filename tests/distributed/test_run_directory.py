@@ -127,21 +127,26 @@ def test_a_run_does_not_go_on_beside_another_job(ranks, tmp_path):
     assert end.startswith(f"out: '{tmp_path}/run' is in use by process ")
 
 
-def another(run: Path) -> None:
+def another(run: Path, name: str = "config.yaml") -> None:
     rename(run)
     run.mkdir()
-    (run / "config.yaml").write_text("out: of another program\n")
+    (run / name).write_text("out: of another program\n")
+
+
+def thesis(run: Path) -> None:
+    another(run, "thesis.txt")
 
 
 @pytest.mark.slow
-def test_another_directory_is_left_alone(ranks, tmp_path):
-    ((end, _),) = ranks(1).run(train_and, str(tmp_path), "another", {})
+@pytest.mark.parametrize("name, file", [("another", "config.yaml"), ("thesis", "thesis.txt")])
+def test_another_directory_is_left_alone(ranks, tmp_path, name, file):
+    ((end, _),) = ranks(1).run(train_and, str(tmp_path), name, {})
     run = tmp_path / "run"
     assert end == (
         f"out: '{run}' is another directory than at the start of the run; run the same command once that directory is "
         "back, to resume from its newest checkpoint"
     )
-    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert [path.name for path in run.iterdir()] == [file]
 
 
 def unmount(run: Path) -> None:

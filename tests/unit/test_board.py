@@ -33,6 +33,14 @@ def store(monkeypatch):
     return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
+@pytest.mark.timeout(60)
+def test_a_port_that_is_none_is_told_at_once(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "99999")
+    with pytest.raises(RuntimeError, match="99999"):
+        board.connect("test", board.JOINING)
+
+
 @pytest.mark.parametrize("kind, status", [(UserError, 2), (KeyError, 1)])
 def test_what_one_rank_alone_refuses_ends_the_others(store, monkeypatch, tmp_path, capfd, kind, status):
     error = UserError("data.root", "images", "does not exist", "give another") if kind is UserError else KeyError("a")

@@ -85,6 +85,23 @@ def test_a_save_removes_tags_that_the_run_found_bad(tmp_path, nimg):
     assert nimgs(tmp_path) == [64, nimg]
 
 
+@pytest.mark.timeout(60)
+def test_a_directory_that_goes_after_a_rank_has_written_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
+    """Rank 0 waits for what the ranks tell in files of that directory."""
+
+    def write(path: Path, text: str) -> None:
+        write_text(path, text)
+        if path.name.endswith(".written.json") and not (tmp_path / "moved").exists():
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    write_text = saver.write_text
+    monkeypatch.setattr(saver, "write_text", write)
+    assert not save_one(tmp_path / "run", 64)
+    assert "checkpoint at 64 images was not saved: " in caplog.text
+    assert save_one(tmp_path / "run", 128)
+    assert nimgs(tmp_path / "run") == [128]
+
+
 def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
     assert save_one(tmp_path, 64)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 60))  # ``entries`` takes 64
