@@ -51,6 +51,7 @@ ELSEWHERE = {
     "datastates_ckpt": (_MISSING, "remove it; checkpoints.background writes while training continues"),
     "vocabulary_size": (_MISSING, "remove it; images have no vocabulary"),
     "weight_quantization": (_MISSING, _EXPORT),
+    "bfloat16": ("is the old name of bf16", "rename it to bf16"),
     "amp": (_REMOVED, "remove it and use bf16 or fp16"),
     "compression_training": (_REMOVED, _EXPORT),
     "quantize_training": (_REMOVED, _EXPORT),

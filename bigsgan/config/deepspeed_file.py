@@ -72,7 +72,8 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
         _refuse_experiment(name)
         remedy = "give the path of a DeepSpeed JSON file, or the name of a built-in one such as zero1"
         raise UserError(field, name, "does not exist", remedy)
-    found = refuse_elsewhere(path, network, _read_json(field, path))
+    written = _read_json(field, path)
+    found = refuse_elsewhere(path, network, written)
     content = check_values(f"{path}: ", found, FILE)
     notes = [*_taken(found, content)]
     _check_derived(field, path, content, derived)
@@ -82,7 +83,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     _check_precision(path, content, stage, precision)
     _check_scaling(path, content, stage)
     optimizer, parameters = _check_offload(f"{path}: zero_optimization", zero, stage)
-    if open_keys := _open(found):
+    if open_keys := _open(written):
         notes.append(f'"auto" is the default of {", ".join(open_keys)} (ZeRO {stage}, {precision})')
     if unused := _unused(content, stage, optimizer):
         of_nvme = "" if optimizer == "nvme" else " without NVMe"
@@ -114,7 +115,7 @@ def _unused(content: dict[str, Any], stage: int, optimizer: str) -> list[str]:
 
 
 def _open(content: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the keys of a checked file that are "auto", but for those of the recipe."""
+    """Return the keys of a file that are "auto", but for those of the recipe."""
     found = []
     for key, value in content.items():
         if value == "auto" and prefix + key not in TAKEN:

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "null for a batch": ({"train_batch_size": None}, "train_batch_size: must be 64, as in the recipe"),
     "misspelt": ({"zero_optimisation": {}}, "zero_optimisation: unknown key; did you mean zero_optimization?"),
     "misspelt batch": ({"train_batchsize": 64}, "did you mean train_batch_size?"),
-    "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key; remove it; the keys of this object are"),
+    "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: is the old name of bf16; rename it to bf16"),
     "zero is a number": ({"zero_optimization": 2}, 'zero_optimization: must be an object, got 2; write {"stage": 1}'),
     "stage": (
         {"zero_optimization": {"stage": 4}},
