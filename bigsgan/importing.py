@@ -250,6 +250,7 @@ def _fit_groups(tree: dict[str, Any], known: Mapping[str, Any]) -> dict[str, str
         return {}
     shrink = (tree["objective"].get("path_length") or {}).get("batch_shrink", 1)
     multiple = math.lcm(group, shrink) * tree.get("accumulation", 1)
+    multiple *= next((num for num in (8, 4, 2) if num * multiple <= batch), 1)  # so many ranks have whole groups too
     tree["batch"] = max(1, round(batch / multiple)) * multiple
     return {"batch": f"={tree['batch']}, a multiple of discriminator.mbstd_group={group}, instead of {batch}"}
 

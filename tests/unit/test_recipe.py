@@ -155,6 +155,7 @@ def test_micro_batches_follow_from_batch_accumulation_and_ranks(
         (5, [], "generator", "set batch=25"),
         (2, ["engines.discriminator.accumulation=5"], "discriminator", "set batch=30"),
         (1, ["accumulation=48"], "generator", "set batch=48"),
+        (5, ["discriminator={family: stylegan2, mbstd_group: 4}"], "generator", "set batch=40"),  # 5 on a rank of 25
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(tmp_path, world_size, overrides, network, remedy):

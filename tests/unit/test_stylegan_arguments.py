@@ -119,8 +119,8 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
     [
         (32, {}, (64, 32), ""),
         (48, {}, (48, 48), "batch=48, a multiple of discriminator.mbstd_group=48, instead of 64"),
-        (6, {}, (66, 6), "batch=66, a multiple of discriminator.mbstd_group=6, instead of 64"),
-        (5, {}, (65, 5), "batch=65, a multiple of discriminator.mbstd_group=5, instead of 64"),
+        (6, {}, (48, 6), "batch=48, a multiple of discriminator.mbstd_group=6, instead of 64"),
+        (5, {}, (80, 5), "batch=80, a multiple of discriminator.mbstd_group=5, instead of 64"),
         (
             96, {}, (64, 64),
             "discriminator.mbstd_group=64, the images of a micro-batch, instead of 96",
@@ -136,7 +136,8 @@ def test_a_group_that_does_not_fit_the_batch(tmp_path, group, settings, expected
     sections = {"generator": generator_section(g_state), "discriminator": d_section}
     found = Found(data_section(g_state), sections, {}, (Settings("x.json", settings),) if settings else ())
     recipe, text = importing.make_recipe(found, tmp_path / "run")
-    plan_run(recipe, 1)
+    for num_ranks in (1, 2, 4, 8) if said.startswith("batch=") and group < 8 else (1,):
+        plan_run(recipe, num_ranks)
     assert (recipe.batch, recipe.discriminator.mbstd_group) == expected
     changed = [line.strip() for line in text.splitlines() if "changed" in line]
     assert changed == ([f"changed, as the two do not fit: {said}"] if said else [])
@@ -151,8 +152,8 @@ def test_a_batch_fits_the_path_lengths_too(tmp_path):
     found = Found({"resolution": 256, "num_classes": 0, "image_channels": 3}, sections, {})
     sections["generator"]["channel_base"] = sections["discriminator"]["channel_base"] = 1024
     recipe, _ = importing.make_recipe(found, tmp_path / "run")
-    plan_run(recipe, 1)
-    assert (recipe.batch, recipe.objective.path_length.batch_shrink) == (60, 2)
+    plan_run(recipe, 4)
+    assert (recipe.batch, recipe.objective.path_length.batch_shrink) == (80, 2)
 
 
 # --- refusals ---
