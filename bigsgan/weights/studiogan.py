@@ -91,6 +91,11 @@ def _checked(state: State) -> dict[str, Tensor]:
                 raise UserError("weights", name, f"{problem}, which is not supported", remedy)
     if _is_stylegan(state):
         return {re.sub(r"^linear1\.", "b4.out.", name): tensor for name, tensor in state.items()}
+    modules = {name.partition(".")[0] for name in state}
+    for end, embedding, remedy in (("linear0", "shared", "g_cond_mtd cBN"), ("linear1", "embedding", "d_cond_mtd PD")):
+        if end in modules and embedding not in modules:
+            problem = "has no embedding of the classes, without which a BigGAN is not supported"
+            raise UserError("weights", f"{end}.*", problem, f"give a network trained with {remedy}")
     return {_renamed(name): tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
 
 

@@ -98,6 +98,8 @@ def test_other_formats_are_refused_by_name(tmp_path, project):
     [
         ("linear2.weight", "is of another conditioning than projection"),
         ("blocks.0.0.conv2d4.weight_orig", "is of a backbone big_resnet_deep"),
+        ("linear0.weight_orig", "has no embedding of the classes"),  # of an unconditional G
+        ("linear1.weight_orig", "has no embedding of the classes"),  # of D without classes, or of MH or MD
         ("synthesis.L0_36_512.weight", "is of a StyleGAN3 generator"),
     ],
 )
