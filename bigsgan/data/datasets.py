@@ -6,6 +6,7 @@ on the device.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import logging
@@ -106,6 +107,7 @@ class DigitImages(ImageDataset):
         return self.images[index], self.labels[index]
 
 
+@functools.cache
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return pixels (1797, 64) and classes (1797,) from scikit-learn's file; to import scikit-learn takes seconds."""
     package = importlib.util.find_spec("sklearn")
