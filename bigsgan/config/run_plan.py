@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsgan.config.batch_division import check_division
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.metrics import ENDINGS, OUTSIDE
@@ -114,7 +113,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
     shares = _ranks(recipe, world_size)
     recipe = with_ranks(recipe, {n: None for n in NETWORKS if recipe.engine(n).ranks == "auto"})
     placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
-    _check_division(
+    check_division(
         recipe,
         [  # each network computes its own micro-batches and the other's: G makes D's images, and D judges G's
             (network, recipe.accumulation_of(phase), placements[network].num_replicas)
@@ -211,37 +210,6 @@ def _place(recipe: Recipe, network: str, ranks: range) -> Placement:
         remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {num}"
         raise UserError(f"engines.{network}.pipeline_stages", stages, problem, remedy)
     return Placement(stages, num // stages, network == "discriminator", ranks.start)
-
-
-def _check_division(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) -> None:
-    """Check the batch for each network, with its micro-batches and replicas."""
-    for network, accumulation, replicas in divisions:
-        parts = accumulation * replicas
-        if recipe.batch % parts:
-            problem = f"must be a multiple of {parts}"
-            micro_batches = f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}"
-            detail = f"{micro_batches} on {replicas} rank{'s' if replicas > 1 else ''} for the {network}"
-            remedy = f"set batch={_larger_batch(recipe, divisions)}"
-            raise UserError("batch", recipe.batch, problem, remedy, detail)
-        _check_micro_batch(recipe, network, recipe.batch // parts, parts)
-
-
-def _check_micro_batch(recipe: Recipe, network: str, samples: int, parts: int) -> None:
-    getattr(recipe, network).check_micro_batch(samples, parts)
-    if network == "generator" and recipe.objective.path_length:
-        recipe.objective.path_length.check_micro_batch(samples)
-
-
-def _larger_batch(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) -> int:
-    """Return the next batch that can be divided, and whose micro-batches fit the networks unless none of many does."""
-    multiple = math.lcm(*(accumulation * replicas for _, accumulation, replicas in divisions))
-    least = -(-recipe.batch // multiple) * multiple
-    for batch in range(least, least + _MOST_TRIES * multiple, multiple):
-        with suppress(UserError):
-            for network, accumulation, replicas in divisions:
-                _check_micro_batch(recipe, network, batch // (accumulation * replicas), accumulation * replicas)
-            return batch
-    return least
 
 
 def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
@@ -369,9 +337,6 @@ def _check_statistics(plan: RunPlan) -> None:
 def _has_stages(plan: RunPlan) -> bool:
     return any(engine.placement.num_stages > 1 for engine in plan.engines.values())
 
-
-_MOST_TRIES = 100
-"""Batches that are tried for a remedy."""
 
 _LEAST_SIGMAS = {"bf16": 0.1, "fp16": 1e-2, "fp32": 1e-5}
 """Least steps: some ten times the relative distance of two numbers of the type near 1, except those of bf16."""
