@@ -22,6 +22,9 @@ _NOTICE_SECONDS, _LEAST_MINUTES = 180, 3
 """How long before a job's time limit train.sbatch asks to be warned, and the least limit. Slurm may warn a minute
 early, and a run takes a minute to start."""
 
+_SLURMS_SECONDS = 60
+"""How long before the limit Slurm signals, where `--signal` does not say it."""
+
 _DAYS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})(?::([0-9]{1,5}))?(?::([0-9]{1,5}))?")
 _MINUTES = re.compile(r"(?:([0-9]{1,5}):(?=[0-9]+:))?([0-9]{1,9})(?::([0-9]{1,5}))?")
 """Slurm's forms: days-hours[:minutes[:seconds]], and [hours:]minutes[:seconds]."""
@@ -163,25 +166,25 @@ def _notice(options: argparse.Namespace) -> tuple[int, bool]:
     Raises:
         UserError: The limit has not Slurm's form, or leaves no time to train before the warning; or none is warned.
     """
-    signal, among_others = _among(options.others, "--signal") or "", _among(options.others, "--time", "t")
-    if re.match("R?B", signal):
+    signal, among_others = _among(options.others, "--signal"), _among(options.others, "--time", "t")
+    where = "--sbatch" if signal is not None else "SBATCH_SIGNAL"
+    signal = signal or os.environ.get("SBATCH_SIGNAL") or ""
+    if re.match("R?B", signal, re.IGNORECASE):
         problem = "must be for the ranks, not for the batch script (B:), which only waits for them"
-        raise UserError("--sbatch", f"--signal={signal}", problem, "give one such as --sbatch=--signal=USR1@180")
-    asked = re.search(r"@([0-9]{1,9})", signal)
-    given, is_asked = int(asked[1]) if asked else _NOTICE_SECONDS, asked is not None
+        raise UserError(where, signal, problem, "give one such as --sbatch=--signal=USR1@180")
+    asked, is_asked = re.search(r"@([0-9]{1,9})", signal), bool(signal)
+    given = int(asked[1]) if asked else _SLURMS_SECONDS if is_asked else _NOTICE_SECONDS
     if options.time is not None and among_others is not None:
         problem, remedy = "must have no time limit with --time", "give the limit once, by --time"
         raise UserError("--sbatch", among_others, problem, remedy)
     flag, text = ("--time", options.time) if options.time is not None else ("--sbatch", among_others)
     if text is None and os.environ.get("SBATCH_TIMELIMIT"):
         flag, text = "SBATCH_TIMELIMIT", os.environ["SBATCH_TIMELIMIT"]
-    if (least := _among(options.others, "--time-min")) is not None:  # down to which Slurm may lower the limit
-        flag, text = "--sbatch", least
-    if text is None or text.upper() in ("UNLIMITED", "INFINITE"):
+    least = "--sbatch", _among(options.others, "--time-min")  # down to which Slurm may lower the limit
+    limits = [(_seconds(flag, text), flag, text) for flag, text in ((flag, text), least) if text is not None]
+    if not (finite := [limit for limit in limits if limit[0]]):
         return given, is_asked
-    seconds = _seconds(flag, text)
-    if not seconds:  # no limit
-        return given, is_asked
+    seconds, flag, text = min(finite)
     notice = given if is_asked else min(given, seconds // 4)
     if seconds < 60 * _LEAST_MINUTES:
         problem = f"must be at least {_LEAST_MINUTES} minutes"
@@ -207,6 +210,8 @@ def _among(others: list[str], option: str, letter: str = "") -> str | None:
 
 def _seconds(flag: str, text: str) -> int:
     """Return a time limit of Slurm in seconds; 0 stands for none."""
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return 0
     if days := _DAYS.fullmatch(text):
         day, hours, minutes, seconds = (int(part or 0) for part in days.groups())
         return ((day * 24 + hours) * 60 + minutes) * 60 + seconds

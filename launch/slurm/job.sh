@@ -101,4 +101,6 @@ fi
     refuse "bigsgan: must be on the PATH of the job; activate its environment before sbatch, or in $site"
 most_restarts=${BIGSGAN_RESTARTS:-3}
 [[ "$most_restarts" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_RESTARTS: must be a number, got '$most_restarts'; give one such as 3"
+notice=${BIGSGAN_NOTICE:-180}
+[[ "$notice" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_NOTICE: must be a number of seconds, got '$notice'; give one such as 180"
 export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE leaves NONE for srun: ranks need what was set up here

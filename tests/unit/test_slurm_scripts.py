@@ -160,6 +160,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "--ntasks: must be given with --gpus-per-task; add --ntasks",
     ),
     "hetjob": ({"SLURM_HET_SIZE": "2"}, "--het-group: ranks run on one component; submit without ':'"),
+    "notice": ({"BIGSGAN_NOTICE": "3m"}, "BIGSGAN_NOTICE: must be a number of seconds, got '3m'; give one such as 180"),
     "restarts": ({"BIGSGAN_RESTARTS": "many"}, "BIGSGAN_RESTARTS: must be a number, got 'many'; give one such as 3"),
     "no such site": (
         {"BIGSGAN_SITE": "/nowhere"},
@@ -260,7 +261,9 @@ def test_a_job_that_is_warned_as_it_starts_does_not_start_again_and_says_why(job
     said = "bigsgan: --time: must be longer than the 180 s that Slurm warns before, got "
     assert (said in done.stderr) != back
     if limit == "00:03:00":
-        assert done.stderr == f"{said}180 s; give more, or --signal=USR1@45; the same command resumes\n"
+        remedy = "give more, or BIGSGAN_NOTICE=45 and --signal=USR1@45"
+        assert done.stderr == f"{said}180 s; {remedy}; the same command resumes\n"
+        assert "requeue 7" in job.run("--config", "R.yaml", STATUS="85", STATE=state, BIGSGAN_NOTICE="45")[1]
     assert "requeue 7" in job.run("--config", "R.yaml", STATUS="1", STATE=state)[1]  # a failure is none
 
 

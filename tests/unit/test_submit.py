@@ -70,6 +70,18 @@ def test_a_limit_in_the_environment_counts_where_no_option_gives_one(here, monke
     assert run("--gpus-per-node", "1", "--time", "12") == 0
 
 
+@pytest.mark.parametrize("signal, notice", [("USR1@90", "90"), ("USR1", "60")])
+def test_a_signal_in_the_environment_is_slurms(here, monkeypatch, capsys, signal, notice):
+    monkeypatch.setenv("SBATCH_SIGNAL", signal)
+    assert run("--gpus-per-node", "1", "--time", "5") == 0
+    words = (here / "submitted").read_text().splitlines()
+    assert not [word for word in words if word.startswith("--signal")]
+    assert words[-1].endswith(f" notice {notice}")
+    monkeypatch.setenv("SBATCH_SIGNAL", "b:USR1@60")
+    assert run("--gpus-per-node", "1") == 2
+    assert "SBATCH_SIGNAL: must be for the ranks, not for the batch script" in capsys.readouterr().err
+
+
 def test_the_status_is_that_of_sbatch(here, monkeypatch):
     monkeypatch.setenv("SBATCH_STATUS", "7")
     assert run("--tasks-per-node", "2") == 7
@@ -159,9 +171,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["--time", "1:00:00", "--sbatch=--time-min=2"],
         "--sbatch: must be at least 3 minutes, got '2' (",
     ),
+    "a limit beside a least one": (["--time", "a day", "--sbatch=--time-min=10"], "--time: must be a time limit as in"),
     "a warning of the script": (
         ["--time", "4", "--sbatch=--signal", "--sbatch=B:USR1@60"],
-        "--sbatch: must be for the ranks, not for the batch script (B:), which only waits for them, got '--signal=B:",
+        "--sbatch: must be for the ranks, not for the batch script (B:), which only waits for them, got 'B:USR1@60'",
     ),
     "long notice": (
         ["--time", "10", "--sbatch=--signal=USR1@600"],
