@@ -54,7 +54,7 @@ KEYS_OF_A_HOST = {
 # Files and directories that a run writes in its directory.
 OWN_NAMES = {
     RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
-    RECORDS_FILE, "pipeline_trace.json", "checkpoints", "logs", "samples", "tensorboard", "wandb",
+    RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "tensorboard", "wandb",
     "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
 }  # fmt: skip
 

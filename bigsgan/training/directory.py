@@ -154,9 +154,12 @@ class RunDirectory:
         return True
 
     def _holds_others(self) -> bool:
-        """Return whether the directory holds files of another run or program."""
-        names = set(os.listdir(self._out)) if self._out.is_dir() else set()
-        return bool(names - OWN_NAMES) or holds_another_recipe(self._out, self._plan.recipe, self._plan.engines)
+        """Return whether the directory holds another recipe, or none but files of another program."""
+        names = os.listdir(self._out) if self._out.is_dir() else []
+        strange = [name for name in names if name not in OWN_NAMES and not name.startswith(".nfs")]  # open files of NFS
+        if strange and RECIPE_FILE not in names:  # a copy of the run may have others beside the recipe
+            return True
+        return holds_another_recipe(self._out, self._plan.recipe, self._plan.engines)
 
     def _relock(self) -> None:
         """Lock the directory, whose lock was removed or replaced; refuse to go on beside another job."""

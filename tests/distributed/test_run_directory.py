@@ -38,6 +38,7 @@ def copy(run: Path) -> None:
     """Leave a copy in the directory's place."""
     run.rename(run.with_name("renamed"))
     shutil.copytree(run.with_name("renamed"), run)
+    (run / "notes.txt").touch()
 
 
 def change(run: Path) -> None:
