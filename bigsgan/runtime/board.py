@@ -37,8 +37,10 @@ def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
     def ask() -> None:
         try:
             answers.put(dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
-        except (RuntimeError, TypeError, ValueError) as error:  # TypeError of a port that no number of 16 bits is
-            answers.put(RuntimeError(str(error)))
+        except RuntimeError as error:
+            answers.put(error)
+        except TypeError as error:  # of a port that is too large
+            answers.put(RuntimeError(f"nobody can answer at {host}:{port}: {error}"))
 
     # torch's timeout (2.14) does not hold where a program accepts the connection and then says nothing.
     threading.Thread(target=ask, daemon=True).start()

@@ -101,7 +101,8 @@ class Script(Command):
             with listening, self.meeting(where, remedy):
                 clear = clearing()
                 yield
-            clear()  # not after an error: others may be inside a collective
+                comm.barrier()  # before groups end
+                clear()  # not after an error: others may be inside a collective
             if self._is_launched:
                 # Not now: DeepSpeed's own groups (0.19.8) outlive one that is destroyed, and a later run needs it.
                 atexit.register(comm.leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -39,6 +40,9 @@ def test_a_port_that_is_none_is_told_at_once(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "99999")
     with pytest.raises(RuntimeError, match="99999"):
         board.connect("test", board.JOINING)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(dist.DistError):  # by which a lost connection is told from a fault
+        board.connect("test", timedelta(seconds=0.2))
 
 
 @pytest.mark.parametrize("kind, status", [(UserError, 2), (KeyError, 1)])
