@@ -140,12 +140,21 @@ def _imported(field: str, name: str, module: str) -> Any:
 
 
 def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
-    return _offered(kind, tuple(sys.path))
+    return _offered(kind, tuple(map(_state_of, sys.path)))
 
 
-@functools.cache  # they are read from a file of each installed package, and asked for several times in each recipe
-def _offered(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+@functools.lru_cache  # they are read from a file of each installed package, and asked for several times in each recipe
+def _offered(kind: str, states: tuple[object, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=f"bigsgan.{kind}"))
+
+
+def _state_of(directory: str) -> tuple[str, int, int]:
+    """Return what changes where a package is installed in a directory of the path, or the working directory changes."""
+    try:
+        found = os.stat(directory or ".")
+    except OSError:
+        return directory, 0, 0
+    return directory, found.st_ino, found.st_mtime_ns
 
 
 def _described(kind: str, found: EntryPoint) -> Plugin:

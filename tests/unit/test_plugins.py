@@ -145,6 +145,15 @@ def installed(outside, monkeypatch):
     return outside
 
 
+def test_a_package_that_is_installed_later_is_found(installed):
+    assert plugins.names("data") == ["faces"]
+    later = installed / "site" / "scenes-1.0.dist-info"
+    later.mkdir()
+    (later / "METADATA").write_text("Metadata-Version: 2.1\nName: scenes\nVersion: 1.0\n")
+    (later / "entry_points.txt").write_text("[bigsgan.data]\nscenes = parts.own:anything\n")
+    assert plugins.names("data") == ["faces", "scenes"]
+
+
 def test_entry_points_are_listed_and_named(installed, capsys):
     assert cli.main(["plugins"]) == 0
     assert capsys.readouterr().out.splitlines() == [
