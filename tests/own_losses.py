@@ -86,6 +86,14 @@ class Largest(Balance):
         return torch.maximum(real_logits.max(), fake_logits.max())
 
 
+class LargestBesideMore(Balance):
+    def means(self, real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+        return torch.stack([1e4 + fake_logits.mean(), real_logits.max()])
+
+    def __call__(self, means: Tensor) -> Tensor:
+        return means.square().sum()
+
+
 class Several(Balance):
     def means(self, fake_logits: Tensor) -> list[Tensor]:
         return [fake_logits.mean()]

@@ -22,7 +22,7 @@ def given(monkeypatch):
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
 NAMES += ["of_reals", "of_two", "Slopes", "of_gradients_and_logits", "without_gradient", "of_both", "of_pixels"]
-NAMES += ["broken", "F", "Largest", "Several"]
+NAMES += ["broken", "F", "Largest", "LargestBesideMore", "Several"]
 
 
 def terms(tmp_path, section, *overrides):
@@ -34,6 +34,7 @@ def terms(tmp_path, section, *overrides):
     [
         ("diversity'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("Largest', network: discriminator", "has a method means that returns no mean over samples"),
+        ("LargestBesideMore', network: discriminator", "has a method means that returns no mean over samples"),
         ("Several'", "must return a tensor of floats of one shape from its method means, returns [tensor("),
         ("noisy'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),

@@ -189,8 +189,8 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torc
         raise UserError(field, name, "has no gradient", remedy)
     if not torch.isfinite(value):
         raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")
-    together, apart = found.detach(), torch.stack(alone).detach().mean(dim=0)
-    largest = torch.stack([together, apart]).abs().amax().clamp(min=_CLOSE)
+    together, each_alone = found.detach(), torch.stack(alone).detach()
+    apart, largest = each_alone.mean(dim=0), torch.stack([together, *each_alone]).abs().amax(dim=0).clamp(min=_CLOSE)
     if (different := ~((together - apart).abs() <= _CLOSE * largest)).any():  # one alone may be NaN
         problem = "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"
         if mean is not term.value:

@@ -1,6 +1,7 @@
 """A term: one part of a network's loss, with what it reads, when it is due, its value, its statistics and its state.
 
-Its value is a mean over samples. The mean over micro-batches and replicas is then that over the batch, in any layout.
+Its value is a mean over samples. The mean over micro-batches and replicas is then that over the batch, in any layout. A
+term from outside may instead be a function of means over a micro-batch on all ranks (``own.OfMeans``).
 
 D sees a batch in equal segments: ``real`` and ``fake`` images, and those that terms add. Of each segment S a term of D
 may read ``S_logits``, and ``S_gradients``, the gradients of D's logits at the images.
