@@ -83,8 +83,10 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
     _check_precision(path, content, stage, precision)
     _check_scaling(path, content, stage)
     optimizer, parameters = _check_offload(f"{path}: zero_optimization", zero, stage)
-    if open_keys := _open(written):
+    if open_keys := _open(found):
         notes.append(f'"auto" is the default of {", ".join(open_keys)} (ZeRO {stage}, {precision})')
+    if left := [key for key in _open(written) if key not in open_keys]:
+        notes.append(f'"auto" switches nothing on: {", ".join(left)}')
     if unused := _unused(content, stage, optimizer):
         of_nvme = "" if optimizer == "nvme" else " without NVMe"
         notes.append(f"ZeRO {stage}{of_nvme} does not use {', '.join(unused)}")
@@ -120,7 +122,7 @@ def _open(content: dict[str, Any], prefix: str = "") -> list[str]:
     for key, value in content.items():
         if value == "auto" and prefix + key not in TAKEN:
             found.append(prefix + key)
-        elif isinstance(value, dict) and key not in TAKEN:
+        elif isinstance(value, dict) and key not in TAKEN and value.get("enabled") is not False:
             found += _open(value, f"{prefix}{key}.")
     return found
 

@@ -78,6 +78,8 @@ class Foreign(TwiceDifferentiable):
     def _on_meta(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
         try:
             return self._computed(inputs, dtype)
+        except UserError:
+            raise
         except Exception as error:
             problem = "cannot be computed from shapes alone, as plans and pipeline stages need"
             remedy = "let its forward pass read no values of tensors"

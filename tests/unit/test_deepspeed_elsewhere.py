@@ -121,8 +121,8 @@ def test_auto_anywhere_counts_as_not_given(tmp_path):
 
     assert empty(file.content)
     assert read(tmp_path, dict.fromkeys(FILE.keys, "auto")).content == {}
-    removed = read(tmp_path, {"compile": "auto", "elasticity": {"enabled": "auto"}}).note
-    assert '"auto" is the default of compile, elasticity.enabled (ZeRO 0, fp32)' in removed
+    off = {"compile": "auto", "elasticity": {"enabled": "auto"}, "autotuning": {"enabled": False, "metric": "auto"}}
+    assert read(tmp_path, off).note.endswith(': "auto" switches nothing on: compile, elasticity.enabled')
     assert read(tmp_path, {}).note == read(tmp_path, {"zero_optimization": {"stage": 1}}).note == ""
     with pytest.raises(UserError, match=r"zero_optimization\.stages: unknown key"):
         read(tmp_path, {"zero_optimization": {"stages": "auto"}})
