@@ -77,9 +77,7 @@ class Trainer:
             UserError: The recipe cannot run on these ranks.
         """
         self._around = around or Script()
-        self.plan = (
-            recipe if isinstance(recipe, RunPlan) else self._around.alike(lambda: _planned(recipe, allow_change))
-        )
+        self.plan = self._around.on_every_rank(lambda: _planned(recipe, allow_change))
         self._given, self._allowed = callbacks, allow_change
         self._stack = ExitStack()
         self._opened: Opened | None = None
@@ -90,7 +88,7 @@ class Trainer:
         self.stopped_by: str | None = None
 
     def __enter__(self) -> Trainer:
-        self._around.alike(self._open)
+        self._around.on_every_rank(self._open)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -124,7 +122,7 @@ class Trainer:
         Raises:
             UserError: The run cannot start.
         """
-        return self._around.alike(self._built)
+        return self._around.on_every_rank(self._built)
 
     def __iter__(self) -> Iterator[Report]:
         """Train, and yield each report. A loop that was left goes on in the next one.
@@ -132,7 +130,7 @@ class Trainer:
         Raises:
             UserError: See ``training_loop``.
         """
-        while (report := self._around.alike(self._next)) is not None:
+        while (report := self._around.on_every_rank(self._next)) is not None:
             yield report
 
     def train(self) -> Report:
@@ -141,7 +139,7 @@ class Trainer:
         Raises:
             UserError: See ``training_loop``.
         """
-        self._around.alike(self.to_end)
+        self._around.on_every_rank(self.to_end)
         if self._run is None:  # the run was complete before
             found = self._open().start.source
             return Report(self.nimg, {} if found is None else found.manifest["metrics"])
@@ -153,7 +151,7 @@ class Trainer:
         Raises:
             UserError: It cannot be saved, or a callback fails that is told of it.
         """
-        return self._around.alike(lambda: saved(self._built()))
+        return self._around.on_every_rank(lambda: saved(self._built()))
 
     def sample(
         self, num: int = 16, *, seed: int = 0, classes: Sequence[int] | None = None, live: bool = False
@@ -174,7 +172,7 @@ class Trainer:
         Raises:
             UserError: The generator translates images, or a number is out of range.
         """
-        return self._around.alike(lambda: sampled(self._built(), num, seed, classes, live))
+        return self._around.on_every_rank(lambda: sampled(self._built(), num, seed, classes, live))
 
     def evaluate(self, metrics: Sequence[str], features: FeatureNetwork | None = None) -> dict[str, float]:
         """Measure the EMA's samples as the run's own metrics do. A collective.
@@ -189,7 +187,7 @@ class Trainer:
         Raises:
             UserError: A metric is unknown, fails, or does not fit the data.
         """
-        return self._around.alike(lambda: evaluated(self._built(), self.plan, metrics, features))
+        return self._around.on_every_rank(lambda: evaluated(self._built(), self.plan, metrics, features))
 
     def to_end(self) -> str | None:
         """Train to the end; return None if the run is complete, else what stopped it, the same on all ranks."""

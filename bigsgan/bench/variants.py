@@ -74,7 +74,7 @@ def _penalized(method: str) -> Callable[[Recipe], list[str]]:
     return overrides
 
 
-def _apart(recipe: Recipe) -> list[str]:
+def _on_own_ranks(recipe: Recipe) -> list[str]:
     """Overrides with the recipe's own numbers of ranks, else with half of all ranks for each network."""
     own = {network: recipe.engine(network).ranks for network in NETWORKS}
     given = {network: ranks for network, ranks in own.items() if ranks not in (None, "auto")} or {"generator": 0.5}
@@ -124,7 +124,7 @@ VARIANTS = {
         _layout("zero2", "ZeRO 2", "zero2"),
         _layout("zero3", "ZeRO 3", "zero3"),
         _layout("offload", "ZeRO 2 in bf16, optimizer on the host", "zero2_offload"),
-        _changed("separate_ranks", "each network on ranks of its own", _apart),
+        _changed("separate_ranks", "each network on ranks of its own", _on_own_ranks),
         _changed("pipeline", f"both networks in {NUM_STAGES} stages", _of_both("engines", pipeline_stages=NUM_STAGES)),
     )
 }

@@ -102,7 +102,7 @@ class Saver:
         job = _Job(self, nimg)
         first = self._ranks.rank() == 0
         parts = {name: [p for p in entry.parts() if first or not p.everywhere] for name, entry in entries.items()}
-        ready = self._together(job, lambda: job.begin(parts))
+        ready = self._on_all_ranks(job, lambda: job.begin(parts))
         if ready:
             numbers = {name: entry.numbers() for name, entry in entries.items()}
             if self._copies is not None and (problem := self._copies.refusal(parts, self._ranks)):
@@ -140,7 +140,7 @@ class Saver:
             return True
         wait(job.tasks[:1])
         self._barrier()
-        done = self._together(job, job.tasks[0].result) and self._together(job, job.tasks[-1].result)
+        done = self._on_all_ranks(job, job.tasks[0].result) and self._on_all_ranks(job, job.tasks[-1].result)
         if done:
             self.write_seconds = job.write_seconds
             text = "%s at %d images: %.1f MiB of this rank written in %.2f s"
@@ -152,7 +152,7 @@ class Saver:
         for task in self._job.tasks if self._job is not None else ():
             wait([task], _LINGER_SECONDS)
 
-    def _together(self, job: _Job, phase: Callable[[], None]) -> bool:
+    def _on_all_ranks(self, job: _Job, phase: Callable[[], None]) -> bool:
         """Run a phase on all ranks; if it fails on any rank, abandon the save on all."""
         problem, lost = "", ""
         try:

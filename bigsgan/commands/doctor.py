@@ -11,8 +11,8 @@ from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quie
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import check_run_directory
-from bigsgan.doctor.again import launcher
 from bigsgan.doctor.registry import chosen
+from bigsgan.doctor.relaunching import launcher
 from bigsgan.doctor.report import Report, listed
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched

@@ -2,9 +2,9 @@
 
 So rounding does not accumulate, and every update has to agree. Only kinks can still make a difference: where an
 activation lies within rounding of one, it falls on the other side in another order of summation, and one sample's
-gradient jumps. The networks here have no kinks (``smooth.py``), except in distances from images and features. If an
-update differs, the reference repeats it from states that differ by rounding. If a repetition reaches the engine's
-result, the difference is a kink and is counted; if none does, it is a mistake.
+gradient jumps. The networks here have no kinks (``smooth_activations.py``), except in distances from images and
+features. If an update differs, the reference repeats it from states that differ by rounding. If a repetition reaches
+the engine's result, the difference is a kink and is counted; if none does, it is a mistake.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigsgan.config import RunPlan
-from bigsgan.doctor.alone import Alone
 from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Result, Subject, not_applicable
 from bigsgan.doctor.report import Report
+from bigsgan.doctor.single_process import SingleProcess
 from bigsgan.errors import EXIT_FAILED, UserError, end_process
 from bigsgan.runtime import launched
 
@@ -129,7 +129,7 @@ def main(checks: Sequence[Check], plan: RunPlan | None, run: Path | None, report
     """Run checks, print the results on rank 0, and return the exit status: 0, or 1 if a check failed."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the doctor reports a lost store itself, without stacks
     size = launched.world_size()
-    ranks: Ranks = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else Alone()
+    ranks: Ranks = importlib.import_module("bigsgan.doctor.ranks").meet() if size > 1 else SingleProcess()
     out = run or (Path(plan.recipe.out) if plan else Path())
     subject = Subject(ranks, launched.number("LOCAL_RANK", default=0, least=0), plan, run, out)
     with contextlib.redirect_stdout(sys.stderr):  # for what libraries print; the report has kept standard output

@@ -1,7 +1,7 @@
 """Checks of layouts on the ranks that there are: each update of tiny runs is that of plain PyTorch in one process.
 
-Networks have no kinks (``smooth.py``), updates begin where the engine's began (``agreement.py``), and the reference
-(``reference.py``) shares neither engines nor losses nor penalties with them.
+Networks have no kinks (``smooth_activations.py``), updates begin where the engine's began (``agreement.py``), and the
+reference (``reference.py``) shares neither engines nor losses nor penalties with them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from bigsgan.doctor import clone
 from bigsgan.doctor.checks import Check, Need
 from bigsgan.errors import UserError
 
-_APART: tuple[Need, ...] = ("ranks", "only")
+_NEW: tuple[Need, ...] = ("ranks", "only")
 """Checks on new ranks, for a report of several GPUs: what hangs or crashes in one ends no later one."""
 
 CHECKS = (
@@ -18,8 +18,8 @@ CHECKS = (
     Check("environment.cores", "ranks have cores, and do not get in each other's way", 0.1, "host:cores"),
     Check("environment.paths", "all ranks see the data, and what rank 0 writes", 0.2, "storage:paths"),
     Check("environment.locks", "a lock in `out` keeps a second process out", 0.2, "storage:locks"),
-    Check("environment.clocks", "clocks of all hosts agree", 0.1, "alike:clocks", ("ranks",)),
-    Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "alike:same_files", ("ranks",)),
+    Check("environment.clocks", "clocks of all hosts agree", 0.1, "same_hosts:clocks", ("ranks",)),
+    Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "same_hosts:same_files", ("ranks",)),
     Check("environment.versions", "Python, torch, deepspeed and the driver are supported", 2, "versions:versions"),
     Check("environment.devices", "each rank has a GPU that computes, with its memory free", 2, "devices:devices"),
     Check("environment.pinned", "memory can be pinned, for copies to the GPU", 1, "devices:pinned", ("gpu",)),
@@ -90,17 +90,17 @@ CHECKS = (
         "updates:compiled_updates",
         ("config", "group"),
     ),
-    Check("nccl.links", "what links the GPUs and hosts have", 5, "topology:facts", _APART),
-    Check("nccl.machine", "GPUs, versions and limits fit", 40, "apart:machine", _APART),
-    Check("nccl.collectives", "collectives give what they should, again and again", 40, "apart:collectives", _APART),
-    Check("nccl.zero", "ZeRO 0 to 3 agree with plain PyTorch", 40, "apart:zero", _APART),
-    Check("nccl.pipelines", "pipeline stages agree with it", 40, "apart:pipelines", _APART),
-    Check("nccl.separate_ranks", "separate ranks agree with it", 40, "apart:separate_ranks", _APART),
-    Check("nccl.penalties", "exact penalties agree with it", 40, "apart:penalties", _APART),
-    Check("nccl.checkpoints", "another layout reads what one saves", 40, "apart:checkpoints", _APART),
-    Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "apart:killed", _APART),
-    Check("nccl.bandwidth", "ranks talk as fast as links let them", 40, "apart:bandwidth", _APART),
-    Check("nccl.speed", "how an update's speed grows with the ranks", 90, "apart:speed", _APART),
+    Check("nccl.links", "what links the GPUs and hosts have", 5, "topology:facts", _NEW),
+    Check("nccl.machine", "GPUs, versions and limits fit", 40, "new_ranks:machine", _NEW),
+    Check("nccl.collectives", "collectives give what they should, again and again", 40, "new_ranks:collectives", _NEW),
+    Check("nccl.zero", "ZeRO 0 to 3 agree with plain PyTorch", 40, "new_ranks:zero", _NEW),
+    Check("nccl.pipelines", "pipeline stages agree with it", 40, "new_ranks:pipelines", _NEW),
+    Check("nccl.separate_ranks", "separate ranks agree with it", 40, "new_ranks:separate_ranks", _NEW),
+    Check("nccl.penalties", "exact penalties agree with it", 40, "new_ranks:penalties", _NEW),
+    Check("nccl.checkpoints", "another layout reads what one saves", 40, "new_ranks:checkpoints", _NEW),
+    Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "new_ranks:killed", _NEW),
+    Check("nccl.bandwidth", "ranks talk as fast as links let them", 40, "new_ranks:bandwidth", _NEW),
+    Check("nccl.speed", "how an update's speed grows with the ranks", 90, "new_ranks:speed", _NEW),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),

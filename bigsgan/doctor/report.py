@@ -55,7 +55,7 @@ class Report:
         if result.finding.status == "fail":
             indent = " " * (self._width + 19)
             self._print_line(f"{indent}remedy: {result.finding.remedy}")
-            self._print_line(f"{indent}again:  {again(self._command, result)}")
+            self._print_line(f"{indent}again:  {rerun_command(self._command, result)}")
 
     def end(self) -> None:
         """Print all results, or below the table the number of checks by status."""
@@ -69,7 +69,7 @@ class Report:
         print(text, file=self._lines, flush=True)
 
     def _json(self) -> str:
-        checks = [as_record(result, again(self._command, result)) for result in self._results]
+        checks = [as_record(result, rerun_command(self._command, result)) for result in self._results]
         record = {**self._about, "failed": [c["name"] for c in checks if c["status"] == "fail"], "checks": checks}
         return json.dumps(finite(record), indent=2, allow_nan=False, default=str)
 
@@ -83,7 +83,7 @@ class Report:
         lines += ["", tally(self._results)]
         lines += ["" for _ in failed[:1]]
         for result in failed:
-            command = again(self._command, result)
+            command = rerun_command(self._command, result)
             lines.append(f"- `{result.check.name}`: {result.finding.remedy}. Again: `{command}`")
         return "\n".join([*lines, "", *_numbers(self._results)])
 
@@ -172,7 +172,7 @@ def tally(results: Sequence[Result]) -> str:
     return f"{counts['pass']} passed, {counts['fail']} failed, {counts['not applicable']} not applicable"
 
 
-def again(command: Sequence[str], result: Result) -> str:
+def rerun_command(command: Sequence[str], result: Result) -> str:
     """The command that runs a check alone."""
     return shlex.join([*command, "--only", result.check.name])
 

@@ -17,7 +17,7 @@ from bigsgan.bench.product import EngineLoop, build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
-from bigsgan.doctor.smooth import smooth
+from bigsgan.doctor.smooth_activations import smooth
 from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
 from bigsgan.runtime import comm

@@ -28,7 +28,7 @@ def pool_average_beside(x: Tensor, bias: Tensor | None, beside: Tensor) -> Tenso
     """Add a bias and a small map to ``pool_average``: (N, C, H, W), (C,), (N, C, H/2, W/2) -> (N, C, H/2, W/2)."""
     if bias is None:
         return pool_average(x) + beside
-    if _suits(x) and _alike(x, bias, beside):
+    if _suits(x) and _fits_one_kernel(x, bias, beside):
         return _PoolBeside.apply(x, bias.view(-1, 1, 1).expand_as(beside), beside)
     return pool_average(x) + bias[:, None, None] + beside
 
@@ -57,7 +57,7 @@ def upsample_nearest_onto(x: Tensor, bias: Tensor | None, small: Tensor) -> Tens
     """Add a bias (C,) and ``upsample_nearest`` of a small map (N, C, H/2, W/2) to a large one: -> (N, C, H, W)."""
     if bias is None:
         return x + upsample_nearest(small)
-    if _suits(x) and _alike(x, bias, small):
+    if _suits(x) and _fits_one_kernel(x, bias, small):
         return _SpreadOnto.apply(x, bias.view(-1, 1, 1).expand_as(small), small)
     return x + upsample_nearest(small + bias[:, None, None])
 
@@ -75,7 +75,7 @@ def is_last(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-def _alike(x: Tensor, bias: Tensor, small: Tensor) -> bool:
+def _fits_one_kernel(x: Tensor, bias: Tensor, small: Tensor) -> bool:
     """Whether one kernel can add a bias and a map: of x's type, in its order, without a tangent."""
     return x.dtype == bias.dtype == small.dtype and is_last(small) and not has_tangent(small)
 

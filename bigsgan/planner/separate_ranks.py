@@ -50,7 +50,7 @@ class Comparison:
     refused: dict[str, str]  # ZeRO stages without such a layout, and why
     # seconds of an update in the cheapest layout that fits in which every rank holds both; None if none does. Pipelines
     # count without a bubble, and an offloaded optimizer costs nothing.
-    together: float | None
+    shared: float | None
     machine: Machine  # that times are for
 
     @property
@@ -58,9 +58,9 @@ class Comparison:
         """The fastest layout that fits, if it is much faster than ranks that hold both, or if these do not fit."""
         fitting = [each for each in self.layouts if each.layout.fits]
         best = min(fitting, key=lambda each: each.seconds, default=None)
-        if best is None or self.together is None:
+        if best is None or self.shared is None:
             return best
-        return best if self.together >= _LEAST and best.seconds <= _WORTH * self.together else None
+        return best if self.shared >= _LEAST and best.seconds <= _WORTH * self.shared else None
 
 
 def machine_of(resources: Resources) -> Machine:
@@ -70,19 +70,19 @@ def machine_of(resources: Resources) -> Machine:
 
 def compare(surveyor: Surveyor, survey: Survey, machine: Machine) -> Comparison:
     """Try networks on ranks of their own at each ZeRO stage, and compare times with the survey's best."""
-    together = None
+    shared = None
     if survey.best is not None:
         plan = surveyor.plan(survey.best.overrides)
         if not plan.is_split:
             model = Model(count_update(plan), count_update(one_of_each(plan.recipe, surveyor.directory)), machine)
-            together = model.together(plan.world_size)
+            shared = model.shared_seconds(plan.world_size)
     found, refused = [], dict[str, str]()
     for kind in WITHOUT_STAGES if surveyor.resources.gpus > 1 else ():
         try:
             found.append(_find(surveyor, kind, machine))
         except UserError as error:
             refused[kind.name] = str(error)
-    return Comparison(found, refused, together, machine)
+    return Comparison(found, refused, shared, machine)
 
 
 def _find(surveyor: Surveyor, kind: Kind, machine: Machine) -> SplitLayout:
@@ -138,7 +138,7 @@ def table(found: Comparison) -> str:
         cells += [f"{layout.prediction.peak / 2**30:.2f}", f"{each.sent / 1e9:.3g}"]
         for schedule in SCHEDULES:
             timing = each.timings.get(schedule)
-            ratio = "" if timing is None or found.together is None else f"{timing.seconds / found.together:.2f}"
+            ratio = "" if timing is None or found.shared is None else f"{timing.seconds / found.shared:.2f}"
             cells += ["" if timing is None else f"{timing.idle:.0%}", ratio]
         rows.append([*cells, "fits" if layout.fits else ""])
     lines = [*aligned(rows), *(f"{name}: not possible, {reason}" for name, reason in found.refused.items())]
@@ -147,7 +147,7 @@ def table(found: Comparison) -> str:
 
 def _describe(found: Comparison) -> str:
     machine = found.machine
-    text = "time: of an update, over that of the cheapest layout above that fits, " if found.together else "times are "
+    text = "time: of an update, over that of the cheapest layout above that fits, " if found.shared else "times are "
     text += f"at {machine.operations / 1e12:.0f} TFLOP/s of a GPU, {machine.inside / 1e9:.0f} GB/s within hosts of "
     return f"{text}{machine.per_node} GPUs and {machine.between / 1e9:.0f} GB/s between them"
 
@@ -156,8 +156,8 @@ def advice(found: Comparison) -> str:
     """Say why the winner is best, and its overrides to paste."""
     winner = found.winner
     assert winner is not None
-    why = "which alone fits" if found.together is None else f"whose updates take {winner.seconds / found.together:.2f}"
-    why += "" if found.together is None else " of the time of the cheapest above that fits"
+    why = "which alone fits" if found.shared is None else f"whose updates take {winner.seconds / found.shared:.2f}"
+    why += "" if found.shared is None else " of the time of the cheapest above that fits"
     return f"best: {winner.layout.name}, {why}\n{shlex.join(winner.layout.overrides)}"
 
 
@@ -165,7 +165,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     """A comparison as JSON, in bytes and seconds."""
     return {
         "machine": found.machine._asdict(),
-        "together_seconds": found.together,
+        "together_seconds": found.shared,
         "layouts": [
             {
                 "name": each.layout.name,

@@ -66,30 +66,30 @@ def turns(plan: RunPlan, network: str) -> int:
 class Model:
     """The time of an update of one recipe on a machine, whether or not networks have ranks of their own."""
 
-    def __init__(self, together: UpdateWork, apart: UpdateWork, machine: Machine) -> None:
+    def __init__(self, shared: UpdateWork, separate: UpdateWork, machine: Machine) -> None:
         """Count parameters, given the work on ranks that hold both networks, and on ranks of one network."""
-        self.apart, self.machine, self._together = apart, machine, together
-        self._numel = {network: count_parameters(apart.plan, network) for network in NETWORKS}
+        self.separate, self.machine, self._shared = separate, machine, shared
+        self._numel = {network: count_parameters(separate.plan, network) for network in NETWORKS}
 
-    def together(self, world_size: int) -> float:
+    def shared_seconds(self, world_size: int) -> float:
         """Seconds of an update if networks take turns on all ranks; pipelines count without a bubble."""
         seconds = 0.0
         for network in NETWORKS:
-            seconds += self._together.total(network) / world_size / self.machine.operations
-            seconds += self._waits(self._together, network, world_size)
+            seconds += self._shared.total(network) / world_size / self.machine.operations
+            seconds += self._waits(self._shared, network, world_size)
         return seconds
 
     def speed(self, numbers: Mapping[str, int]) -> Speed:
         """The speed of so many ranks of each network, for `sides.time_update`."""
-        recipe = self.apart.plan.recipe
-        replicas = {network: number // len(self.apart.stages[network]) for network, number in numbers.items()}
+        recipe = self.separate.plan.recipe
+        replicas = {network: number // len(self.separate.stages[network]) for network, number in numbers.items()}
         link = self.machine.link(sum(numbers.values()))
         # G makes images for D's steps in D's micro-batches; those of its own update may have another size.
         num = min(recipe.accumulation_of(each) for each in NETWORKS)
         travel = recipe.batch / num / min(replicas.values()) * image_bytes(recipe) / link + self.machine.latency
         return Speed(
             dict.fromkeys(NETWORKS, 1 / self.machine.operations),
-            {n: self._waits(self.apart, n, numbers[n]) / recipe.updates_of(n) for n in NETWORKS},
+            {n: self._waits(self.separate, n, numbers[n]) / recipe.updates_of(n) for n in NETWORKS},
             dict.fromkeys(NETWORKS, travel),
         )
 

@@ -41,7 +41,7 @@ class Command:
         self.requests = requests
         self.watchdog = Watchdog(rank, size, math.inf, unopened, open_board, CLOCK.seconds)
 
-    def alike(self, work: Callable[[], _Result]) -> _Result:
+    def on_every_rank(self, work: Callable[[], _Result]) -> _Result:
         """Do something that every rank does."""
         return work()
 
@@ -79,17 +79,17 @@ class Script(Command):
         self._is_launched = bool(os.environ.get("RANK") or os.environ.get("SLURM_STEP_NUM_TASKS"))
         is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
         self.requests = StopRequests(self._is_launched, STOPPING if is_main else ())
-        _alike(_check_launcher)
+        _on_every_rank(_check_launcher)
         super().__init__(self.requests)
 
-    def alike(self, work: Callable[[], _Result]) -> _Result:
+    def on_every_rank(self, work: Callable[[], _Result]) -> _Result:
         """Do something that every rank does; on several ranks, an error ends them all as a command's does."""
 
         def told() -> _Result:
             with self.watchdog.telling():
                 return work()
 
-        return work() if _is_alone() else _alike(told)
+        return work() if _is_alone() else _on_every_rank(told)
 
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
@@ -123,7 +123,7 @@ def _is_alone() -> bool:
     return (os.environ.get("WORLD_SIZE") or "1") == "1"
 
 
-def _alike(work: Callable[[], _Result]) -> _Result:
+def _on_every_rank(work: Callable[[], _Result]) -> _Result:
     if _is_alone():
         return work()
     found: list[_Result] = []

@@ -37,9 +37,9 @@ def compare(name, gpus, batch, overrides, machine):
     recipe = load_recipe(path, [*overrides, f"batch={batch}", f"accumulation={accumulation}"])
     together = count_update(plan_run(recipe, 1, path.parent, on_gpus=True))
     model = Model(together, count_update(one_of_each(recipe, path.parent)), machine)
-    seconds, best = model.together(gpus), {}
+    seconds, best = model.shared_seconds(gpus), {}
     for schedule in (EXACT, OVERLAPPED):
-        others = other_batches(recipe, model.apart, schedule, gpus, model.speed)
+        others = other_batches(recipe, model.separate, schedule, gpus, model.speed)
         near = [other.division for other in others if is_near(other, recipe)]
         best[schedule] = min(near, key=lambda division: division.timing.seconds, default=None)
     return batch / seconds, seconds, best

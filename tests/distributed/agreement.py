@@ -10,9 +10,9 @@ from bigsgan.config import load_recipe
 from bigsgan.doctor import agreement
 from bigsgan.doctor.agreement import ROUNDING, SAME
 from bigsgan.doctor.arithmetic import ELSEWHERE
+from bigsgan.doctor.smooth_activations import smooth
 from tests.distributed import scenarios
 from tests.distributed.pool import ON_GPU
-from tests.smooth import smooth
 from tests.tiny import tiny_recipe
 
 __all__ = ["COUNTS", "SAME", "check_updates", "differences"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bigsgan.doctor import alike, host, speed, storage, versions
+from bigsgan.doctor import host, same_hosts, speed, storage, versions
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.runtime import comm
 
@@ -62,7 +62,7 @@ def slow_disk():
 
 def clock_ahead():
     skew = AHEAD_SECONDS if comm.rank() == FAULTY else 0.0
-    return mock.patch.object(alike, "time", SimpleNamespace(time=lambda: time.time() + skew))
+    return mock.patch.object(same_hosts, "time", SimpleNamespace(time=lambda: time.time() + skew))
 
 
 def old_library():
@@ -73,8 +73,8 @@ def old_library():
 
 
 def another_version():
-    found = {**alike.versions(), **({"torch": "2.8.0"} if comm.rank() == FAULTY else {})}
-    return mock.patch.object(alike, "versions", return_value=found)
+    found = {**same_hosts.versions(), **({"torch": "2.8.0"} if comm.rank() == FAULTY else {})}
+    return mock.patch.object(same_hosts, "versions", return_value=found)
 
 
 @contextmanager
@@ -82,11 +82,11 @@ def another_file():
     """A copy of the package in which one line is added."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory, "bigsgan")
-        shutil.copytree(alike.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(same_hosts.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         if comm.rank() == FAULTY:
             with (copy / "draws.py").open("a") as file:
                 file.write("# edited on one host\n")
-        with mock.patch.object(alike, "PACKAGE", copy):
+        with mock.patch.object(same_hosts, "PACKAGE", copy):
             yield
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bigsgan.doctor import arithmetic
 from bigsgan.doctor.arithmetic import CLOSE, DIFFERENTIATED, GAMES, NO_WORSE
-from bigsgan.doctor.smooth import smooth
+from bigsgan.doctor.smooth_activations import smooth
 from bigsgan.models.initial import draw_orthogonal
 
 pytestmark = [

@@ -16,7 +16,7 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.data import Data
-from bigsgan.doctor import alike, builds, devices, host, links, versions
+from bigsgan.doctor import builds, devices, host, links, same_hosts, versions
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
@@ -371,14 +371,14 @@ def test_clocks(monkeypatch):
         rank = sys._getframe(1).f_locals["subject"].ranks.rank
         return real() + ahead[str(rank)]
 
-    monkeypatch.setattr(alike.time, "time", shifted)
-    first, second = examined(alike.clocks, ["a", "b"])
+    monkeypatch.setattr(same_hosts.time, "time", shifted)
+    first, second = examined(same_hosts.clocks, ["a", "b"])
     assert (first.status, second.status) == ("pass", "fail")
     assert second.said in {f"the clock is {x} s ahead of that of rank 0" for x in ("29.9", "30.0", "30.1")}
     ahead["1"] = -30.0
-    assert "behind" in examined(alike.clocks, ["a", "b"])[1].said
+    assert "behind" in examined(same_hosts.clocks, ["a", "b"])[1].said
     ahead["1"] = 1.0
-    assert statuses(examined(alike.clocks, ["a", "b"])) == ["pass", "pass"]
+    assert statuses(examined(same_hosts.clocks, ["a", "b"])) == ["pass", "pass"]
 
 
 def test_files_that_differ(monkeypatch, tmp_path):
@@ -398,9 +398,9 @@ def test_files_that_differ(monkeypatch, tmp_path):
                 frame = frame.f_back
             return places[frame.f_locals["subject"].ranks.rank]
 
-        monkeypatch.setattr(alike, "PACKAGE", Package())
+        monkeypatch.setattr(same_hosts, "PACKAGE", Package())
         monkeypatch.setattr(Path, "relative_to", lambda self, other: "/".join(self.parts[-2:]))
-        return examined(alike.same_files, ["a", "b"])
+        return examined(same_hosts.same_files, ["a", "b"])
 
     assert statuses(found()) == ["pass", "pass"]
     (places[1] / "room" / "one.py").write_text("2\n")
@@ -419,7 +419,7 @@ def test_recipes_that_differ(tmp_path):
         for own in overrides:
             recipe = load_recipe(REPOSITORY / "launch" / "recipes" / "digits.yaml", own)
             by_rank.append({"plan": plan_run(recipe, 2, tmp_path)})
-        return examined(alike.same_files, ["a", "b"], by_rank)
+        return examined(same_hosts.same_files, ["a", "b"], by_rank)
 
     assert statuses(plans(["data.num_workers=1"], ["data.num_workers=2"])) == ["pass", "pass"]
     said = plans([], ["seed=5"])[1].said

@@ -160,7 +160,7 @@ def test_only_engines_and_comm_import_deepspeed():
 
 def test_only_the_doctor_patches_other_modules():
     patching = {name for name, targets in imports().items() if "unittest" in {m.split(".")[0] for m in targets}}
-    assert patching == {f"bigsgan.doctor.{name}" for name in ("arithmetic", "games", "kernels", "smooth")}
+    assert patching == {f"bigsgan.doctor.{name}" for name in ("arithmetic", "games", "kernels", "smooth_activations")}
 
 
 def loaded_after(statement: str) -> set[str]:

@@ -125,7 +125,7 @@ def test_a_mistake_of_one_rank_between_updates_ends_the_others(tmp_path, monkeyp
         raise UserError("classes", 7, "must be 0 to 2", "give numbers of the data's classes")
 
     with pytest.raises(SystemExit):
-        script.alike(fail)
+        script.on_every_rank(fail)
     assert store.get(board.OVER).decode().startswith("2 rank 1: classes: must be 0 to 2, got 7")
 
 

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from bigsgan.commands import doctor
-from bigsgan.doctor.again import launcher
+from bigsgan.doctor.relaunching import launcher
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "1", "WORLD_SIZE": "8", "LOCAL_SIZE": "8"}
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "1"}

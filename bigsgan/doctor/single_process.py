@@ -11,7 +11,7 @@ from typing import Any
 from bigsgan.doctor.watch import Watch, last_words
 
 
-class Alone:
+class SingleProcess:
     """The ranks of a job with one process; see ``Job``."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bigsgan.doctor import apart, topology
+from bigsgan.doctor import new_ranks, topology
 from bigsgan.doctor.registry import CHECKS, chosen
 from tests.examined import examined
 
@@ -28,10 +28,10 @@ def ranks(monkeypatch, tmp_path):
 
 
 def found(monkeypatch, code, *names, **limits):
-    monkeypatch.setattr(apart, "COMMAND", [sys.executable, "-c", code])
+    monkeypatch.setattr(new_ranks, "COMMAND", [sys.executable, "-c", code])
     for name, value in limits.items():
-        monkeypatch.setattr(apart, name, value)
-    return examined(lambda subject: apart.checks(subject, *(names or ("layouts.zero",))), hosts=("a", "a"))
+        monkeypatch.setattr(new_ranks, name, value)
+    return examined(lambda subject: new_ranks.checks(subject, *(names or ("layouts.zero",))), hosts=("a", "a"))
 
 
 def test_what_new_ranks_find_is_found(monkeypatch):
@@ -89,8 +89,8 @@ def test_the_group_is_chosen_by_its_name_alone():
 )
 def test_what_is_run_there_are_checks(monkeypatch, name):
     ran = []
-    monkeypatch.setattr(apart, "checks", lambda subject, *names: ran.extend(names))
-    getattr(apart, name)(None)
+    monkeypatch.setattr(new_ranks, "checks", lambda subject, *names: ran.extend(names))
+    getattr(new_ranks, name)(None)
     assert chosen(ran, examines_run=False)
 
 
