@@ -106,8 +106,10 @@ def main(
     if found.left_out:
         print(_labelled("left out:", found.left_out))
     print(f"sample:        bigsgan sample --run {out} --out samples.png")
-    asked = "data.root=... objective.teacher.path=..." if found.teacher else "data.root=..."
-    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} {asked}")
+    asked = ["data.root=...", *(["objective.teacher.path=..."] if found.teacher else [])]
+    if recipe.data.dataset is not None:  # the shipped recipe's, of torchvision
+        asked = ["data.kind=folder", "data.dataset=null", *asked]
+    print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} {' '.join(asked)}")
 
 
 def import_universal(folders: Mapping[str, Path], config: Path | None, overrides: list[str], out: Path) -> None:

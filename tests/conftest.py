@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ def shard_of(text: str) -> tuple[int, int]:
     if found is None or int(found[1]) >= int(found[2]):
         raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, got {text}")
     return int(found[1]), int(found[2])
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without tests of `-m smoke`: they import what the extra `test` does not install."""
+    if config.option.markexpr != "smoke" or collection_path.suffix != ".py":
+        return None
+    return "pytest.mark.smoke" not in collection_path.read_text() or None
 
 
 @pytest.hookimpl(tryfirst=True)

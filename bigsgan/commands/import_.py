@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--weights", None, "must be given", "give the generator's file")
     if options.config is not None or options.overrides:
         problem, detail = f"is not supported with --from {options.source}", "its files tell the networks"
-        raise UserError("--config", None, problem, "change config.yaml after the import", detail)
+        field = "--config" if options.config is not None else options.overrides[0].partition("=")[0]
+        raise UserError(field, None, problem, "change config.yaml after the import", detail)
     import_late("bigsgan.importing").main(
         options.source, options.weights, options.discriminator, options.out, options.bn_eps, options.settings
     )

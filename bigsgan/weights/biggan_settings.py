@@ -80,7 +80,8 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
         nimg = images_seen(batches["batch"], content.get("itr"))
     else:
         left += ["batch_size", "G_batch_size"]
-    return Settings(str(path), known(keys), tuple(left)), nimg
+    told = tuple(name for name in _ONLY if options.value(name) is not None)
+    return Settings(str(path), known(keys), tuple(left), told), nimg
 
 
 def _refuse_others(options: Options) -> None:

@@ -26,6 +26,7 @@ class Settings(NamedTuple):
     origin: str = ""  # the file that they are from, or `SNAPSHOT`
     keys: Mapping[str, Any] = {}  # by dotted key of a recipe, a value, a whole section, or None for no such section
     left: tuple[str, ...] = ()  # their names of settings that no recipe has, or that belong to the other machine
+    told: tuple[str, ...] = ()  # their names of settings that no recipe has, and that are as here
 
 
 class Options:

@@ -235,7 +235,7 @@ def _assumed(
         if not network.init_kwargs:
             untold = module.untold(name, section, network.state)
             names += [f"{name}.{key}" for key in untold if "=" not in key]
-            names += [text for text in untold if "=" in text and not in_file.keys]  # a file has all arguments
+            names += [text for text in untold if "=" in text and text.partition("=")[0] not in in_file.told]
     yield from (name for name in names if name not in own.keys.keys() | in_file.keys.keys())
 
 

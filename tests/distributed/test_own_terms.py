@@ -13,6 +13,8 @@ from tests.tiny import stages, zero
 LAYOUTS = {
     "one rank, accumulation": (1, ["accumulation=2"], {}),
     "ZeRO 3": (2, ["accumulation=2"], {"generator": zero(3), "discriminator": zero(3)}),
+    "two ranks": (2, [], {}),
+    "D on two ranks of three": (3, ["engines.generator.ranks=1"], {}),
     "stages": (2, [*stages(2, 2), "accumulation=2"], {}),
     "ranks of their own, overlapped": (2, ["engines.generator.ranks=1", "objective.schedule=overlapped"], {}),
 }
@@ -20,7 +22,7 @@ LAYOUTS = {
 USED = ("PairedMargins", "Wing", "Features", "bounded", "Slopes", "Diversity", "Balance")
 
 
-@pytest.mark.parametrize("layout", [pytest.param(n, marks=pytest.mark.slow if n != "stages" else ()) for n in LAYOUTS])
+@pytest.mark.parametrize("layout", [pytest.param(n, marks=() if n in ("two ranks", "stages") else pytest.mark.slow) for n in LAYOUTS])
 def test_updates(ranks, layout):
     world_size, overrides, ds = LAYOUTS[layout]
     ranks(world_size).run(plugins.give, [f"tests.own_losses:{name}" for name in USED])
