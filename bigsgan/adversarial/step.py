@@ -32,8 +32,7 @@ from bigsgan.adversarial.objectives import (
     InputGradients,
 )
 from bigsgan.adversarial.stale_images import StaleImages
-from bigsgan.adversarial.terms import Term, due, image_gradient, targets_of
-from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
+from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, targets_of
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
@@ -124,7 +123,7 @@ class AdversarialStep:
             for number in range(update * section.d_steps, (update + 1) * section.d_steps)
         ]
         of_g = due(self._terms, "generator", update)
-        regularizer = next((term for term in of_g if isinstance(term, PathLengthPenalty)), None)
+        regularizer = next((term for term in of_g if isinstance(term, InnerTerm)), None)
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -163,16 +162,16 @@ class AdversarialStep:
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
         return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
 
-    def _make_images(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty | None = None) -> Work:
+    def _make_images(self, phase: Phase, inputs: Inputs, regularizer: InnerTerm | None = None) -> Work:
         ahead = 0 if regularizer is None else regularizer.ahead
         return Work(phase, lambda j, images: inputs.generator(j), regularizer=regularizer, ahead=ahead)
 
-    def _differentiate_styles(self, phase: Phase, inputs: Inputs, regularizer: PathLengthPenalty) -> Work:
+    def _differentiate_styles(self, phase: Phase, inputs: Inputs, regularizer: InnerTerm) -> Work:
         def gradient(j: int, styles: Tensor, grads: Tensor) -> Tensor:
-            return regularizer.direction(grads / Probed.scale)
+            return regularizer.direction(grads)
 
         part = functools.cache(lambda j: regularizer.taking_part(inputs.generator(j)))
-        return Work(phase, lambda j, images: part(j), Probed(), gradient=gradient, ahead=regularizer.ahead)
+        return Work(phase, lambda j, images: part(j), regularizer.probe, gradient=gradient, ahead=regularizer.ahead)
 
     def _batch(
         self, objective: DiscriminatorObjective, inputs: Inputs, counters: tuple[int, int], reals: Reals, of_reals: bool

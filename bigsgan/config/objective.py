@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -123,6 +123,7 @@ class PathLength(Section):
     """Use one of so many samples (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
     method: Method = "auto"
     """As for R1, with the generator's layout; devices make no difference."""
+    ahead: ClassVar[int] = 1  # layers of G that make the styles
 
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError if ``batch_shrink`` does not divide the ``size`` images of a micro-batch on each rank."""

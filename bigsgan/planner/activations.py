@@ -18,6 +18,7 @@ from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
+from bigsgan.config.objective import PathLength
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
@@ -122,7 +123,7 @@ class Traces:
         stack = self.prepared(plan, network)
         stack.checkpointing = False
         self._choose_kernels(plan, network, mode == "train with tangents")
-        ahead = PathLengthPenalty.ahead if network == "generator" else 0
+        ahead = PathLength.ahead if network == "generator" else 0
         predicting = None
         if stack.predicts and mode != "judge":
             empty = partial(empty_targets, plan.recipe, self.program(plan.recipe))

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.objective import PathLength
 from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
@@ -100,7 +100,7 @@ def _count_path_length(plan: RunPlan, method: str) -> int:
     section = plan.recipe.objective.path_length
     if section is None:
         return 0
-    flop, ahead = count_layers(plan, "generator"), PathLengthPenalty.ahead
+    flop, ahead = count_layers(plan, "generator"), PathLength.ahead
     mapping, synthesis = sum(flop[:ahead]), sum(flop[ahead:])
     if method == "double_backward":
         return 3 * synthesis // (section.batch_shrink * section.every)

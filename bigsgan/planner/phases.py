@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import RunPlan
+from bigsgan.config.objective import PathLength
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import meta_inputs
@@ -81,7 +81,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     slope = game.segments.trains * image
     if network == "generator":
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
-        slope = traces.entering(plan, network, "train", 1, whole, PathLengthPenalty.ahead)[0]
+        slope = traces.entering(plan, network, "train", 1, whole, PathLength.ahead)[0]
     inputs = outputs = 0
     judges_alone = isinstance(phase, Judges) and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.objective import PathLength
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, in_turn, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
@@ -103,7 +103,7 @@ def count_update(plan: RunPlan) -> UpdateWork:
 
 def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
     flop, bounds = count_layers(plan, network), stage_bounds(plan, network, build_on_meta(plan, network))
-    ahead = PathLengthPenalty.ahead if network == "generator" else 0
+    ahead = PathLength.ahead if network == "generator" else 0
     heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
     return [
         StageWork(sum(flop[start:stop]), sum(flop[max(start, ahead) : stop]), heads.get(stop, 0.0))

@@ -20,9 +20,10 @@ LAYOUTS = {
 }
 
 USED = ("PairedMargins", "Wing", "Features", "bounded", "Slopes", "Diversity", "Balance")
+QUICK = ("two ranks", "stages")
 
 
-@pytest.mark.parametrize("layout", [pytest.param(n, marks=() if n in ("two ranks", "stages") else pytest.mark.slow) for n in LAYOUTS])
+@pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 def test_updates(ranks, layout):
     world_size, overrides, ds = LAYOUTS[layout]
     ranks(world_size).run(plugins.give, [f"tests.own_losses:{name}" for name in USED])

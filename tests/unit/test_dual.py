@@ -264,7 +264,7 @@ def test_path_length(tmp_path, game, shrink):
             styles, *others = ahead.fold(*forward.taking_part(inputs))
             styles = styles.detach().requires_grad_(True)
             (grads,) = torch.autograd.grad(Probed()(rest(styles, *others), (*others,)), styles)
-            direction = forward.direction(grads / Probed.scale)
+            direction = forward.direction(grads)
             _, along = dual.end(rest.fold_dual(dual.begin(ahead.fold(*inputs), direction)))
             found = torch.autograd.grad(forward.along(along, inputs), parameters, materialize_grads=True)
             check(network, found, expected)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.terms.term import Sum, Term
+from bigsgan.adversarial.terms.term import InnerTerm, Sum
 from bigsgan.checkpoint import SharedState
 from bigsgan.config.objective import PathLength
 from bigsgan.engines import MicroBatch, Outcome, chosen
@@ -25,7 +25,7 @@ NAME = "penalty/path_length"
 _STREAM = 2**32  # number of a stream of a sample's seed; layers count theirs from 0
 
 
-class PathLengthPenalty(Term, SharedState):
+class PathLengthPenalty(InnerTerm, SharedState):
     """weight * every * E[(|J^T y| - a)^2], on every ``every``-th update of G. A named entry of a run's state.
 
     J is the derivative of the images by the style vectors, y is standard normal over the square root of the number of
@@ -34,15 +34,11 @@ class PathLengthPenalty(Term, SharedState):
     over all ranks and over the micro-batches of the update so far. There each process has its own average, which each
     micro-batch moves anew; with one process and one micro-batch both are the same.
 
-    Computed by a double backward (``forward``, ``penalty``), or in forward mode: ``Probed`` gives J^T y, ``direction``
-    makes the tangents' direction of it, and ``along`` turns the images' tangents into a loss; see models/dual.py.
-
-    Attributes:
-        ahead: Layers of G that make the style vectors.
+    In forward mode, ``Probed`` gives J^T y, of which ``direction`` makes the tangents' direction; see models/dual.py.
     """
 
     entry = "path_length"
-    ahead = 1
+    ahead = PathLength.ahead
 
     def __init__(
         self,
@@ -63,6 +59,7 @@ class PathLengthPenalty(Term, SharedState):
         """
         super().__init__("path_length", "generator", every=section.every)
         self.statistics = (NAME,)
+        self.probe = Probed()
         self._section, self._statistics, self._sum_over_ranks = section, statistics, sum_over_ranks
         self._sum_over_replicas = sum_over_replicas or sum_over_ranks
         self._average = torch.zeros(1, device=device)
@@ -109,11 +106,12 @@ class PathLengthPenalty(Term, SharedState):
         to the factors in ``along``.
 
         Args:
-            grads: J^T y, (n / shrink, L, W) float32.
+            grads: The gradient of ``probe``, J^T y times its scale, (n / shrink, L, W) float32.
 
         Returns:
             (n, L, W); zero for samples that do not take part.
         """
+        grads = grads / Probed.scale
         shrink, lengths = self._section.batch_shrink, _lengths(grads)
         average = self._count(lengths)
         self._penalty(lengths, average)

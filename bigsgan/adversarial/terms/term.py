@@ -12,13 +12,15 @@ logits (n,), or (n, P) of P patches.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
-from bigsgan.engines import MicroBatch, Outcome
+from bigsgan.engines import LossFunction, MicroBatch, Outcome
+from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 
 IMAGES = ("images", "real_images", "labels", "input_images")
@@ -121,6 +123,41 @@ class FunctionTerm(Term):
         """Take a function of what it reads, by name; in each of its turns it counts ``every`` times."""
         super().__init__(name, network, reads, every, every * weight)
         self.value = function
+
+
+class InnerTerm(Term, ABC):
+    """A term of a tensor inside G, which enters G's own passes; see ``engines.base.Regularizer``.
+
+    A double backward takes ``forward`` and ``penalty``. In forward mode G is first differentiated at that tensor:
+    ``direction`` makes the direction of its tangents, and ``along`` a loss of the images' tangents.
+
+    Attributes:
+        ahead: Number of G's layers before that tensor.
+        probe: The loss that is differentiated.
+    """
+
+    ahead: int
+    probe: LossFunction
+
+    @abstractmethod
+    def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return the images, and that tensor for the samples that take part."""
+
+    @abstractmethod
+    def penalty(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
+        """Return the value of what ``forward`` gave, a scalar, and record it."""
+
+    @abstractmethod
+    def taking_part(self, inputs: MicroBatch) -> MicroBatch:
+        """Return the samples of a micro-batch that take part."""
+
+    @abstractmethod
+    def direction(self, grads: Tensor) -> Tensor:
+        """Return the tensor's tangents, given the gradient of ``probe`` at it, and record the value."""
+
+    @abstractmethod
+    def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
+        """Return a scalar with the value's gradient, given the images' tangents along ``direction``."""
 
 
 def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
