@@ -49,7 +49,7 @@ def test_time_of_ranks_that_hold_both(ranks, tmp_path):
     backward = {"generator": 2 * G / ranks / 1e9, "discriminator": 4 * D / ranks / 1e9}
     whole = {"generator": 4 * G / ranks / 1e9, "discriminator": 8 * D / ranks / 1e9}
     for stage, turns, hidden, after in ((0, 2, backward, 0), (2, 1, backward, 1), (3, 4, whole, 0)):
-        found = model_of(tmp_path, stage).together(ranks)
+        found = model_of(tmp_path, stage).shared_seconds(ranks)
         waits = [max(0.0, turns * once(n, ranks) - hidden[n]) + after * once(n, ranks) for n in NUMEL]
         assert found == pytest.approx(computes + sum(waits))
 
@@ -57,7 +57,7 @@ def test_time_of_ranks_that_hold_both(ranks, tmp_path):
 def test_fast_links_leave_computing_alone(tmp_path):
     fast = Machine(operations=1e9, per_node=8, inside=1e30, between=1e30, latency=0.0)
     model = model_of(tmp_path, 1, "objective.d_steps=2", machine=fast)
-    assert model.together(8) == pytest.approx((5 * G + 14 * D) / 8e9)
+    assert model.shared_seconds(8) == pytest.approx((5 * G + 14 * D) / 8e9)
     assert model.speed({"generator": 3, "discriminator": 5}).steps == dict.fromkeys(NUMEL, pytest.approx(0, abs=1e-20))
 
 
@@ -76,7 +76,7 @@ def test_speed_of_ranks_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("options, times", [([], 2), (["objective.d_steps=2"], 3), (["objective.reuse_fakes=true"], 1)])
 def test_images_travel_once_for_each_of_ds_steps_and_for_gs(options, times, tmp_path):
-    assert sent_bytes(model_of(tmp_path, 0, *options).apart) == {
+    assert sent_bytes(model_of(tmp_path, 0, *options).separate) == {
         "generator": times * 240 * IMAGE,
         "discriminator": 240 * IMAGE,
     }
@@ -118,7 +118,7 @@ def test_overrides_to_paste_give_what_is_shown():
 def test_they_are_recommended_where_they_win_by_much():
     slow = Machine(operations=1e12, per_node=4, inside=1e8, latency=0.0)
     survey, comparison, best = found_for(4, GIB, machine=slow)
-    assert comparison.together > comparison.winner.seconds / 0.9
+    assert comparison.shared > comparison.winner.seconds / 0.9
     assert best.best.overrides == comparison.winner.layout.overrides != survey.best.overrides
     assert comparison.winner.seconds == min(each.seconds for each in comparison.layouts)
     fast = Machine(operations=1e6, per_node=4)
