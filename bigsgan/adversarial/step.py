@@ -32,7 +32,7 @@ from bigsgan.adversarial.objectives import (
     InputGradients,
 )
 from bigsgan.adversarial.stale_images import StaleImages
-from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, targets_of
+from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, inner_term, targets_of
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
@@ -123,7 +123,7 @@ class AdversarialStep:
             for number in range(update * section.d_steps, (update + 1) * section.d_steps)
         ]
         of_g = due(self._terms, "generator", update)
-        regularizer = next((term for term in of_g if isinstance(term, InnerTerm)), None)
+        regularizer = inner_term(of_g)
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
@@ -147,8 +147,8 @@ class AdversarialStep:
             elif isinstance(phase, phases.MakesImages):
                 yield self._make_images(phase, inputs)
             elif isinstance(phase, phases.DifferentiatesStyles):
-                assert regularizer is not None, "G differentiates for its path length"
-                yield self._differentiate_styles(phase, inputs, regularizer)
+                assert regularizer is not None, "G differentiates for a term of a tensor inside it"
+                yield self._differentiate_inside(phase, inputs, regularizer)
             elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
             elif isinstance(phase, phases.PullsBack):
@@ -166,7 +166,7 @@ class AdversarialStep:
         ahead = 0 if regularizer is None else regularizer.ahead
         return Work(phase, lambda j, images: inputs.generator(j), regularizer=regularizer, ahead=ahead)
 
-    def _differentiate_styles(self, phase: Phase, inputs: Inputs, regularizer: InnerTerm) -> Work:
+    def _differentiate_inside(self, phase: Phase, inputs: Inputs, regularizer: InnerTerm) -> Work:
         def gradient(j: int, styles: Tensor, grads: Tensor) -> Tensor:
             return regularizer.direction(grads)
 

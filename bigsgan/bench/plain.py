@@ -19,7 +19,7 @@ from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
-from bigsgan.adversarial.terms import InnerTerm, Own, Sum, Term, Termed, build_terms, due, targets_of
+from bigsgan.adversarial.terms import Own, Sum, Term, Termed, build_terms, due, inner_term, targets_of
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
@@ -167,10 +167,9 @@ class PlainLoop:
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
-        for term in due(self._terms, "generator", update):
-            if isinstance(term, InnerTerm):
-                images, penalty = self._generator(batch, Pass(moving, regularizer=term))
-                return images, penalty
+        if (term := inner_term(due(self._terms, "generator", update))) is not None:
+            images, penalty = self._generator(batch, Pass(moving, regularizer=term))
+            return images, penalty
         (images,) = self._generator(batch, Pass(moving))
         return images, images.new_zeros(())
 

@@ -131,13 +131,11 @@ def _check_paths(recipe: Recipe) -> None:
 
 def _variables(options: argparse.Namespace, notice: int) -> dict[str, str]:
     """Environment variables that the job's script reads."""
-    found = {}
+    found = {"BIGSGAN_NOTICE": str(notice)}
     if options.site is not None:
         found["BIGSGAN_SITE"] = os.path.abspath(options.site)
     if options.restarts is not None:
         found["BIGSGAN_RESTARTS"] = str(options.restarts)
-    if notice != _NOTICE_SECONDS:
-        found["BIGSGAN_NOTICE"] = str(notice)
     return found
 
 

@@ -47,7 +47,7 @@ def connect(name: str, patience: timedelta = PATIENCE) -> dist.Store:
     try:
         found = answers.get(timeout=patience.total_seconds() + _GRACE_SECONDS)
     except Empty:
-        raise RuntimeError(f"nobody answers at {host}:{port}") from None
+        raise dist.DistNetworkError(f"nobody answers at {host}:{port}") from None
     if isinstance(found, RuntimeError):
         raise found
     return dist.PrefixStore(f"bigsgan/{name}", found)

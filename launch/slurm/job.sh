@@ -103,4 +103,5 @@ most_restarts=${BIGSGAN_RESTARTS:-3}
 [[ "$most_restarts" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_RESTARTS: must be a number, got '$most_restarts'; give one such as 3"
 notice=${BIGSGAN_NOTICE:-180}
 [[ "$notice" =~ ^[0-9]+$ ]] || refuse "BIGSGAN_NOTICE: must be a number of seconds, got '$notice'; give one such as 180"
+notice=$((10#$notice)) # a leading 0 is no octal number
 export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE leaves NONE for srun: ranks need what was set up here

@@ -35,8 +35,8 @@ def compare(name, gpus, batch, overrides, machine):
     own = load_recipe(path, overrides)
     accumulation = max(1, min(own.accumulation, batch // gpus))
     recipe = load_recipe(path, [*overrides, f"batch={batch}", f"accumulation={accumulation}"])
-    together = count_update(plan_run(recipe, 1, path.parent, on_gpus=True))
-    model = Model(together, count_update(one_of_each(recipe, path.parent)), machine)
+    shared = count_update(plan_run(recipe, 1, path.parent, on_gpus=True))
+    model = Model(shared, count_update(one_of_each(recipe, path.parent)), machine)
     seconds, best = model.shared_seconds(gpus), {}
     for schedule in (EXACT, OVERLAPPED):
         others = other_batches(recipe, model.separate, schedule, gpus, model.speed)

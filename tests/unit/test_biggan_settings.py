@@ -81,6 +81,7 @@ def test_each_argument_is_the_recipes(tmp_path, capsys):
     assert "64000 images seen, as said in the snapshot" in text
     assert "optimizer state: none, Adam starts from zero" in text
     assert words(text, "not taken:") == ["num_epochs"]
+    assert text.partition("assumed:")[2].partition("state:")[0].split()[-1] == "norm_style=bn"
 
 
 def test_what_no_recipe_has_is_named(tmp_path, capsys):
@@ -90,6 +91,12 @@ def test_what_no_recipe_has_is_named(tmp_path, capsys):
     text = capsys.readouterr().out
     assert words(text, "not taken:") == ["z_var", "num_epochs", "augment's", "crops", "batch_size", "G_batch_size"]
     assert "images seen are not known: counted from 0" in text
+
+
+def test_a_norm_style_that_the_file_tells_is_not_assumed(tmp_path, capsys):
+    write(tmp_path, norm_style="bn")
+    imported(tmp_path)
+    assert "assumed:" not in capsys.readouterr().out
 
 
 def test_a_batch_beyond_all_is_left(tmp_path, capsys):

@@ -239,3 +239,5 @@ def test_other_sources_have_no_recipe_and_need_weights(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err.startswith("bigsgan: --weights: must be given; ")
     assert cli.main(["import", "--from", "gat", "--weights", "x.pt", "--out", "run", "--config", "digits"]) == 2
     assert capsys.readouterr().err.startswith("bigsgan: --config: is not supported with --from gat (its files tell")
+    assert cli.main(["import", "--from", "gat", "--weights", "x.pt", "--out", "run", "generator.depth=4"]) == 2
+    assert capsys.readouterr().err.startswith("bigsgan: generator.depth: is not supported with --from gat (its files")

@@ -263,7 +263,7 @@ def test_a_job_that_is_warned_as_it_starts_does_not_start_again_and_says_why(job
     if limit == "00:03:00":
         remedy = "give more, or BIGSGAN_NOTICE=45 and --signal=USR1@45"
         assert done.stderr == f"{said}180 s; {remedy}; the same command resumes\n"
-        assert "requeue 7" in job.run("--config", "R.yaml", STATUS="85", STATE=state, BIGSGAN_NOTICE="45")[1]
+        assert "requeue 7" in job.run("--config", "R.yaml", STATUS="85", STATE=state, BIGSGAN_NOTICE="045")[1]
     assert "requeue 7" in job.run("--config", "R.yaml", STATUS="1", STATE=state)[1]  # a failure is none
 
 

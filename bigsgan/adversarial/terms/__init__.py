@@ -32,6 +32,7 @@ from bigsgan.adversarial.terms.term import (
     Term,
     due,
     image_gradient,
+    inner_term,
     targets_of,
 )
 from bigsgan.checkpoint import SharedState
@@ -59,6 +60,7 @@ __all__ = [
     "due",
     "gradient_terms",
     "image_gradient",
+    "inner_term",
     "stateless_terms",
     "states",
     "targets_of",

@@ -34,7 +34,8 @@ class PathLengthPenalty(InnerTerm, SharedState):
     over all ranks and over the micro-batches of the update so far. There each process has its own average, which each
     micro-batch moves anew; with one process and one micro-batch both are the same.
 
-    In forward mode, ``Probed`` gives J^T y, of which ``direction`` makes the tangents' direction; see models/dual.py.
+    In forward mode, ``Probed`` gives J^T y times its scale, of which ``direction`` makes the tangents' direction; see
+    models/dual.py.
     """
 
     entry = "path_length"

@@ -12,15 +12,14 @@ logits (n,), or (n, P) of P patches.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
-from bigsgan.engines import LossFunction, MicroBatch, Outcome
-from bigsgan.models.network import LayerStack
+from bigsgan.engines import LossFunction, MicroBatch, Outcome, Regularizer
 from bigsgan.monitor import Statistics
 
 IMAGES = ("images", "real_images", "labels", "input_images")
@@ -125,11 +124,12 @@ class FunctionTerm(Term):
         self.value = function
 
 
-class InnerTerm(Term, ABC):
-    """A term of a tensor inside G, which enters G's own passes; see ``engines.base.Regularizer``.
+class InnerTerm(Term, Regularizer):
+    """A term of a tensor inside G, which enters G's own passes; an update has one at most.
 
-    A double backward takes ``forward`` and ``penalty``. In forward mode G is first differentiated at that tensor:
-    ``direction`` makes the direction of its tangents, and ``along`` a loss of the images' tangents.
+    A double backward takes ``forward`` and ``penalty``, which records the value. In forward mode G is first
+    differentiated at that tensor: ``direction`` makes the direction of its tangents, and ``along`` a loss of the
+    images' tangents.
 
     Attributes:
         ahead: Number of G's layers before that tensor.
@@ -140,24 +140,12 @@ class InnerTerm(Term, ABC):
     probe: LossFunction
 
     @abstractmethod
-    def forward(self, network: LayerStack, inputs: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return the images, and that tensor for the samples that take part."""
-
-    @abstractmethod
-    def penalty(self, outputs: Tensor, inner: Tensor, inputs: MicroBatch) -> Tensor:
-        """Return the value of what ``forward`` gave, a scalar, and record it."""
-
-    @abstractmethod
     def taking_part(self, inputs: MicroBatch) -> MicroBatch:
         """Return the samples of a micro-batch that take part."""
 
     @abstractmethod
     def direction(self, grads: Tensor) -> Tensor:
         """Return the tensor's tangents, given the gradient of ``probe`` at it, and record the value."""
-
-    @abstractmethod
-    def along(self, tangents: Tensor, inputs: MicroBatch) -> Tensor:
-        """Return a scalar with the value's gradient, given the images' tangents along ``direction``."""
 
 
 def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
@@ -168,6 +156,13 @@ def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
 def targets_of(terms: Iterable[Term]) -> Callable[..., MicroBatch] | None:
     """Return what computes the targets of D's predictions, if a term compares them."""
     return next((term.targets for term in terms if term.targets is not None), None)
+
+
+def inner_term(terms: Iterable[Term]) -> InnerTerm | None:
+    """Return the term of a tensor inside G, if there is one."""
+    found = [term for term in terms if isinstance(term, InnerTerm)]
+    assert len(found) < 2, "an update has one term of a tensor inside G at most"
+    return found[0] if found else None
 
 
 def image_gradient(terms: Sequence[Term], read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
