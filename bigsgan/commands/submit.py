@@ -131,7 +131,9 @@ def _check_paths(recipe: Recipe) -> None:
 
 def _variables(options: argparse.Namespace, notice: int) -> dict[str, str]:
     """Environment variables that the job's script reads."""
-    found = {"BIGSGAN_NOTICE": str(notice)}
+    found = {}
+    if notice != _NOTICE_SECONDS or "BIGSGAN_NOTICE" in os.environ:  # the job would inherit another
+        found["BIGSGAN_NOTICE"] = str(notice)
     if options.site is not None:
         found["BIGSGAN_SITE"] = os.path.abspath(options.site)
     if options.restarts is not None:

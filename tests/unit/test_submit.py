@@ -42,7 +42,7 @@ def test_a_job_is_queued(here):
     assert run(*options, "--sbatch=--qos=high", "--restarts", "5", "out=a run") == 0
     assert (here / "submitted").read_text().splitlines() == [
         "--nodes=2", "--gpus-per-node=4", "--account=me", "--partition=gpu", "--time=24:00:00", "--qos=high", SCRIPT,
-        "--config", "tiny.yaml", "out=a run", "restarts 5 site  notice 180",
+        "--config", "tiny.yaml", "out=a run", "restarts 5 site  notice ",
     ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
     words = (here / "submitted").read_text().splitlines()
     assert words[2] == f"--time={time}"
     assert [word for word in words if word.startswith("--signal")] == [f"--signal=USR1@{notice}"] * (notice is not None)
-    assert words[-1].endswith(f" notice {notice or 180}")
+    assert words[-1].endswith(f" notice {notice or ''}")
     assert run("--gpus-per-node", "1", "--time", time, "--sbatch=--signal=USR1@50") == 0
     words = (here / "submitted").read_text().splitlines()
     assert [word for word in words if word.startswith("--signal")] == ["--signal=USR1@50"]
@@ -77,6 +77,9 @@ def test_a_signal_in_the_environment_is_slurms(here, monkeypatch, capsys, signal
     words = (here / "submitted").read_text().splitlines()
     assert not [word for word in words if word.startswith("--signal")]
     assert words[-1].endswith(f" notice {notice}")
+    monkeypatch.setenv("BIGSGAN_NOTICE", "3600")  # of another job
+    assert run("--gpus-per-node", "1", "--sbatch=--signal=USR1@180") == 0
+    assert (here / "submitted").read_text().splitlines()[-1].endswith(" notice 180")
     monkeypatch.setenv("SBATCH_SIGNAL", "b:USR1@60")
     assert run("--gpus-per-node", "1") == 2
     assert "SBATCH_SIGNAL: must be for the ranks, not for the batch script" in capsys.readouterr().err
@@ -99,7 +102,7 @@ def test_a_sweep_is_an_array(here):
         "tiny.yaml",
         "--sweep",
         "sweep.txt",
-        "restarts  site  notice 180",
+        "restarts  site  notice ",
     ]
     assert run("--gpus-per-node", "2", "--sweep", "sweep.txt", "--array", "2%1") == 0
     assert "--array=2%1" in (here / "submitted").read_text().splitlines()
