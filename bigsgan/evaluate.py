@@ -133,7 +133,7 @@ def _reals(recipe: Recipe, reference: Path | None, width: int) -> tuple[Referenc
 def _check_run(recipe: Recipe, options: Options) -> None:
     """Refuse options that the run's generator or data does not support."""
     if options.truncation is not None:
-        if recipe.data.paired:
+        if recipe.translates:
             raise UserError("--truncation", None, "needs a generator from latents", "remove the option")
         check_truncation(recipe, options.truncation)
     if options.guidance is not None:
@@ -141,7 +141,7 @@ def _check_run(recipe: Recipe, options: Options) -> None:
     if options.reference is None and recipe.data.kind == "latents":
         remedy, detail = "add --reference with statistics of the images", "the data holds their latents"
         raise UserError("--reference", None, "must be given with data.kind=latents", remedy, detail)
-    if options.reference is not None and recipe.data.paired:
+    if options.reference is not None and recipe.translates:
         raise UserError("--reference", None, "needs a generator from latents", "remove the option")
     for metric in options.metrics:
         if metric.kind == "ppl" and not recipe.generator.has_styles:

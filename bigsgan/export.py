@@ -248,7 +248,7 @@ def _write_folder(
     run: Path, trained: TrainedNetwork, state: dict[str, Tensor], header: dict[str, str], options: Options, out: Path
 ) -> None:
     grid, recipe = None, trained.recipe
-    if not recipe.data.paired:  # translations would need images of the data set, which may not be published
+    if not recipe.translates:  # translations would need images of the data set, which may not be published
         columns = column_classes(recipe.data.num_classes)
         sampler = Sampler(trained, 0, options.batch, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)

@@ -153,7 +153,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         check_truncation(recipe, truncation)
     if options.guidance is not None:
         check_guidance(recipe, options.guidance)
-    paired, styles, no_input = recipe.data.paired, recipe.generator.has_styles, options.input is None
+    paired, styles, no_input = recipe.translates, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
     latents = "a generator from latents"
     for option, given, fits, needed in (
@@ -183,7 +183,7 @@ def _make_sheet(trained: TrainedNetwork, options: Options) -> Sheet:
     data, num = trained.recipe.data, options.num_latents
     if not options.interpolate:
         _check_pixels("--num", num, 1, data.resolution)
-    if data.paired:
+    if trained.recipe.translates:
         return translated_pairs(trained, num, options.batch)
     sampler = _sampler(trained, options)
     columns = choose_columns(data.num_classes, options.classes, num)

@@ -5,7 +5,8 @@ import contextlib
 import torch
 
 from bigsgan.config import Recipe
-from bigsgan.doctor.reference import LOSSES, Reference, build_networks, distance, make_optimizer, worst
+from bigsgan.doctor.agreement import distance, worst
+from bigsgan.doctor.reference import LOSSES, Reference, build_networks, make_optimizer
 
 __all__ = ["LOSSES", "Reference", "build_networks", "distance", "make_optimizer", "run_reference", "worst"]
 

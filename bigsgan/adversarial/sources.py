@@ -1,7 +1,7 @@
 """Generator inputs that depend on the real images that the discriminator sees.
 
-Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target of a
-pair, R pixels a side.
+Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target, R
+pixels a side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def build_source(recipe: Recipe, draws: SampleDraws, own: RealImages | None = No
         own: Reads the data for G if G and D compute different samples on this rank; the source closes it.
     """
     if recipe.data.paired:
-        return PairSource(draws, recipe.data.input_channels, own)
+        return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
+    if recipe.translates:
+        return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
     latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
@@ -46,31 +48,34 @@ class LatentsOfClasses(DataSource):
         return Inputs(generator, lambda index: (reals()[index].labels,))
 
 
-class PairSource(DataSource):
-    """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
+class ImageSource(DataSource):
+    """Takes the generator's inputs from the data: the first C_in channels of its images, by default all."""
 
-    def __init__(self, draws: SampleDraws, input_channels: int, own: RealImages | None = None) -> None:
-        """Draw seeds for dropout, and take C_in channels of a pair."""
+    def __init__(
+        self, draws: SampleDraws, input_channels: int, seeded: bool = False, own: RealImages | None = None
+    ) -> None:
+        """Take C_in channels of an image, and draw seeds for a generator that draws, such as with dropout."""
         super().__init__(own)
-        self._draws, self._input_channels = draws, input_channels
+        self._draws, self._input_channels, self._seeded = draws, input_channels, seeded
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
-        """Return input images, labels and seeds for G, labels and input images for D; see ``InputSource``."""
-        part, pairs = slices["generator"], self._of_generator(reals)
+        """Return input images, labels and maybe seeds for G, and D's conditions; see ``InputSource``."""
+        part, images = slices["generator"], self._of_generator(reals)
 
         def generator(index: int) -> MicroBatch:
-            images, labels = pairs()[index]
-            return self._input(images), labels, self._draws.seeds(f"{stream}/seed", counters, part.positions(index))
+            read, labels = images()[index]
+            seeds = (self._draws.seeds(f"{stream}/seed", counters, part.positions(index)),) if self._seeded else ()
+            return self._input(read), labels, *seeds
 
-        def conditions(index: int) -> MicroBatch:
-            images, labels = reals()[index]
-            return labels, self._input(images)
+        return Inputs(generator, lambda index: self.real(reals()[index])[1:])
 
-        return Inputs(generator, conditions)
+    def _input(self, images: Tensor) -> Tensor:
+        return images[:, : self._input_channels]
+
+
+class PairSource(ImageSource):
+    """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
 
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Return targets, labels, inputs."""
         return batch.images[:, self._input_channels :], batch.labels, self._input(batch.images)
-
-    def _input(self, images: Tensor) -> Tensor:
-        return images[:, : self._input_channels]

@@ -9,8 +9,9 @@
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
-If D's last step and G's update share their fakes, G makes images once. If ``objective.schedule`` lets updates overlap,
-D judges first, and then trains on images that it kept in the update before (adversarial/stale_images.py).
+If a step of D and G's update share their fakes, G makes images once. ``objective.schedule`` may let G's update come
+first. If it lets updates overlap, D judges first, and then trains on images that it kept in the update before
+(adversarial/stale_images.py).
 
 This is the chain rule, cut at one tensor, so it is exact. G's update leaves D's parameters and gradients untouched. The
 lines above are phases (engines/phases.py). This file gives each its inputs and its loss; the executor computes them.
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from bigsgan.adversarial.image_pool import ImagePool
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
     DiscriminatorObjective,
@@ -32,7 +34,7 @@ from bigsgan.adversarial.objectives import (
     InputGradients,
 )
 from bigsgan.adversarial.stale_images import StaleImages
-from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, inner_term, targets_of
+from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, inner_term, output_loss, targets_of
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
@@ -52,6 +54,7 @@ class Sources(NamedTuple):
     # the samples that a network computes in the update of either: ``slices[update_of][network]``
     slices: dict[str, dict[str, Slice]]
     stale_images: StaleImages | None = None  # images for D's next update, where updates overlap
+    pool: ImagePool | None = None  # images of earlier updates that D sees in place of some new ones
 
 
 class Scheduled(NamedTuple):
@@ -114,6 +117,8 @@ class AdversarialStep:
             term.finish_update(update, self.executor.engines[term.network].outcomes.last)
         if self._sources.stale_images is not None:
             self._sources.stale_images.finish_update(update)
+        if self._sources.pool is not None:
+            self._sources.pool.finish_update(self._section.d_steps)
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
@@ -124,9 +129,10 @@ class AdversarialStep:
         ]
         of_g = due(self._terms, "generator", update)
         regularizer = inner_term(of_g)
+        of_outputs = output_loss(self._terms, self._plan.recipe.outputs, update, self._statistics)
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
-        # G's update goes with the real images that D read last, or with the first ones where D judges before it trains.
+        # G's update goes with the real images that D read last, or with the first ones where it comes before D's steps.
         reals_of_g = reals[-1] if section.schedule == "exact" else reals[0]
 
         @functools.cache
@@ -143,6 +149,7 @@ class AdversarialStep:
             inputs = inputs_of(phase.d_step)
             if isinstance(phase, phases.MakesOwnImages):
                 own, own_inputs = self._make_images(phase, inputs, regularizer), inputs
+                own.of_outputs = of_outputs
                 yield own
             elif isinstance(phase, phases.MakesImages):
                 yield self._make_images(phase, inputs)
@@ -185,6 +192,8 @@ class AdversarialStep:
             if of_reals:
                 return objective.reals(real)
             assert images is not None, "D trains on G's images"
+            if self._sources.pool is not None:
+                images = self._sources.pool.shown(counters, j, images)
             fake = (images, *inputs.conditions(j), *self._seeds("discriminator/fake", counters, samples))
             return objective.batch(real, fake, objective.noise(draws, counters, samples, real[0], images))
 

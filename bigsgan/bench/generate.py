@@ -28,7 +28,7 @@ from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.runtime import comm, memory
-from bigsgan.training.sampling import generator_inputs, sampling_mode
+from bigsgan.training.sampling import generator_inputs, sampling_mode, translation_inputs
 
 _PERCENTILES = (50, 90, 99)
 _SEED = 0
@@ -145,12 +145,11 @@ def _inputs(recipe: Recipe, num: int, device: torch.device) -> MicroBatch:
     """Inputs of the first ``num`` samples: latents and labels, or for translation, noise instead of images."""
     draws = Draws(_SEED)
     labels = torch.arange(num) % max(recipe.data.num_classes, 1)
-    if not recipe.data.paired:
+    if not recipe.translates:
         return generator_inputs(recipe, draws, "bench", 0, labels, None, device)
-    shape = (recipe.data.input_channels, recipe.data.resolution, recipe.data.resolution)
+    shape = (recipe.input_channels, recipe.data.side, recipe.data.side)
     images = torch.from_numpy(draws.normal("bench", (), 0, num, math.prod(shape))).view(num, *shape).clamp(-1, 1)
-    seeds = torch.from_numpy(draws.seeds("bench/seed", (0,), 0, num))
-    return images.to(device), labels.to(device), seeds.to(device)
+    return translation_inputs(recipe, images, labels, draws.seeds("bench/seed", (0,), 0, num), device)
 
 
 def _name(case: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ from bigsgan.errors import UserError
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
 _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
-_LISTED = ("folder", "zip", "tar", "latents", "paired_folders", "side_by_side")
+_TWO_FOLDERS = ("paired_folders", "unpaired_folders")
+_LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _FILES = (*_LISTED, "torchvision")
 _OUTSIDE = "package.module:name"
 
@@ -23,9 +24,9 @@ _READERS = {
     "max_corrupt": (*_FILES, _OUTSIDE),
     "max_ignored": _LISTED,
     "dataset": ("torchvision",),
-    "input_root": ("paired_folders",),
+    "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
-    "input_channels": _PAIRED,
+    "input_channels": (*_PAIRED, "unpaired_folders"),
     "num_images": ("synthetic", "synthetic_pairs"),
 }
 """The kinds of data that read a key."""
@@ -41,6 +42,7 @@ _Kind = Literal[
     "paired_folders",
     "side_by_side",
     "synthetic_pairs",
+    "unpaired_folders",
     "latents",
 ]
 
@@ -97,7 +99,8 @@ class Data(Section):
 
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
     """``paired_folders``, ``side_by_side`` and ``synthetic_pairs`` hold pairs of an input and a target, for a generator
-    that translates images. ``latents`` holds images that an autoencoder has already encoded. Or code of your own, such
+    that translates images; ``unpaired_folders`` joins each image of one folder with a random one of another.
+    ``latents`` holds images that an autoencoder has already encoded. Or code of your own, such
     as ``mypackage.data:Faces``, which returns a map-style ``torch.utils.data.Dataset`` of images with or without
     labels. It is called with ``arguments``, and with those of ``root``, ``resolution``, ``image_channels`` and
     ``num_classes`` that its signature names."""
@@ -109,11 +112,11 @@ class Data(Section):
     For ``latents``, a directory of .npy files and dataset.json, which has their classes, a zip file of the same, or
     a directory of tar shards, as `bigsgan data encode` makes them. For ``zip``, the file, in which each folder is a
     class. For ``tar``, the directory of the shards (as in WebDataset). For ``side_by_side``, the directory of images
-    that hold input and target. For ``paired_folders``, the directory of the targets. Where ``folder`` or ``zip`` has a
+    that hold input and target. For two folders, the directory of the targets. Where ``folder`` or ``zip`` has a
     dataset.json, as StyleGAN's tool writes it, classes are its numbers and not the folders.
     """
     input_root: PathText | None = None
-    """Directory of the inputs of ``paired_folders``, which have the targets' names."""
+    """Directory of the inputs of ``paired_folders``, which have the targets' names, or of ``unpaired_folders``."""
     input_side: Literal["left", "right"] = "left"
     """Side of the input in images of kind ``side_by_side``."""
     input_channels: PositiveInt = 3
@@ -155,8 +158,15 @@ class Data(Section):
         return self.kind in _PAIRED
 
     @property
+    def joins_domains(self) -> bool:
+        """Whether a sample is an image of one domain, joined along the channels with one of another."""
+        return self.kind == "unpaired_folders"
+
+    @property
     def channels(self) -> int:
-        """Channels of an image or latent as networks see it."""
+        """Channels of an image or latent as networks see it; of both images where a sample joins two domains."""
+        if self.joins_domains:
+            return self.input_channels + self.image_channels
         if self.codec.kind == "dct":
             return self.image_channels * self.codec.block**2
         return self.codec.channels if self.codec.is_autoencoder else self.image_channels
@@ -175,7 +185,9 @@ class Data(Section):
 
         With ``keeps_images``, they include the images of latents.
         """
-        sample = (self.crop_from or self.resolution) ** 2 * (self.image_channels + self.paired * self.input_channels)
+        sample = (self.crop_from or self.resolution) ** 2 * (
+            self.image_channels + (self.paired or self.joins_domains) * self.input_channels
+        )
         if self.kind == "latents":
             images = self.resolution**2 * self.image_channels * keeps_images
             sample = 2 * self.channels * self.side**2 * 4 + images  # means and deviations, float32
@@ -198,10 +210,10 @@ class Data(Section):
         if self.crop_from is not None and self.crop_from <= self.resolution:
             problem = f"must be greater than data.resolution ({self.resolution})"
             raise UserError("data.crop_from", self.crop_from, problem, "give a larger number, or remove it")
-        if self.kind == "paired_folders" and not self.input_root:
-            problem = "must be given with data.kind=paired_folders"
+        if self.kind in _TWO_FOLDERS and not self.input_root:
+            problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
-        if self.paired and classes:
+        if (self.paired or self.joins_domains) and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
         self._check_codec()
@@ -241,8 +253,8 @@ class Data(Section):
             field = "data.crop_from" if self.crop_from is not None else "data.horizontal_flip"
             remedy = "remove it, and encode mirrored images beside the others"
             raise UserError(field, getattr(self, field[5:]), "must be unset with data.kind=latents", remedy)
-        if self.paired and kind != "pixels":
-            problem, remedy = "must be pixels with pairs of images", "remove data.codec"
+        if (self.paired or self.joins_domains) and kind != "pixels":
+            problem, remedy = f"must be pixels with data.kind={self.kind}", "remove data.codec"
             raise UserError("data.codec.kind", kind, problem, remedy)
 
 

@@ -225,11 +225,15 @@ class Objective(Section):
     """Loss of D's logits; ``package.module:Class`` for your own."""
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     """Updates of D before each update of G; each takes a batch of its own."""
-    schedule: Literal["exact", "overlapped"] = "exact"
-    """Whether each network learns from the other as it is, or (``overlapped``) as it was an update ago. That lets
-    networks on their own ranks compute at once, and is another game; see docs/how-to/separate-ranks.md."""
+    schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
+    """Whether D steps first and each network learns from the other as it is (``exact``); the same, but G's update comes
+    before D's steps; or each learns from the other as it was an update ago (``overlapped``). That lets networks on
+    their own ranks compute at once, and is another game; see docs/how-to/separate-ranks.md."""
     reuse_fakes: bool = False
-    """Give G the latents of the last discriminator step instead of fresh ones."""
+    """Let G's update and D's last step, or the first with ``generator_first``, have the same latents and images."""
+    pool: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Images of earlier updates that are kept for each sample of a batch. D sees one of these half the time (CycleGAN);
+    0 for none."""
     fake_labels: Literal["uniform", "data"] = "uniform"
     """Classes of G's images: drawn uniformly, or those of the real images in the same batch of D, so that a
     relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``."""

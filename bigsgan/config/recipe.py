@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import Data, without_unread
+from bigsgan.config.data_and_networks import check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics
@@ -139,8 +140,32 @@ class Recipe(Section):
 
     @property
     def inputs_from_data(self) -> bool:
-        """Whether G's inputs depend on the real images that D sees: the inputs of pairs, or labels."""
-        return self.data.paired or self.objective.fake_labels == "data"
+        """Whether G's inputs depend on the real images that D sees: the inputs of pairs, images, or labels."""
+        return self.translates or self.objective.fake_labels == "data"
+
+    @property
+    def translates(self) -> bool:
+        """Whether G makes images from images: from the inputs of pairs, or from the real ones."""
+        return self.data.paired or self._reads_reals
+
+    @property
+    def _reads_reals(self) -> bool:
+        return getattr(self.generator, "reads", "latents") == "images"
+
+    @property
+    def input_channels(self) -> int:
+        """Channels, the first of a sample of the data, that a generator from images reads."""
+        return self.data.input_channels if self.data.paired else self.data.channels
+
+    @property
+    def shown_channels(self) -> int:
+        """Channels, the last of what G makes of a sample, of the image that people see."""
+        return self.data.image_channels if self.data.joins_domains else self.data.channels
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what G returns after the images."""
+        return getattr(self.generator, "outputs", [])
 
     @property
     def judged_channels(self) -> int:
@@ -154,8 +179,8 @@ class Recipe(Section):
 
     @property
     def latent_size(self) -> int:
-        """Numbers in a latent; 0 if the generator translates images."""
-        return getattr(self.generator, "latent_size", 0)
+        """Numbers in a latent; 0 if the generator makes images from images."""
+        return getattr(self.generator, "latent_size", 0) or 0
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, with every default filled in."""
@@ -231,8 +256,7 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_sampling(recipe)
     _check_metrics(recipe)
     _check_init(recipe)
-    _check_images_per_sample(recipe)
-    _check_pairs(recipe)
+    check_data_and_networks(recipe)
     _check_objective(recipe)
     check_penalties(recipe.objective)
     for network in NETWORKS:
@@ -263,7 +287,7 @@ def _check_metrics(recipe: Recipe) -> None:
     if reference is None and recipe.data.kind == "latents":
         remedy, detail = "give an .npz file of images or of statistics, or metrics=null", "the data has no images"
         raise UserError(field, None, "must be given with data.kind=latents", remedy, detail)
-    if reference is not None and recipe.data.paired:
+    if reference is not None and recipe.translates:
         raise UserError(field, reference, "needs a generator from latents", "remove it")
 
 
@@ -274,46 +298,6 @@ def _check_init(recipe: Recipe) -> None:
         field, detail = "optimizer.discriminator.weight_decay", "it would change the frozen layers"
         problem = "must be 0 with init_from.freeze_discriminator"
         raise UserError(field, decay, problem, f"set {field}=0", detail)
-
-
-def _check_images_per_sample(recipe: Recipe) -> None:
-    made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
-    if made != judged:
-        problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
-        remedy = "give both networks the same family and the same levels"
-        field, detail = "discriminator.family", f"it judges {judged}"
-        raise UserError(field, recipe.discriminator.family, problem, remedy, detail)
-    if made > 1 and recipe.augmentation and recipe.augmentation.kind == "ada":
-        problem = f"must be diffaugment with generator.family={recipe.generator.family}"
-        remedy, detail = "set augmentation.kind=diffaugment, or augmentation=null", "ADA's colours are of one image"
-        raise UserError("augmentation.kind", "ada", problem, remedy, detail)
-    if made == 1 and recipe.objective.consistency:
-        problem = f"must be null with generator.family={recipe.generator.family}"
-        remedy, detail = "remove it, or give both networks family cat or gat", "it compares the images of one sample"
-        weight = f"weight={recipe.objective.consistency.weight}"
-        raise UserError("objective.consistency", weight, problem, remedy, detail)
-
-
-def _check_pairs(recipe: Recipe) -> None:
-    """Refuse pairs of images for networks that do not read pairs, and networks for pairs without such data."""
-    paired = recipe.data.paired
-    for network in NETWORKS:
-        section = getattr(recipe, network)
-        if section.paired != paired:
-            problem = "must be a family for latents" if section.paired else "must be a family for pairs of images"
-            remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
-            raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {recipe.data.kind}")
-    if paired and not recipe.objective.reuse_fakes:
-        problem, detail = "must be true with pairs of images", "both networks' updates read the same inputs"
-        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
-    if paired and recipe.augmentation:
-        problem, detail = "must be null with pairs of images", "it would move targets away from their inputs"
-        raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
-    for name in ("l1", "feature_matching"):
-        weight = getattr(recipe.objective, name)
-        if weight and not paired:
-            problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "only pairs of images have targets"
-            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
 
 
 def _check_objective(recipe: Recipe) -> None:
@@ -345,7 +329,7 @@ def _check_objective(recipe: Recipe) -> None:
         problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"
         raise UserError("statistics", "every_pass", problem, "remove it, or change that key", detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
-        what = "with pairs of images" if recipe.data.paired else "with objective.fake_labels=data"
+        what = "with a generator from images" if recipe.translates else "with objective.fake_labels=data"
         detail = "images are made an update before D reads the data that they would depend on"
         remedy = "set objective.schedule=exact"
         raise UserError("objective.schedule", "overlapped", f"must be exact {what}", remedy, detail)

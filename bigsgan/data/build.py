@@ -10,7 +10,7 @@ from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, bu
 from bigsgan.data.latents import build_latents
 from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import build_zip
-from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side
+from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side, build_unpaired_folders
 from bigsgan.data.shards import build_tar
 
 _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
@@ -19,6 +19,7 @@ _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "synthetic_pairs": SyntheticPairs,
     "paired_folders": build_paired_folders,
     "side_by_side": build_side_by_side,
+    "unpaired_folders": build_unpaired_folders,
     "zip": build_zip,
     "tar": build_tar,
     "folder": build_folder,
@@ -40,7 +41,10 @@ def build_dataset(data: Data) -> ImageDataset:
 def build_training_dataset(data: Data) -> ImageDataset:
     """Open the data set that ``RealImages`` reads: with random crops, at the size from which they are cut.
 
+    Two domains meet in several passes.
+
     Raises:
         UserError: See ``build_dataset``.
     """
-    return build_dataset(data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None}))
+    data = data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None})
+    return build_unpaired_folders(data, trains=True) if data.joins_domains else build_dataset(data)

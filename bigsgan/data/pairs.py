@@ -1,4 +1,4 @@
-"""Pairs of an input and a target image, for generators that translate one into the other.
+"""Pairs of an input and a target image, for generators that translate one into the other, and images of two domains.
 
 A pair is one uint8 tensor (C_in + C, R, R), the input's channels first, so that loading, flips and order treat it like
 any image. Shapes: C_in and C channels of input and target, R pixels a side.
@@ -24,6 +24,7 @@ from bigsgan.images.reading import CorruptImage, image_tensor, open_image, uprig
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
+_MOST_PASSES, _MOST_SAMPLES = 64, 2**22  # every rank permutes all samples of an epoch
 
 
 class FilePairs:
@@ -58,9 +59,39 @@ class FilePairs:
         sources = data.input_root if data.kind == "paired_folders" else data.root
         roots = [str(Path(str(root)).expanduser()) for root in (sources, data.root)]
         names = [path.removeprefix(root) for pair in self.pairs for path, root in zip(pair, roots, strict=True)]
-        some = [path for i in some_of(len(self)) for path in self.pairs[i]]
-        encoded = digest(name.encode("utf-8", "surrogateescape") for name in names)
-        return Fingerprint(len(self), encoded, sizes=file_sizes(some))
+        return _fingerprint(len(self), names, [path for i in some_of(len(self)) for path in self.pairs[i]])
+
+
+class TwoDomains:
+    """Images of one folder, each joined with one of another: in several passes, with a random one in each.
+
+    A pass has as many samples as the larger folder has images, and repeats those of the smaller one.
+    """
+
+    in_memory = False
+
+    def __init__(self, sources: list[str], targets: list[str], data: Data, num_passes: int = 1) -> None:
+        """Take the files of both domains; with one pass, both come in their order, as metrics read them."""
+        self.sources, self.targets, self.data, self._num_passes = sources, targets, data, num_passes
+        self._draws = Draws(seed=0)
+
+    def __len__(self) -> int:
+        return self._num_passes * max(len(self.sources), len(self.targets))
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        data, num = self.data, len(self.targets)
+        other = index % num if self._num_passes == 1 else self._draws.integers("unpaired", (), index, 1, num)[0]
+        source, target = self.sources[index % len(self.sources)], self.targets[other]
+        first = image_tensor(open_image(source), source, data.resolution, data.input_channels)
+        return torch.cat([first, image_tensor(open_image(target), target, data.resolution, data.image_channels)]), 0
+
+    def fingerprint(self) -> Fingerprint:
+        """Return digests of the paths below the roots, and of the sizes of some files."""
+        names, some = list[str](), list[str]()
+        for root, paths in ((self.data.input_root, self.sources), (self.data.root, self.targets)):
+            names += [path.removeprefix(str(Path(str(root)).expanduser())) for path in paths] + [""]
+            some += [paths[i] for i in some_of(len(paths))]
+        return _fingerprint(len(self), names, some)
 
 
 class SyntheticPairs(ImageDataset):
@@ -95,6 +126,11 @@ class SyntheticPairs(ImageDataset):
         return torch.from_numpy((np.concatenate(pair) * 255).astype(np.uint8)), 0
 
 
+def _fingerprint(num: int, names: list[str], some: list[str]) -> Fingerprint:
+    encoded = digest(name.encode("utf-8", "surrogateescape") for name in names)
+    return Fingerprint(num, encoded, sizes=file_sizes(some))
+
+
 def _channels(colours: np.ndarray, channels: int) -> np.ndarray:
     """(R, R, 3) in [0, 1] -> (channels, R, R)."""
     return colours.transpose(2, 0, 1) if channels == 3 else colours.mean(axis=2)[None]
@@ -114,6 +150,18 @@ def build_paired_folders(data: Data) -> FilePairs:
         problem = f"has no counterpart for {counted(len(alone), 'image')}, such as {alone[0]}"
         raise UserError(field, root, problem, "give input and target the same name")
     return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
+
+
+def build_unpaired_folders(data: Data, trains: bool = False) -> TwoDomains:
+    """List the files of two folders; to train, each image meets many of the other folder's.
+
+    Raises:
+        UserError: A folder cannot be read or contains no images.
+    """
+    sources = list(_by_name("data.input_root", str(data.input_root), data.max_ignored).values())
+    targets = list(_by_name("data.root", str(data.root), data.max_ignored).values())
+    longest = max(len(sources), len(targets))
+    return TwoDomains(sources, targets, data, max(2, min(_MOST_PASSES, _MOST_SAMPLES // longest)) if trains else 1)
 
 
 def build_side_by_side(data: Data) -> FilePairs:

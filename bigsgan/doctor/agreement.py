@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from bigsgan.config import Recipe
-from bigsgan.doctor.reference import Reference, distance, worst
+from bigsgan.doctor.reference import Reference
 from bigsgan.doctor.runs import DifferError
 
 SAME = 1e-5
-"""Largest allowed distance of a buffer after an update, as ``reference.distance`` measures it."""
+"""Largest allowed distance of a buffer after an update, as ``distance`` measures it."""
 
 SAME_MOVE = 1e-4
 """Largest allowed error of a parameter's change in an update, as a share of that change."""
@@ -114,3 +114,19 @@ def difference(plain: Reference, start: Any, before: Any, after: Any) -> tuple[f
             else:
                 shares.append((distance(found, tensor) / SAME, f"{entry}.{name}"))
     return max(shares)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative distance of two tensors of n elements: |a - b| / max(|b|, 1e-3 sqrt(n))."""
+    a, b = a.double().flatten(), b.double().flatten()
+    return float((a - b).norm() / max(float(b.norm()), 1e-3 * b.numel() ** 0.5))
+
+
+def worst(result: Any, expected: Any) -> tuple[float, str]:
+    """Largest distance over all tensors, and its place; the names must be the same."""
+    assert result.keys() == expected.keys()
+    found = []
+    for entry, tensors in expected.items():
+        assert result[entry].keys() == tensors.keys(), entry
+        found += [(distance(result[entry][name], value), f"{entry}.{name}") for name, value in tensors.items()]
+    return max(found)

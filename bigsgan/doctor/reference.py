@@ -2,7 +2,7 @@
 
 G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
 penalties are written out. It shares with the product only the draws, the layers, which are tested against torch's, and
-the teacher's code, which is compared with the published one. ``Reference.update`` has both schedules.
+the teacher's code, which is compared with the published one. ``Reference.update`` has all schedules.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class Reference:
 
     def generator_inputs(self, stream, counters, part):
         """G's inputs for each micro-batch of a part."""
-        if not self.recipe.data.paired:
+        if not self.recipe.translates:
             inputs = self.source.phase(stream, counters, part)
             return [inputs(j) for j in range(part.accumulation)]
         seeds = [self.draws.seeds(f"{stream}/seed", counters, part.positions(j)) for j in range(part.accumulation)]
-        first = self.recipe.data.input_channels
-        return [(x[:, :first], y, seed) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
+        first, num = self.recipe.input_channels, int(self.recipe.generator.draws)
+        return [(x[:, :first], y, *[seed] * num) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
 
     def _targets(self, x):
         return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
@@ -238,7 +238,7 @@ class Reference:
             real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
             x, y, c = self._targets(x), self._conditions(y, inputs, real), self._conditions(inputs[1], inputs, fake)
             # If G's update takes the same images, only this forward pass moves G's state.
-            moving = section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
+            moving = section.schedule == "exact" and section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             every = self.recipe.statistics == "every_pass"
             with torch.no_grad():
                 fake = self.forward(self.g, moving or every, *inputs) if fakes is None else fakes[j].clone()
@@ -268,20 +268,21 @@ class Reference:
                 loss = loss + section.lecam.weight * far
             self.seen.append((logits_real.detach(), logits_fake.detach()))
             (loss / part.accumulation).backward()
-        self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
+        self.d_grads = self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
     def _g_backward(self, update):
         """Compute G's gradient with D as it is now."""
-        part = self.parts["generator"]
+        part, self.own_images = self.parts["generator"], []
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
             latents = self.generator_inputs("generator", (update,), part)
         for j, inputs in enumerate(latents):
             seeds = {kind: self._seeds(f"generator/{kind}", (update,), part, j) for kind in ("real", "fake")}
-            overlaps = self.recipe.objective.schedule == "overlapped"
+            comes_first = self.recipe.objective.schedule != "exact"
             every = self.recipe.statistics == "every_pass"
-            moving = every or (j == 0 and (overlaps or not self.recipe.objective.reuse_fakes))
+            moving = every or (j == 0 and (comes_first or not self.recipe.objective.reuse_fakes))
             images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
+            self.own_images.append(images.detach())
             x, y = self.last_reals[j]
             real = None
             if self.pairs:
@@ -308,7 +309,7 @@ class Reference:
     def _g_step(self):
         if self.lengths:
             self.mean_length, self.lengths = self.moved_length, []
-        self._finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
+        self.g_grads = self._finish(self.g, self.opt_g, self.recipe.objective.orthogonal.generator)
 
     def _finish(self, network, optimizer, orthogonal):
         if orthogonal:
@@ -316,17 +317,26 @@ class Reference:
                 w = layer.weight.flatten(1)
                 off = (w @ w.T) * (1 - torch.eye(len(w), device=w.device))
                 (orthogonal * off.square().sum()).backward()
-        self.grads = {n: p.grad.clone() for n, p in network.named_parameters()}
+        grads = {n: p.grad.clone() for n, p in network.named_parameters()}
         optimizer.step()
         optimizer.zero_grad()
+        return grads
 
     def _take_turns(self, update):
         for d_step in range(self.recipe.objective.d_steps):
             self._d_step(update, d_step)
-        self.d_grads = self.grads
         self._g_backward(update)
         self._g_step()
-        self.g_grads = self.grads
+
+    def _begin_with_generator(self, update):
+        """Compute G's gradient before D's steps, the first of which trains on the images of G's update if it may."""
+        self._read(update, 0)
+        self.last_latents = self._latents(update, 0)
+        self._g_backward(update)
+        fakes = self.own_images if self.recipe.objective.reuse_fakes else None
+        self._g_step()
+        for d_step in range(self.recipe.objective.d_steps):
+            self._d_step(update, d_step, fakes if d_step == 0 else None)
 
     def _overlap(self, update):
         """Compute G's gradient before D's steps, and train D on images of the previous G, at first of the initial G."""
@@ -337,18 +347,16 @@ class Reference:
         fakes = self.kept.get(update) or self._make(update)
         self.kept = {update + 1: self._make(update + 1)}
         self._g_step()
-        self.g_grads = self.grads
         for d_step in range(last + 1):
             self._d_step(update, d_step, fakes[d_step])
-        self.d_grads = self.grads
 
     def update(self, update: int) -> Reference:
         """Make the update with this number."""
         batch, ema = self.recipe.batch, self.recipe.ema
         self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
         self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)
-        take_turns = self._overlap if self.recipe.objective.schedule == "overlapped" else self._take_turns
-        take_turns(update)
+        orders = {"overlapped": self._overlap, "generator_first": self._begin_with_generator}
+        orders.get(self.recipe.objective.schedule, self._take_turns)(update)
         self._learn_from_logits()
         half_life: float = ema.half_life_nimg
         if ema.warmup_nimg:
@@ -381,19 +389,3 @@ class Reference:
             for entry, tensors in self.result().items():
                 for name, value in tensors.items():
                     value.copy_(state[entry][name].view(value.shape))
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative distance of two tensors of n elements: |a - b| / max(|b|, 1e-3 sqrt(n))."""
-    a, b = a.double().flatten(), b.double().flatten()
-    return float((a - b).norm() / max(float(b.norm()), 1e-3 * b.numel() ** 0.5))
-
-
-def worst(result: Any, expected: Any) -> tuple[float, str]:
-    """Largest distance over all tensors, and its place; the names must be the same."""
-    assert result.keys() == expected.keys()
-    found = []
-    for entry, tensors in expected.items():
-        assert result[entry].keys() == tensors.keys(), entry
-        found += [(distance(result[entry][name], value), f"{entry}.{name}") for name, value in tensors.items()]
-    return max(found)

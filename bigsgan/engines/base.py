@@ -113,6 +113,8 @@ class Work:
     loss: LossFunction | None = None
     # adds a loss to the phase's forward passes; of tangents only, if the network is in stages
     regularizer: Regularizer | None = None
+    # Of G's outputs: adds a loss to the phase's forward passes, given images, what G returns after them, and inputs.
+    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch], Tensor] | None = None
     ahead: int = 0  # number of layers before the tensor by which a phase differentiates, or at which its tangents begin
     rates: Rates | None = None  # the optimizer's settings, if the phase steps
     # where D judges or a network differentiates: takes the number of a micro-batch, the tensor x that is differentiated

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Learns, Phase, Placed, PullsBack, Task, awaited, in_turn, of_micro_batch
+from bigsgan.engines.phases import Learns, MakesImages, Phase, Placed, PullsBack, Task, awaited, in_turn, of_micro_batch
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 
@@ -105,8 +105,8 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     """Yield the tasks of an update of networks without stages that meet on each rank.
 
     They go phase by phase; but the micro-batches of G's own update go through its phases one by one, so that one graph
-    is alive at a time. Where updates overlap, G's update comes first and D's steps last; before G's step, G makes the
-    images that D trains on or keeps.
+    is alive at a time. Where G's update comes first, D's steps come last. Where updates overlap, G makes images for D's
+    next steps before its own.
     """
     last, pulls_back = next((number, phase) for number, phase in enumerate(phases) if isinstance(phase, PullsBack))
     learning = [number for number, phase in enumerate(phases) if isinstance(phase, Learns)]
@@ -116,9 +116,10 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
         yield from _by_micro_batch(range(first, last + 1), phases)
         return
     own = [number for number in range(last) if phases[number].update_of == "generator"]
-    made = [number for number in range(len(phases)) if number not in (*own, *learning, last)]
+    new = [number for number in range(last, len(phases)) if isinstance(phases[number], MakesImages)]  # of the new G
+    made = [number for number in range(len(phases)) if number not in (*own, *learning, *new, last)]
     yield from _by_micro_batch([*own, last], phases, _by_phase(made, phases))
-    yield from _by_phase(learning, phases)
+    yield from _by_phase(sorted([*learning, *new]), phases)
 
 
 def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]:

@@ -236,8 +236,8 @@ def update_phases(
 ) -> list[Phase]:
     """Return the phases of an update: G makes images, D trains, once or more; G makes images, D judges, G pulls back.
 
-    With ``objective.schedule=overlapped`` no network waits within an update for what the other learns in it: D judges
-    first and trains on images that it has kept, and G makes the images for D's next update.
+    With ``objective.schedule=generator_first`` D trains last. With ``overlapped`` no network waits for what the other
+    learns in the update: D judges first and trains on kept images, and G makes those for D's next update.
 
     Args:
         plan: The run's plan.
@@ -250,6 +250,8 @@ def update_phases(
     update = _Update(plan, steps, regularized)
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
+    elif plan.recipe.objective.schedule == "generator_first":
+        update.begin_with_generator()
     else:
         update.take_turns()
     return update.phases
@@ -274,6 +276,14 @@ class _Update:
         if not self._objective.reuse_fakes:
             images = self._make_images_for_own_update()
         self._pull_back(images, self._judge(images))
+
+    def begin_with_generator(self) -> None:
+        """Let G learn from D as it is, and then D from the new G, or first from the images of G's update."""
+        shares = self._objective.reuse_fakes
+        own = self._make_images_for_own_update(0 if shares else None)
+        self._pull_back(own, self._judge(own))
+        for d_step in range(self._objective.d_steps):
+            self._train(d_step, own if shares and d_step == 0 else self._make_images(d_step))
 
     def overlap(self, has_kept: bool) -> None:
         """Let each network learn from the other as it was before the update, and D from images of the G before that.

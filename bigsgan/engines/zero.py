@@ -34,6 +34,7 @@ class Pass:
     moving: bool = False  # whether batch statistics and power iterations move
     loss: LossFunction | None = None
     regularizer: Regularizer | None = None
+    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch], Tensor] | None = None  # see ``Work``
     tangents: Tensor | None = None  # they begin after the first ``ahead`` layers, which are not compiled then
     ahead: int = 0  # without tangents, inputs enter after these layers; without a loss, only they are computed
     targets: MicroBatch = ()  # what the loss compares with the network's predictions
@@ -58,17 +59,19 @@ class Root(nn.Module):
         super().__init__()
         self.network, self.replays = network, cuda_graphs
         fast, self._predicting, self._dual = network, network.with_predictions, network.fold_dual
+        self._fold = network.fold
         if compile != "none":
             compiling = importlib.import_module("bigsgan.engines.compiling")  # and torch's compiler: seconds
             fast = compiling.compiled(network, compile, cuda_graphs)
             self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
+            self._fold = compiling.compiled_fold(network, compile, cuda_graphs)
             if network.predicts:
                 self._predicting = compiling.compiled_predicting(network, compile, cuda_graphs)
         self._fast = (fast,)  # in a tuple it is not a submodule
         self.stateful = network.stateful_layers()
 
     def forward(self, inputs: MicroBatch, run: Pass) -> tuple[Tensor, ...]:
-        """Return the outputs of the network alone, their loss alone, or the outputs and a regularizer's loss.
+        """Return the images or logits alone, their loss alone, or images and a loss of G's own.
 
         Passes that are differentiated twice or read for their features are not compiled.
         """
@@ -83,6 +86,9 @@ class Root(nn.Module):
         with moving_state(self.stateful, run.moving):
             if regularizer is not None:
                 outputs, inner = regularizer.forward(self.network, inputs)
+            elif run.of_outputs is not None:
+                outputs, *more = self._fold(*inputs)
+                return outputs, run.of_outputs(outputs, more, inputs)
             elif loss is None:
                 return self.network.part(0, ahead).fold(*inputs) if ahead else (network(*inputs),)
             elif ahead:
@@ -246,7 +252,7 @@ class ZeroEngine(DeepSpeedBacked):
         targets = work.targets(index)  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned())
-        run = Pass(moving, work.loss, work.regularizer, tangents, work.ahead, targets)
+        run = Pass(moving, work.loss, work.regularizer, work.of_outputs, tangents, work.ahead, targets)
         work.graphs[index] = Graph(self._engine(inputs, run=run))
         if not work.phase.step:
             work.outputs[index] = work.graphs[index].outputs[0].detach()

@@ -71,21 +71,21 @@ def model_card(
         grid: Name of the file with samples; None for none.
     """
     data = recipe.data
-    kind = "pairs" if data.paired else "classes" if data.num_classes else "latents"
+    kind = "pairs" if recipe.translates else "classes" if data.num_classes else "latents"
     decoded = data.kind == "latents"  # the user decodes them
     scaled = f"scaled by {data.codec.scale:g}" if data.codec.scale else "scaled as the autoencoder's config.json says"
     use = _USE[kind].format(
-        latent_size=None if data.paired else recipe.latent_size,
+        latent_size=recipe.latent_size,
         classes=data.num_classes,
         channels=data.channels if decoded else data.image_channels,
-        inputs=data.input_channels,
+        inputs=recipe.input_channels,
         side=data.side if decoded else data.resolution,
         made="encoded" if decoded else "images",
         values=f", {scaled}" if decoded else " in [-1, 1]",
     )
     of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
     head = _HEAD.format(
-        task="image-to-image" if data.paired else "unconditional-image-generation",
+        task="image-to-image" if recipe.translates else "unconditional-image-generation",
         family=recipe.generator.family,
         name=run.absolute().name,
         grid="" if grid is None else f"\n![Samples]({grid})\n",
@@ -97,7 +97,7 @@ def model_card(
         statistics=header["statistics"],
         nimg=f"{nimg:,}",
         data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part),
-        imports="import bigsgan" if data.paired else "import bigsgan\nimport torch",
+        imports="import bigsgan" if recipe.translates else "import bigsgan\nimport torch",
         use=use,
     )
     tree = recipe.model_dump(mode="json", exclude_defaults=True)

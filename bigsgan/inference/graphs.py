@@ -73,8 +73,12 @@ class _Classes(_Graph):
 class _Translated(_Graph):
     """Input images (N, C_in, R, R) in [-1, 1] -> images (N, C, R, R)."""
 
+    def __init__(self, network: LayerStack, draws: bool) -> None:
+        super().__init__(network)
+        self._num_zeros = 1 + draws  # labels, and seeds
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x, _zeros(x), _zeros(x))
+        return self.network(x, *[_zeros(x)] * self._num_zeros)
 
 
 class _ClassStyles(nn.Module):
@@ -143,8 +147,8 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
 
 
 def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
-    if recipe.data.paired:
-        return _Translated(network)
+    if recipe.translates:
+        return _Translated(network, recipe.generator.draws)
     if recipe.generator.has_styles:
         styles = _ClassStyles(network)
         return styles if recipe.data.num_classes else _Styles(styles)
@@ -154,8 +158,8 @@ def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
 def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
     """Inputs of a graph for ``num`` images, by name."""
     data, draws = recipe.data, Draws(recipe.seed)
-    if data.paired:
-        shape = (data.input_channels, data.resolution, data.resolution)
+    if recipe.translates:
+        shape = (recipe.input_channels, data.side, data.side)
         pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
         return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
     inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}
@@ -169,7 +173,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
     """The network's own images, for styles truncated with psi."""
-    first = inputs["x" if recipe.data.paired else "z"]
+    first = inputs["x" if recipe.translates else "z"]
     if "psi" in inputs:
         set_psi(network, _PSI)
     rest = [_zeros(first)] if recipe.generator.draws else []

@@ -23,7 +23,7 @@ from bigsgan.models import layers, plain
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import Mapping
 from bigsgan.models.stylegan2_layers import SynthesisLayer
-from bigsgan.training.sampling import generator_inputs, pair_grid, sample, stand_statistics, standing_batches
+from bigsgan.training.sampling import generator_inputs, sample, stand_statistics, standing_batches, translation_grid
 
 _TABLES = (layers.Embedding, plain.Embedding)
 
@@ -189,10 +189,10 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
 
 
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
-    """Show inputs of the run's data, their translations and their targets side by side."""
-    pairs = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
-    if not len(pairs):
-        raise UserError("data.root", trained.recipe.data.root, "contains no readable pairs", "repair its images")
-    grid = pair_grid(trained.recipe, pairs, trained.device)
+    """Show inputs of the run's data, their translations and maybe their targets side by side."""
+    samples = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
+    if not len(samples):
+        raise UserError("data.root", trained.recipe.data.root, "contains no readable images", "repair its images")
+    grid = translation_grid(trained.recipe, samples, trained.device)
     images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

@@ -19,7 +19,7 @@ from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.inference.sheets import Sheet
 from bigsgan.inference.trained import TrainedNetwork
-from bigsgan.training.sampling import sample
+from bigsgan.training.sampling import sample, translation_inputs
 
 _COLUMNS = 6
 """Columns of a sheet: three inputs, each with its translation."""
@@ -69,8 +69,8 @@ class Translations:
         """
         sources = torch.stack([self._read(self._paths[number]) for number in numbers])
         seeds = self._draws.seeds("sample/seed", (0,), numbers[0], len(numbers))
-        inputs = (sources, torch.zeros(len(numbers), dtype=torch.int64), torch.from_numpy(seeds))
-        placed = tuple(entry.to(self._trained.device) for entry in inputs)
+        labels = torch.zeros(len(numbers), dtype=torch.int64)
+        placed = translation_inputs(self._trained.recipe, sources, labels, seeds, self._trained.device)
         chunk = 1 if self._statistics == "batch" else batch
         return sources, sample(self._trained.network, self._trained.show, placed, chunk, self._statistics)
 
@@ -80,9 +80,11 @@ class Translations:
         return Sheet(torch.stack(shown, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
 
     def _read(self, path: Path) -> Tensor:
-        data = self._trained.recipe.data
+        data, channels = self._trained.recipe.data, self._trained.recipe.data.input_channels
+        if not (data.paired or data.joins_domains):
+            channels = data.image_channels
         try:
-            pixels = image_tensor(open_image(str(path)), str(path), data.resolution, data.input_channels)
+            pixels = image_tensor(open_image(str(path)), str(path), data.resolution, channels)
         except CorruptImage as error:
             raise UserError("--input", str(path), f"cannot be read: {error.reason}", "repair or remove it") from None
         return decode(pixels)

@@ -97,7 +97,7 @@ def each_real(
         for part, read in itertools.islice(batches, 1):  # ranks may have one fewer
             tell(f"real image {int(part[0])} of {num}")
             corrupt.count(read)
-            images = read.images[:, data.input_channels :] if data.paired else read.images  # the target of a pair
+            images = read.images[:, -data.image_channels :]  # the target of a pair, and of two domains the second
             yield images.to(comm.device()), part, read.labels
 
 

@@ -60,13 +60,13 @@ def network_on_meta(recipe: Recipe, network: str) -> LayerStack:
 
 
 def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
-    """Return the same generator, with the same layers, that returns only the last image of a sample.
+    """Return the same generator, with the same layers, that returns only the last image of a sample, no other output.
 
     A codec without weights is undone; with another codec, the generator returns latents.
     """
     codec, more = recipe.data.codec, list[nn.Module]()
-    if recipe.generator.images_per_sample > 1:
-        more.append(LastImage(recipe.data.channels))
+    if recipe.generator.images_per_sample > 1 or recipe.outputs or recipe.data.joins_domains:
+        more.append(LastImage(recipe.shown_channels))
     if codec.kind == "dct":
         more.append(FromCosines(codec.block, codec.scale or 1.0))
     return LayerStack([*generator.layers.values(), *more], generator.checkpointing) if more else generator

@@ -55,14 +55,13 @@ class LayerStack(nn.Module):
         return LayerStack([wrap(layer) for layer in self.layers.values()], self.checkpointing, self._first)
 
     def forward(self, *carry: Tensor, segments: int = 1) -> Tensor:
-        """Fold over the layers; the last one must leave a single tensor.
+        """Fold over the layers; return the first tensor that the last one leaves, of a network from outside the images.
 
         Args:
             carry: The network's inputs.
             segments: Number of equal parts of the batch whose batch statistics are kept apart.
         """
-        (output,) = self.fold(*carry, segments=segments)
-        return output
+        return self.fold(*carry, segments=segments)[0]
 
     def fold(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, ...]:
         """Fold over the layers of a part, and return the carry for the next part."""
@@ -151,14 +150,14 @@ class LayerStack(nn.Module):
 
 
 class LastImage(nn.Module):
-    """Picks the last of a sample's images, which are stacked along the channels."""
+    """Picks the last of a sample's images, which are stacked along the channels, and drops what comes after them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.channels = channels
 
-    def forward(self, images: Tensor) -> tuple[Tensor]:
-        """(N, L * C, H, W) -> (N, C, H, W)."""
+    def forward(self, images: Tensor, *outputs: Tensor) -> tuple[Tensor]:
+        """(N, L * C, H, W), ... -> (N, C, H, W)."""
         return (images[:, -self.channels :].contiguous(),)  # a copy, so that the others' memory becomes free
 
 

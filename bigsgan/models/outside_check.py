@@ -134,9 +134,15 @@ def _check_memory(field: str, family: str, stack: LayerStack, number: int, num_s
 def _inputs(recipe: Recipe, network: str) -> Carry:
     generator, data = torch.Generator().manual_seed(0), recipe.data
     labels = torch.arange(_NUM) % max(data.num_classes, 1)
-    if network == "generator":
-        return torch.randn(_NUM, recipe.latent_size, generator=generator), labels
-    return torch.rand(_NUM, recipe.judged_channels, data.side, data.side, generator=generator) * 2 - 1, labels
+
+    def images(channels: int) -> Tensor:
+        return torch.rand(_NUM, channels, data.side, data.side, generator=generator) * 2 - 1
+
+    seeds = [torch.arange(_NUM)] if getattr(recipe, network).draws else []
+    if network == "discriminator":
+        return images(recipe.judged_channels), labels, *([images(recipe.input_channels)] if data.paired else []), *seeds
+    latents = torch.randn(_NUM, recipe.latent_size, generator=generator)
+    return images(recipe.input_channels) if recipe.translates else latents, labels, *seeds
 
 
 def _named(layer: LayerStack) -> str:
@@ -203,13 +209,24 @@ def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) ->
 
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
     field, family, data = f"{network}.family", getattr(recipe, network).family, recipe.data
-    first = carry[0]
+    first, *outputs = carry
     shape, wanted = list(first.shape), [_NUM, recipe.judged_channels, data.side, data.side]
-    if len(carry) != 1 or not first.is_floating_point():
-        raise UserError(field, family, "must return one tensor of floats", "return images, or logits")
+    named = recipe.outputs if network == "generator" else []
+    if not first.is_floating_point() or (outputs and not named):
+        remedy = "return images, and name what comes after them in generator.outputs"
+        if network == "discriminator":
+            remedy = "return logits"
+        raise UserError(field, family, "must return one tensor of floats", remedy)
+    if len(outputs) != len(named):
+        problem = f"must be the names of the {len(outputs)} tensors that {family} returns after the images"
+        raise UserError("generator.outputs", named, problem, "name each of them")
+    for name, output in zip(named, outputs, strict=True):
+        if output.shape[:1] != (_NUM,):
+            problem = f"must be an output of {_NUM} samples, is of shape {list(output.shape)}"
+            raise UserError("generator.outputs", name, problem, "return a tensor with an entry for each sample")
     if network == "generator" and shape != wanted:
         raise UserError(
-            field, family, f"must make images {wanted} of {_NUM} latents", "correct it", f"it makes {shape}"
+            field, family, f"must make images {wanted} of {_NUM} samples", "correct it", f"it makes {shape}"
         )
     if network == "discriminator" and shape[:1] != [_NUM]:
         raise UserError(field, family, f"must return logits of {_NUM} images", "correct it", f"they are {shape}")

@@ -55,12 +55,13 @@ def build_phases(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], game:
 
 
 def kept_images(plan: RunPlan, part: Part) -> int:
-    """Bytes of images of the last update that a rank with this part of D has kept for this update's D steps."""
+    """Bytes of images of earlier updates that a rank with this part of D keeps for its steps."""
     recipe = plan.recipe
-    if recipe.objective.schedule == "exact" or not part.is_first:
+    if not part.is_first:
         return 0
-    num = recipe.batch // plan.placement("discriminator").num_replicas
-    return recipe.objective.d_steps * num * image_bytes(recipe)
+    objective, num = recipe.objective, recipe.batch // plan.placement("discriminator").num_replicas
+    stale = objective.d_steps if objective.schedule == "overlapped" else 0
+    return (stale + objective.pool) * num * image_bytes(recipe)
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, phase: Phase) -> RankPhase:

@@ -49,8 +49,8 @@ class UpdateWork:
 
     @property
     def schedule(self) -> str:
-        """The recipe's: ``exact``, or ``overlapped``, where both networks are updated at once."""
-        return self.plan.recipe.objective.schedule
+        """``overlapped``, where both networks are updated at once, or ``exact``, where they take turns."""
+        return OVERLAPPED if self.plan.recipe.objective.schedule == OVERLAPPED else EXACT
 
     def of_task(self, kind: UpdateKind, task: Task, stage: int) -> float:
         """Operations of a task on a stage, were all samples on one replica; 0 for a step.

@@ -13,6 +13,7 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
+from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Termed, build_terms, states
@@ -45,7 +46,13 @@ from bigsgan.training.power import AVERAGE
 from bigsgan.training.rank_consistency import TEACHER, checked_teacher, open_alike, refuse_other_codec
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
-from bigsgan.training.sampling import STANDING_BATCHES, SampleGrid, has_standing_statistics, latent_grid, pair_grid
+from bigsgan.training.sampling import (
+    STANDING_BATCHES,
+    SampleGrid,
+    has_standing_statistics,
+    latent_grid,
+    translation_grid,
+)
 from bigsgan.training.snapshots import Snapshots, remove_abandoned
 from bigsgan.training.start import Start
 from bigsgan.training.state import Counters, EMAState, EngineState
@@ -55,6 +62,9 @@ DATA = "data"
 
 KEPT_IMAGES = "kept_images"
 """Name of the entry of images for D's next update, where updates overlap."""
+
+IMAGE_POOL = "image_pool"
+"""Name of the entry of images of earlier updates that D sees again."""
 
 NUM_SHOWN, REAL_COLUMNS, NUM_PAIRS = 100, 10, 18
 
@@ -117,18 +127,18 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
-    stale = build_stale_images(plan, rank, slices["discriminator"]["discriminator"], device)
+    kept = _images_for_later(plan, slices, sample_draws)
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
     terms = build_terms(recipe, plan.objective, ours, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)
-    entries |= states(terms) | ({} if stale is None else {KEPT_IMAGES: stale})
+    entries |= states(terms) | kept
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
-    sources = Sources(reals, source, sample_draws, slices, stale)
+    sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
     reporter = _build_reporter(recipe, out, start, counters.nimg)
@@ -158,9 +168,21 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     )
 
 
+def _images_for_later(plan: RunPlan, slices: Mapping[str, Mapping[str, Slice]], draws: SampleDraws) -> dict[str, Any]:
+    """Build what keeps G's images for later steps of D, as the recipe asks for it, by the names of their entries."""
+    part, rank, device = slices["discriminator"]["discriminator"], comm.rank(), comm.device()
+    stale = build_stale_images(plan, rank, part, device)
+    pool = build_image_pool(plan, rank, part, draws, device)
+    return ({KEPT_IMAGES: stale} if stale else {}) | ({IMAGE_POOL: pool} if pool else {})
+
+
 def _training_dataset(recipe: Recipe, shown: ImageDataset) -> ImageDataset:
-    """Return the data set to train on: ``shown`` or crops of its images. A teacher needs the images of latents."""
-    dataset = build_training_dataset(recipe.data) if recipe.data.crop_from else shown
+    """Return the data set to train on: ``shown``, or crops of its images, or two domains in passes.
+
+    A teacher needs the images of latents.
+    """
+    has_own = recipe.data.crop_from or recipe.data.joins_domains
+    dataset = build_training_dataset(recipe.data) if has_own else shown
     if recipe.objective.teacher:
         check_images(dataset, recipe.data)  # before engines are built
     return dataset
@@ -257,14 +279,14 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
 
     At the beginning of a run, at ``nimg`` images, report a grid of real images, unless each sample is shown beside one.
     """
-    num = NUM_PAIRS if recipe.data.paired else NUM_SHOWN
+    num = NUM_PAIRS if recipe.translates else NUM_SHOWN
     images = for_rank_zero(comm, lambda: readable_images(dataset, recipe.data, num, comm.device()))
     images = torch.empty(0) if images is None else images
-    if recipe.data.paired:  # rank 0 reads for all ranks, which have to translate the same images
+    if recipe.translates:  # rank 0 reads for all ranks, which have to translate the same images
         images = comm.from_rank_zero(images)
         if not len(images):
-            raise UserError("data.root", recipe.data.root, "contains no readable pairs", "repair its images")
-        return pair_grid(recipe, images, comm.device())
+            raise UserError("data.root", recipe.data.root, "contains no readable images", "repair its images")
+        return translation_grid(recipe, images, comm.device())
     if len(images) and nimg is not None:
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
     return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
@@ -295,8 +317,8 @@ def build_reals(
     shows, stages = recipe.objective.teacher is not None, {0}
     if shows and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
-    # G's last stage takes the seeds of path length's probe from G's inputs, which it cannot have without the data.
-    if recipe.objective.path_length and network == "generator":
+    # G's last stage needs G's inputs, as path length's seeds and terms of its outputs do.
+    if network == "generator" and (recipe.objective.path_length or recipe.outputs):
         stages.add(place.num_stages - 1)
     reads = place.stage(comm.rank()) in stages
     return RealImages(dataset, recipe.data, draws, slices[network], device, start=start, reads=reads, shows=shows)
@@ -312,7 +334,7 @@ def _build_source(
     if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
     source, standing = build_source(recipe, draws, own), list[MicroBatch]()
-    if not recipe.data.paired and has_standing_statistics(recipe):
+    if not recipe.translates and has_standing_statistics(recipe):
         latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
     return source, standing

@@ -38,7 +38,7 @@ def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: 
     """Make images; see ``Trainer.sample``."""
     recipe, generator = run.recipe, run.step.generator
     most = max(recipe.data.num_classes, 1)
-    if recipe.data.paired:
+    if recipe.translates:
         raise UserError("sample", None, "needs a generator from latents", "use `bigsgan sample --input`")
     for field, value, low, high in (("num", num, 1, LARGEST_NUM), ("seed", seed, 0, LARGEST_INT)):
         if not low <= value <= high:

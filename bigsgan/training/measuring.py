@@ -33,7 +33,14 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.rank_consistency import open_same_reference
-from bigsgan.training.sampling import Infer, generator_inputs, sampling_mode, shown, stand_statistics
+from bigsgan.training.sampling import (
+    Infer,
+    generator_inputs,
+    sampling_mode,
+    shown,
+    stand_statistics,
+    translation_inputs,
+)
 from bigsgan.training.schedules import is_due
 
 _log = logging.getLogger(__name__)
@@ -130,14 +137,13 @@ def samples_of(
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
-        if not recipe.data.paired or dataset is None:
+        if not recipe.translates or dataset is None:
             return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
         indices = [(first + i) % num for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
         corrupt.count(read)
-        sources = decode(read.images[:, : recipe.data.input_channels].to(device))
-        seeds = torch.from_numpy(draws.seeds("metrics/seed", (0,), first, len(labels)))
-        return sources, labels.to(device), seeds.to(device)
+        seeds = draws.seeds("metrics/seed", (0,), first, len(labels))
+        return translation_inputs(recipe, decode(read.images.to(device)), labels, seeds, device)
 
     def generate(first: int, labels: Tensor) -> Tensor:
         with sampling_mode(network, recipe.sample_statistics):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def standing_batches(
     There are none if the generator has no such statistics, or reads images.
     The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
     """
-    if recipe.data.paired or not has_standing_statistics(recipe):
+    if recipe.translates or not has_standing_statistics(recipe):
         return []
     draws, classes = Draws(recipe.seed), max(recipe.data.num_classes, 1)
     batches = []
@@ -92,18 +93,38 @@ def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = Non
     return SampleGrid(inputs, len(columns), lambda images: images, reals)
 
 
-def pair_grid(recipe: Recipe, pairs: Tensor, device: torch.device) -> SampleGrid:
-    """Return a grid of pairs (n, C_in + C, R, R) in [-1, 1], which shows input, translation and target side by side."""
-    sources, targets = pairs.split([recipe.data.input_channels, recipe.data.image_channels], dim=1)
-    seeds = torch.from_numpy(Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(pairs)))
-    labels = torch.zeros(len(pairs), dtype=torch.int64)
+def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:
+    """Return a grid of samples of the data, (n, C', R, R) in [-1, 1]: input, translation and target side by side.
+
+    Where a generator remakes its input, the target is left out.
+    """
+    data = recipe.data
+    compares = data.paired or data.joins_domains
+    sources = samples[:, : data.input_channels] if compares else samples
+    targets = [samples[:, -data.image_channels :]] if compares else []
+    seeds = Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(samples))
 
     def frame(images: Tensor) -> Tensor:
-        shown = [part.expand(-1, 3, -1, -1) for part in (sources, images, targets)]  # grey beside colour
+        shown = [part.expand(-1, 3, -1, -1) for part in (sources, images, *targets)]  # grey beside colour
         return torch.stack(shown, dim=1).flatten(0, 1)
 
-    inputs = (sources.to(device), labels.to(device), seeds.to(device))
-    return SampleGrid(inputs, 3 * PAIR_COLUMNS, frame)
+    inputs = translation_inputs(recipe, samples, torch.zeros(len(samples), dtype=torch.int64), seeds, device)
+    return SampleGrid(inputs, (2 + len(targets)) * PAIR_COLUMNS, frame)
+
+
+def translation_inputs(
+    recipe: Recipe, samples: Tensor, labels: Tensor, seeds: np.ndarray, device: torch.device
+) -> MicroBatch:
+    """Return the inputs of a generator from images, given samples of the data (n, C', R, R) or their first channels.
+
+    Of two domains, the second image is grey where only the first is given, whose translation does not need it.
+    """
+    sources = samples[:, : recipe.input_channels]
+    missing = recipe.input_channels - sources.shape[1]
+    if missing:
+        sources = torch.cat([sources, sources.new_zeros(len(sources), missing, *sources.shape[2:])], dim=1)
+    drawn = (torch.from_numpy(seeds).to(device),) if recipe.generator.draws else ()
+    return sources.to(device), labels.to(device), *drawn
 
 
 def generator_inputs(
@@ -180,7 +201,7 @@ def shown(recipe: Recipe, infer: Infer) -> Infer:
 
     @torch.no_grad()
     def show(inputs: MicroBatch, moving: bool) -> Tensor:
-        made = infer(inputs, moving)[:, -recipe.data.channels :]
+        made = infer(inputs, moving)[:, -recipe.shown_channels :]
         if not codecs:
             codecs.append(build_codec(recipe.data, made.device))
         return codecs[0].decode(made)

@@ -276,7 +276,7 @@ def test_what_no_other_layout_can_repeat(tmp_path, function, found):
     "function, told",
     [
         ("Empty", "generator.family: has a parameter or buffer layers.0.module.scale that lacks an initial value"),
-        ("Small", "generator.family: must make images [4, 1, 16, 16] of 4 latents"),
+        ("Small", "generator.family: must make images [4, 1, 16, 16] of 4 samples"),
         ("bare", "has no parameters to train"),
     ],
 )

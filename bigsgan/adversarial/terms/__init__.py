@@ -18,6 +18,7 @@ from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.l1 import l1
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
+from bigsgan.adversarial.terms.outputs import output_loss
 from bigsgan.adversarial.terms.own import OfMeans, Own
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
@@ -61,6 +62,7 @@ __all__ = [
     "gradient_terms",
     "image_gradient",
     "inner_term",
+    "output_loss",
     "stateless_terms",
     "states",
     "targets_of",
@@ -106,7 +108,8 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     loss = over_maps(own.loss, rank.map_sizes)
     for term in own.terms:
         if isinstance(term.value, OfMeans):
-            term.value.sum_over_replicas = rank.sum_over_discriminator or rank.sum_over_ranks
+            own_sum = rank.sum_over_generator if term.of_outputs else rank.sum_over_discriminator
+            term.value.sum_over_replicas = own_sum or rank.sum_over_ranks
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
     found += [OfDiscriminator(loss), OfGenerator(loss)]

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
+from bigsgan.adversarial.terms.outputs import OutputTerm
 from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm, Sum
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
 from bigsgan.errors import UserError
+from bigsgan.models.build import build_network
 from bigsgan.plugins import called, load
 
 _NUM_PATCHES = 9
@@ -96,16 +98,23 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     found = []
     for number, section in enumerate(recipe.objective.terms):
         field = f"objective.terms.{number}.use"
-        function = _built(field.removesuffix(".use"), section, device)
+        function = _built(field.removesuffix(".use"), section, device, recipe.outputs)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
             called_as, function = function.means, OfMeans(function)
         what = "its method means" if of_means else "its call"
         names = _reads(field, section.use, called_as, _offered(recipe, section), what)
-        if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1:
+        reads_outputs = not set(recipe.outputs).isdisjoint(names)
+        if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1 or (
+            reads_outputs and not {"real_images", *LOGITS}.isdisjoint(names)
+        ):
             remedy = "make two terms of it: they may be on different ranks, or of different passes"
-            raise UserError(field, section.use, "must read images, logits or gradients, not several", remedy)
-        term = FunctionTerm(section.label, section.network, section.weight, names, function, section.every)
+            problem = "must read images, logits or gradients, not several"
+            if reads_outputs:
+                problem = "must read outputs, images, labels or input_images, not real images or logits too"
+            raise UserError(field, section.use, problem, remedy)
+        kind = OutputTerm if reads_outputs else FunctionTerm
+        term = kind(section.label, section.network, section.weight, names, function, section.every)
         if set(term.differentiates) != set(section.differentiates):
             wanted, key = ", ".join(term.differentiates), f"objective.terms.{number}.differentiates"
             problem, detail = f"must be [{wanted}]", f"{what} takes {', '.join(names)}"
@@ -115,14 +124,14 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     return found
 
 
-def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device) -> Any:
+def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device, outputs: Sequence[str] = ()) -> Any:
     """Return what a section names: an object of a class, made with the arguments, or a function that has them.
 
     The weights of a module stay as they are.
     """
     found = load(f"{field}.use", section.use, "terms")
     if not inspect.isclass(found):
-        names = [*IMAGES, *LOGITS, *GRADIENTS]  # which it gets in each update
+        names = [*IMAGES, *LOGITS, *GRADIENTS, *outputs]  # which it gets in each update
         arguments = checked_arguments(f"{field}.arguments", section.use, found, section.arguments, dict.fromkeys(names))
         return functools.partial(found, **{key: value for key, value in arguments.items() if key not in names})
     found = build(f"{field}.use", section.use, "terms", section.arguments, {})
@@ -133,8 +142,8 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     """Return what the term's network can show it in an update."""
     if section.network == "discriminator":
         return (*LOGITS, *GRADIENTS)
-    images = IMAGES if recipe.data.paired else IMAGES[:-1]
-    return (*images, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
+    images = IMAGES if recipe.translates else IMAGES[:-1]
+    return (*images, *recipe.outputs, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
 
 
 def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -167,7 +176,10 @@ def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Calla
 def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torch.device) -> None:
     """Compute a term of two random samples, together and one by one, and its gradient."""
     inputs = _random_inputs(recipe, device)
-    trains = inputs if term.network == "discriminator" else ("images", "fake_logits")  # what depends on the network
+    # What depends on the network.
+    trains = inputs if term.network == "discriminator" else ("images", "fake_logits", *recipe.outputs)
+    if term.of_outputs:
+        inputs = {**inputs, **_random_outputs(recipe, device)}
     read = {key: inputs[key] if key in trains else inputs[key].detach() for key in term.reads}
     mean = term.value.means if isinstance(term.value, OfMeans) else term.value
 
@@ -220,7 +232,7 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
         return (2 * torch.rand(2, channels, side, side, generator=generator) - 1).to(device).requires_grad_()
 
     def logits() -> Tensor:
-        shape = (2, _NUM_PATCHES) if recipe.data.paired else (2,)
+        shape = (2, _NUM_PATCHES) if recipe.translates else (2,)
         return torch.randn(shape, generator=generator).to(device).requires_grad_()
 
     num_classes = max(recipe.data.num_classes, 1)
@@ -231,4 +243,20 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
     }
     found |= {"fake_logits": logits(), "real_logits": logits()}
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
-    return found | ({"input_images": images(recipe.data.input_channels)} if recipe.data.paired else {})
+    return found | ({"input_images": images(recipe.input_channels)} if recipe.translates else {})
+
+
+def _random_outputs(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:
+    """Return random tensors like those that G returns after its images, by name; zeros for integers."""
+    side, generator = recipe.data.side, torch.Generator().manual_seed(1)
+    shape = (2, recipe.input_channels, side, side) if recipe.translates else (2, recipe.latent_size)
+    with torch.device("meta"):
+        numbers = [torch.empty(2, dtype=torch.int64)] * (1 + recipe.generator.draws)  # labels, and seeds
+        _, *outputs = build_network(recipe, "generator").fold(torch.empty(shape), *numbers)
+    found = dict[str, Tensor]()
+    for name, output in zip(recipe.outputs, outputs, strict=True):
+        if output.is_floating_point():
+            found[name] = torch.randn(output.shape, generator=generator).to(device).requires_grad_()
+        else:
+            found[name] = torch.zeros(output.shape, dtype=output.dtype, device=device)
+    return found

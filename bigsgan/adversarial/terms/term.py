@@ -50,10 +50,12 @@ class Term:
         statistics: Names of what it records, the first that of its value; ``loss/<name>`` by default.
         entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
         segments: Names of the segments that it adds to D's batch.
+        of_outputs: Whether it reads what G returns after its images.
         targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
     """
 
     entry = ""
+    of_outputs = False
     segments: tuple[str, ...] = ()
     targets: Callable[..., MicroBatch] | None = None
     value: Callable[..., Tensor]  # the mean over the samples, a scalar, of what it reads by name
@@ -67,7 +69,7 @@ class Term:
     @property
     def of_images(self) -> bool:
         """Whether it reads images, which arrive at D's first layer."""
-        return bool(self.reads) and self.reads[0] in IMAGES
+        return bool(self.reads) and self.reads[0] in IMAGES and not self.of_outputs
 
     @property
     def differentiates(self) -> tuple[str, ...]:

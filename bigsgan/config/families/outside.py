@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar, Literal
+
 from pydantic import Field, JsonValue
 
 from bigsgan import plugins
-from bigsgan.config.families.base import GeneratorSection, NetworkSection
+from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.sections import Width
 
 OUTSIDE = "package.module:function"
@@ -25,16 +27,36 @@ class _Outside(NetworkSection):
     arguments: dict[str, JsonValue] = Field(default={})
     """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``resolution`` and
     ``image_channels`` that its signature names."""
+    seeds: bool = False
+    """Whether it gets a seed for each sample, (N,) integers, as its last input. ``bigsgan.models.noise`` draws from
+    these the same random numbers in any layout."""
     exact: bool = True
     """Whether a run on several ranks must be the same as on one. ``false`` allows networks that draw from torch's
     generators or change buffers when they compute, or compare a batch's samples, and then no layout equals another."""
 
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether its inputs carry a seed for each sample."""
+        return self.seeds
 
-class OutsideGenerator(_Outside, GeneratorSection):
-    """A generator from outside the package: latents (N, Z), labels (N,) -> images."""
 
-    latent_size: Width
+class OutsideGenerator(_Outside):
+    """A generator from outside the package: latents (N, Z), or images, and labels (N,) -> images, and further outputs.
+
+    With pairs of images it reads their inputs.
+    """
+
+    network: ClassVar[str] = "generator"
+    latent_size: Width | None = None
+    """Numbers in a latent; for a generator from latents."""
+    reads: Literal["latents", "images"] = "latents"
+    """What it makes images from: latents, or the real images themselves, as an autoencoder does."""
+    outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]] = Field(default=[])
+    """Names of what it returns after the images. D does not see it; terms of G may read it by these names."""
 
 
 class OutsideDiscriminator(_Outside):
-    """A discriminator from outside the package: images, labels (N,) -> logits (N, ...)."""
+    """A discriminator from outside the package: images, labels (N,) -> logits (N, ...).
+
+    With pairs of images it reads their inputs too.
+    """

@@ -85,7 +85,7 @@ class PipelineEngine(DeepSpeedBacked):
         if self._is_last:
             outputs = work.outputs[0]
         else:
-            (spec,) = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
+            spec, *_ = self._boundaries.at(self._placement.num_stages, len(inputs[0]))
             outputs = spec.empty(self._device)
         source = self._placement.rank(self._placement.num_stages - 1, self.replica)
         dist.broadcast(outputs, source, group=internals.pipe_group(self._engine))
@@ -178,6 +178,9 @@ class PipelineEngine(DeepSpeedBacked):
         if along is not None:
             assert work.regularizer is not None, "G carries tangents for a regularizer"
             outputs.append(work.regularizer.along(along, self._known_inputs(work, index)))
+        elif work.of_outputs is not None and work.phase.opens_graphs:
+            images, *more = outputs
+            outputs[:] = [images, work.of_outputs(images, more, self._known_inputs(work, index))]
 
     def _known_inputs(self, work: Work, index: int) -> MicroBatch:
         """Return the inputs that the last stage knows: every stage draws G's alike; D's images are on the first."""

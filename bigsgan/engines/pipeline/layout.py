@@ -190,9 +190,10 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
         return torch.empty(num_samples, channels, data.side, data.side, device="meta")
 
     numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
-    inputs = (images(data.input_channels),) if data.paired else ()
     if network == "discriminator":
+        inputs = (images(recipe.input_channels),) if data.paired else ()
         seeds = (numbers,) if recipe.discriminator_reads_seeds else ()
         return images(recipe.judged_channels), numbers, *inputs, *seeds
-    first = inputs or (torch.empty(num_samples, recipe.latent_size, device="meta"),)
-    return *first, numbers, *((numbers,) if recipe.generator.draws else ())
+    latents = torch.empty(num_samples, recipe.latent_size, device="meta")
+    first = images(recipe.input_channels) if recipe.translates else latents
+    return first, numbers, *((numbers,) if recipe.generator.draws else ())

@@ -1,0 +1,44 @@
+"""Terms of what a generator returns after its images, which enter its own passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from bigsgan.adversarial.terms.term import FunctionTerm, Term, due
+from bigsgan.engines import MicroBatch
+from bigsgan.monitor import Statistics
+
+
+class OutputTerm(FunctionTerm):
+    """A function of G's outputs, and maybe of its images, its input images and classes. D does not see the outputs."""
+
+    of_outputs = True
+
+
+class OutputLoss:
+    """The sum of an update's terms of G's outputs, as a loss of one of G's passes."""
+
+    def __init__(self, terms: Sequence[Term], names: Sequence[str], statistics: Statistics) -> None:
+        """Take the terms that are due, and the outputs' names in the order in which G returns them."""
+        self._terms, self._names, self._statistics = terms, names, statistics
+
+    def __call__(self, images: Tensor, outputs: Sequence[Tensor], inputs: MicroBatch) -> Tensor:
+        """Return the mean loss over this rank's samples of a micro-batch, a scalar.
+
+        Args:
+            images: (n, C, H, W).
+            outputs: What G returns after them, each (n, ...).
+            inputs: G's inputs: latents or images, and labels (n,).
+        """
+        read = {"images": images, "input_images": inputs[0], "labels": inputs[1]}
+        read |= zip(self._names, outputs, strict=True)
+        return torch.stack([term.loss(read, self._statistics) for term in self._terms]).sum()
+
+
+def output_loss(terms: Iterable[Term], names: Sequence[str], update: int, statistics: Statistics) -> OutputLoss | None:
+    """Return the loss of G's outputs in an update; None if no term reads them."""
+    found = [term for term in due(terms, "generator", update) if term.of_outputs]
+    return OutputLoss(found, names, statistics) if found else None

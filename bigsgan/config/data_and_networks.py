@@ -1,0 +1,98 @@
+"""Refuses networks that do not fit each other, or the form of the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigsgan.config.families.outside import OutsideGenerator, is_outside
+from bigsgan.config.sections import NETWORKS
+from bigsgan.errors import UserError
+
+if TYPE_CHECKING:
+    from bigsgan.config.recipe import Recipe
+
+
+def check_data_and_networks(recipe: Recipe) -> None:
+    """Check what of the data the networks read, and what they make and judge.
+
+    Raises:
+        UserError: Something does not fit.
+    """
+    _check_images_per_sample(recipe)
+    _check_families(recipe)
+    _check_outside_generator(recipe)
+    _check_images_from_images(recipe)
+
+
+def _check_images_per_sample(recipe: Recipe) -> None:
+    made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
+    if made != judged:
+        problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
+        remedy = "give both networks the same family and the same levels"
+        field, detail = "discriminator.family", f"it judges {judged}"
+        raise UserError(field, recipe.discriminator.family, problem, remedy, detail)
+    if made > 1 and recipe.augmentation and recipe.augmentation.kind == "ada":
+        problem = f"must be diffaugment with generator.family={recipe.generator.family}"
+        remedy, detail = "set augmentation.kind=diffaugment, or augmentation=null", "ADA's colours are of one image"
+        raise UserError("augmentation.kind", "ada", problem, remedy, detail)
+    if made == 1 and recipe.objective.consistency:
+        problem = f"must be null with generator.family={recipe.generator.family}"
+        remedy, detail = "remove it, or give both networks family cat or gat", "it compares the images of one sample"
+        weight = f"weight={recipe.objective.consistency.weight}"
+        raise UserError("objective.consistency", weight, problem, remedy, detail)
+
+
+def _check_families(recipe: Recipe) -> None:
+    """Refuse pairs of images for families that do not read pairs, and families for pairs without such data."""
+    paired = recipe.data.paired
+    for network in NETWORKS:
+        section = getattr(recipe, network)
+        if section.paired != paired and not is_outside(section.family):
+            problem = "must be a family for latents" if section.paired else "must be a family for pairs of images"
+            remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
+            raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {recipe.data.kind}")
+
+
+def _check_images_from_images(recipe: Recipe) -> None:
+    """Refuse keys that do not fit a generator from images, or only fit one."""
+    paired, joined = recipe.data.paired, recipe.data.joins_domains
+    if recipe.objective.pool and (paired or recipe.data.num_classes):
+        problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
+        raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
+    if recipe.translates and not recipe.objective.reuse_fakes:
+        problem, detail = "must be true with a generator from images", "both networks' updates read the same inputs"
+        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
+    if (paired or joined) and recipe.augmentation:
+        problem, detail = "must be null with pairs of images", "it would move targets away from their inputs"
+        raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
+    for name in ("l1", "feature_matching"):
+        weight = getattr(recipe.objective, name)
+        if weight and (joined or not recipe.translates):
+            problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "only pairs of images have targets"
+            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
+
+
+def _check_outside_generator(recipe: Recipe) -> None:
+    generator, data = recipe.generator, recipe.data
+    if data.joins_domains and not recipe.translates:
+        problem, detail = "must be images with data.kind=unpaired_folders", "it translates the images of both domains"
+        remedy = "name a generator of your own, and set generator.reads=images"
+        raise UserError("generator.reads", "latents", problem, remedy, detail)
+    if not isinstance(generator, OutsideGenerator):
+        return
+    if generator.reads == "images" and data.paired:
+        problem, detail = f"must be unset with data.kind={data.kind}", "it reads the inputs of pairs"
+        raise UserError("generator.reads", "images", problem, "remove it", detail)
+    if generator.reads == "images" and data.codec.kind != "pixels":
+        raise UserError("data.codec.kind", data.codec.kind, "must be pixels with generator.reads=images", "remove it")
+    if recipe.translates and generator.latent_size:
+        field = f"data.kind={data.kind}" if data.paired else "generator.reads=images"
+        raise UserError("generator.latent_size", generator.latent_size, f"must be unset with {field}", "remove it")
+    if not recipe.translates and not generator.latent_size:
+        remedy = "give the numbers of a latent, or set reads=images for a generator from images"
+        raise UserError("generator.latent_size", None, "must be given", remedy)
+    taken = ("images", "real_images", "labels", "input_images", "fake_logits", "real_logits")
+    for number, name in enumerate(generator.outputs):
+        if name in (*taken, *generator.outputs[:number]):
+            problem, remedy = "is the name of something else that terms read", "give it a name of its own"
+            raise UserError(f"generator.outputs.{number}", name, problem, remedy)
