@@ -1,0 +1,151 @@
+"""Games between images, with networks from outside the package, and what their terms are in plain torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bigsgan.doctor.reference import Reference
+from bigsgan.models import noise
+from bigsgan.models.layers import moving_state
+
+NAMES = ("autoencoder", "Judge", "divergence", "Spread", "Translator", "ConditionalJudge")
+"""What recipes name of this module."""
+
+
+class Encoder(nn.Module):
+    """Images -> latents, drawn from the sample's seed, and the code that they are drawn with."""
+
+    def __init__(self, channels, width):
+        super().__init__()
+        self.embedding = nn.Embedding(10, width)
+        self.first, self.second = nn.Conv2d(channels, width, 4, 2, 1), nn.Conv2d(width, 4, 4, 2, 1)
+
+    def forward(self, images, labels, seeds):
+        """(N, C, R, R), (N,), (N,) -> (N, 2, R / 4, R / 4), (N, 4, R / 4, R / 4), (N,) integers."""
+        h = F.silu(self.first(images)) * self.embedding(labels)[:, :, None, None]
+        code = self.second(h)
+        mean, log_variance = code.chunk(2, dim=1)
+        drawn = noise.normal(seeds, 0, tuple(mean.shape[1:])).to(mean.dtype)
+        return mean + (0.5 * log_variance).exp() * drawn, code, labels
+
+
+class Decoder(nn.Module):
+    """Latents -> images; the rest of the carry follows them."""
+
+    def __init__(self, channels, width):
+        super().__init__()
+        self.first, self.second = nn.ConvTranspose2d(2, width, 4, 2, 1), nn.ConvTranspose2d(width, channels, 4, 2, 1)
+
+    def forward(self, latents, code, labels):
+        """(N, 2, R / 4, R / 4), ... -> (N, C, R, R), ...."""
+        return torch.tanh(self.second(F.silu(self.first(latents)))), code, labels
+
+
+def autoencoder(image_channels, width: int = 4):
+    """Two layers."""
+    return [partial(Encoder, image_channels, width), partial(Decoder, image_channels, width)]
+
+
+class Judge(nn.Module):
+    """Images -> a logit for each patch."""
+
+    def __init__(self, image_channels, width: int = 4):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(image_channels, width, 4, 2, 1), nn.Conv2d(width, 1, 4, 2, 1)
+
+    def forward(self, images, labels):
+        """(N, C, R, R), (N,) -> (N, 1, R / 4, R / 4)."""
+        return self.last(F.silu(self.first(images)))
+
+
+def divergence(code, classes, images, input_images):
+    """Of the latents' distribution from a standard normal one, weighted by the class and by the distance of images."""
+    mean, log_variance = code.flatten(1).chunk(2, dim=1)
+    each = (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=1) / 2
+    return (each * (1 + classes) * (1 + (images - input_images).square().mean((1, 2, 3)))).mean()
+
+
+class Spread:
+    """Minus the deviation of the codes over the batch: a function of means."""
+
+    def means(self, code):
+        """Of the codes and of their squares."""
+        return torch.stack([code.mean(0), code.square().mean(0)])
+
+    def __call__(self, means):
+        """The value, a scalar."""
+        first, second = means
+        return -(second - first.square() + 1e-3).sqrt().mean()
+
+
+class AutoencoderReference(Reference):
+    """The reference of ``AUTOENCODER``."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.image_terms = self.terms
+
+    def forward(self, network, moving, *inputs):
+        """A network's first output; those of G that follow are kept."""
+        with moving_state(network.stateful_layers(), moving):
+            output, *more = network.fold(*inputs)
+        if network is self.g:
+            self.outputs = more
+        return output
+
+    def terms(self, update, images, targets, labels):
+        """The sum of the terms of G's outputs."""
+        code, _ = self.outputs
+        mu, log_variance = code.flatten(1).chunk(2, dim=1)
+        each = -0.5 * (1 + log_variance - mu**2 - torch.exp(log_variance)).sum(1)
+        near = 1 + ((images - targets) ** 2).flatten(1).mean(1)
+        loss = 0.01 * torch.mean(each * (labels + 1) * near)
+        if update % 2 == 0:
+            loss = loss - 2 * 0.3 * (code.var(0, unbiased=False) + 1e-3).sqrt().mean()
+        return loss
+
+
+AUTOENCODER = [
+    'generator={family: "tests.image_games:autoencoder", reads: images, seeds: true, outputs: [code, classes]}',
+    'discriminator={family: "tests.image_games:Judge"}',
+    "objective={l1: 3, reuse_fakes: true, terms: [{use: 'tests.image_games:divergence', weight: 0.01},"
+    " {use: 'tests.image_games:Spread', weight: 0.3, every: 2}]}",
+]
+"""Overrides of the tiny recipe."""
+
+
+class Translator(nn.Module):
+    """Input images -> images."""
+
+    def __init__(self, image_channels, width: int = 4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.SiLU(), nn.Conv2d(width, image_channels, 1))
+
+    def forward(self, input_images, labels):
+        """(N, 3, R, R), (N,) -> (N, C, R, R)."""
+        return torch.tanh(self.layers(input_images))
+
+
+class ConditionalJudge(nn.Module):
+    """Images and input images -> a logit for each patch."""
+
+    def __init__(self, image_channels, width: int = 4):
+        super().__init__()
+        self.judge = Judge(image_channels + 3, width)
+
+    def forward(self, images, labels, input_images):
+        """(N, C, R, R), (N,), (N, 3, R, R) -> (N, 1, R / 4, R / 4)."""
+        return self.judge(torch.cat([images, input_images], dim=1), labels)
+
+
+PAIRS = [
+    "data={kind: synthetic_pairs, resolution: 16, num_images: 64, num_classes: 0, image_channels: 3}",
+    'generator={family: "tests.image_games:Translator"}',
+    'discriminator={family: "tests.image_games:ConditionalJudge"}',
+    "objective={l1: 3, reuse_fakes: true, r1: {weight: 0.1, every: 2}}",
+]
+"""Overrides of the tiny recipe."""
