@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bigsgan.config.run_directory import RECORDS_FILE
 from tests.ports import free_port
@@ -28,7 +30,7 @@ SHORT = [
 def written(page: str) -> str:
     """Write the files of a guide into the working directory; return the guide."""
     text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
-    for name, content in re.findall(r'^```python title="(\S+)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
+    for name, content in re.findall(r'^```(?:python|yaml) title="(\S+)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
     return text
@@ -91,6 +93,38 @@ def test_own_loss(elsewhere):
     found = rows("runs/own_loss")[0]
     assert {"loss/generator", "loss/discriminator", "loss/total_variation", "loss/small_logits"} <= found.keys()
     assert 0 < found["loss/total_variation"] < 4
+
+
+@pytest.mark.slow
+def test_image_games(elsewhere):
+    """CycleGAN between two folders, and an autoencoder: train, resume, sample, translate and export."""
+    cyclegan, translations, autoencoder, made_again = commands(written("image-games"))
+    draws = np.random.default_rng(0)
+    for folder, num in (("horses", 5), ("zebras", 3)):
+        Path(folder).mkdir()
+        for i in range(num):
+            Image.fromarray(draws.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(Path(folder, f"{i}.png"))
+    small = [
+        "data.resolution=32", "data.num_workers=0", "generator.arguments={width: 4, depth: 1}",
+        "discriminator.arguments={width: 4}", "optimizer.generator.decay_nimg=64",
+        "optimizer.discriminator.decay_nimg=64", "total_nimg=64", "report_nimg=32", "sample_nimg=64",
+        "checkpoint_nimg=32", "batch=2",
+    ]  # fmt: skip
+    execute(cyclegan, *small)
+    straight = [{name: row[name] for name in row if name.startswith("loss")} for row in rows("runs/cyclegan")]
+    assert {"loss/cycle", "loss/identity", "loss/generator", "loss/discriminator"} <= straight[0].keys()
+    execute(cyclegan, *small, "out=runs/parts", "total_nimg=32")
+    assert "Resuming" in execute(cyclegan, *small, "out=runs/parts")
+    assert [{name: row[name] for name in row if name.startswith("loss")} for row in rows("runs/parts")] == straight
+    execute(translations)
+    assert Image.open("translations.png").size == (9 * 34 + 2, 2 * 34 + 2)
+    execute(["bigsgan", "sample", "--run", "runs/cyclegan", "--input", "horses", "--files", "--out", "made"])
+    assert sorted(path.name for path in Path("made").iterdir()) == [f"{i}.png" for i in range(5)]
+    execute(["bigsgan", "export", "--run", "runs/cyclegan", "--format", "torch-export", "--out", "g.pt2"])
+    execute(autoencoder, *SHORT[:-2])
+    assert rows("runs/autoencoder")[-1]["loss/divergence"] > 0
+    execute(made_again)
+    execute(["bigsgan", "export", "--run", "runs/autoencoder", "--format", "torch-export", "--out", "a.pt2"])
 
 
 @pytest.mark.slow

@@ -34,7 +34,16 @@ from bigsgan.adversarial.objectives import (
     InputGradients,
 )
 from bigsgan.adversarial.stale_images import StaleImages
-from bigsgan.adversarial.terms import InnerTerm, Term, due, image_gradient, inner_term, output_loss, targets_of
+from bigsgan.adversarial.terms import (
+    InnerTerm,
+    Term,
+    due,
+    image_gradient,
+    images_read,
+    inner_term,
+    output_loss,
+    targets_of,
+)
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
@@ -262,7 +271,7 @@ class AdversarialStep:
         part = self._sources.slices["generator"]["discriminator"]
         objective = GeneratorObjective(self._terms, self._statistics, update, self._section.pairs)
         terms, num = [t for t in due(self._terms, "generator", update) if t.of_images], part.num_samples
-        reads_reals = any("real_images" in term.reads for term in terms)
+        reads_reals = any(not {"real_images", "input_images"}.isdisjoint(term.reads) for term in terms)
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D judges G's images"
@@ -275,9 +284,8 @@ class AdversarialStep:
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
             if not terms:
                 return grads[-num:]
-            read = dict(zip(("images", "labels", "input_images"), (images[-num:], *inputs.conditions(j)), strict=False))
-            if reads_reals:
-                read["real_images"] = self._sources.inputs.real(reals()[j])[0]
+            real = self._sources.inputs.real(reals()[j])[0] if reads_reals else None
+            read = images_read(images[-num:], inputs.conditions(j), real)
             return grads[-num:] + image_gradient(terms, read, self._statistics)
 
         return Work(phase, batch, objective, gradient=gradient)

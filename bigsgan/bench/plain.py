@@ -19,7 +19,18 @@ from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.latents import Inputs, Reals
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective
 from bigsgan.adversarial.step import Scheduled, Sources
-from bigsgan.adversarial.terms import Own, Sum, Term, Termed, build_terms, due, inner_term, targets_of
+from bigsgan.adversarial.terms import (
+    Own,
+    Sum,
+    Term,
+    Termed,
+    build_terms,
+    due,
+    images_read,
+    inner_term,
+    output_loss,
+    targets_of,
+)
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.draws import Draws
@@ -167,11 +178,10 @@ class PlainLoop:
 
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
-        if (term := inner_term(due(self._terms, "generator", update))) is not None:
-            images, penalty = self._generator(batch, Pass(moving, regularizer=term))
-            return images, penalty
-        (images,) = self._generator(batch, Pass(moving))
-        return images, images.new_zeros(())
+        term = inner_term(due(self._terms, "generator", update))
+        of_outputs = output_loss(self._terms, self._recipe.outputs, update, self._statistics)
+        images, *own = self._generator(batch, Pass(moving, regularizer=term, of_outputs=of_outputs))
+        return images, sum(own, images.new_zeros(()))
 
     def _train_discriminator(
         self, inputs: Inputs, fakes: Sequence[Tensor], counters: tuple[int, int], reals: Reals, numbers: Scheduled
@@ -214,8 +224,7 @@ class PlainLoop:
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = objective.batch(real, judged)
                 loss = loss + self._discriminator.root(judged, Pass(self._every, objective))[0]
-                read = dict(zip(("images", "labels", "input_images"), (fakes, *inputs.conditions(j)), strict=False))
-                read["real_images"] = self._source.real(reals()[j])[0]
+                read = images_read(fakes, inputs.conditions(j), self._source.real(reals()[j])[0])
                 loss = loss + sum(term.loss(read, self._statistics) for term in of_images)
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)

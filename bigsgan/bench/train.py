@@ -104,6 +104,8 @@ def _on_machine(planned: Planned) -> Planned:
     if variant.is_plain:
         if plan.recipe.objective.schedule != "exact":
             return Planned(variant, None, "networks take turns in the plain loop, as objective.schedule=exact has it")
+        if plan.recipe.objective.pool:
+            return Planned(variant, None, "the plain loop has no images of earlier updates, as objective.pool has")
         if variant.tf32 is not None and comm.device().type != "cuda":
             return Planned(variant, None, "needs a CUDA device, which alone has TF32")
         if variant.tf32 and not torch.cuda.is_tf32_supported():

@@ -33,6 +33,7 @@ from bigsgan.adversarial.terms.term import (
     Term,
     due,
     image_gradient,
+    images_read,
     inner_term,
     targets_of,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "due",
     "gradient_terms",
     "image_gradient",
+    "images_read",
     "inner_term",
     "output_loss",
     "stateless_terms",

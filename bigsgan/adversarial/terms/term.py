@@ -167,6 +167,21 @@ def inner_term(terms: Iterable[Term]) -> InnerTerm | None:
     return found[0] if found else None
 
 
+def images_read(images: Tensor, conditions: MicroBatch, real: Tensor | None) -> dict[str, Tensor]:
+    """Return what terms of images read, by name.
+
+    Args:
+        images: Images (n, C, H, W) that G made.
+        conditions: D's inputs beside them: labels (n,), and the input images of pairs.
+        real: The real images of the batch, which G reads too if it makes images from images that are no pairs; None if
+            no term reads any.
+    """
+    labels, *inputs = conditions
+    read = {"images": images, "labels": labels}
+    found = {"real_images": real, "input_images": inputs[0] if inputs else real}
+    return read | {name: each for name, each in found.items() if each is not None}
+
+
 def image_gradient(terms: Sequence[Term], read: Mapping[str, Tensor], statistics: Statistics) -> Tensor:
     """Return the gradient of the terms' sum at G's images of one micro-batch, (n, C, H, W) float32."""
     images = read["images"].detach().requires_grad_()

@@ -1,0 +1,266 @@
+"""Games between images: two unpaired domains, what G reads and returns, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from bigsgan import plugins
+from bigsgan.adversarial import SampleDraws, build_source
+from bigsgan.adversarial.image_pool import ImagePool
+from bigsgan.adversarial.terms import image_gradient, images_read
+from bigsgan.adversarial.terms.own import own_terms
+from bigsgan.config import plan_run
+from bigsgan.data import LabelledImages, Slice, build_dataset, build_training_dataset
+from bigsgan.draws import Draws
+from bigsgan.errors import UserError
+from bigsgan.models.outside_check import check_outside
+from bigsgan.monitor import Statistics
+from bigsgan.planner.phases import kept_images
+from tests.cyclegan import NAMES as CYCLEGAN
+from tests.cyclegan import game
+from tests.image_games import AUTOENCODER, PAIRS
+from tests.image_games import NAMES as GAMES
+from tests.tiny import tiny_plan, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def given(monkeypatch):
+    own = [f"{__name__}:{name}" for name in ("Loses", "Totals", "Mixes", "of_input")]
+    names = [f"tests.cyclegan:{name}" for name in CYCLEGAN] + [f"tests.image_games:{name}" for name in GAMES]
+    monkeypatch.setattr(plugins, "_given", {*own, *names})
+
+
+@pytest.fixture
+def domains(tmp_path):
+    """Five red images and three blue ones, whose brightness is their number."""
+    folders = tmp_path / "first", tmp_path / "second"
+    for folder, num, channel in zip(folders, (5, 3), (0, 2), strict=True):
+        folder.mkdir()
+        for i in range(num):
+            pixels = np.zeros((16, 16, 3), np.uint8)
+            pixels[..., channel] = 10 * (i + 1)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folders
+
+
+def numbers(dataset, index):
+    """The numbers of the images that a sample joins; all else of it is black."""
+    image, label = dataset[index]
+    assert (image.shape, image.dtype, label) == ((6, 16, 16), torch.uint8, 0)
+    assert image[[1, 2, 3, 4]].max() == 0
+    return int(image[0, 0, 0]) // 10 - 1, int(image[5, 0, 0]) // 10 - 1
+
+
+def test_two_domains_in_training(tmp_path, domains):
+    """In 64 passes, each image of the first meets each of the second about equally often."""
+    dataset = build_training_dataset(tiny_recipe(tmp_path, *game(*domains)).data)
+    assert len(dataset) == 64 * 5
+    met = np.zeros((5, 3))
+    for index in range(len(dataset)):
+        met[numbers(dataset, index)] += 1
+    assert (met.sum(axis=1) == 64).all()
+    assert (met > 64 / 3 - 4 * (64 * 2 / 9) ** 0.5).all()  # four standard deviations of a binomial
+
+
+def test_two_domains_beside_training(tmp_path, domains):
+    """Each image of both is seen, as metrics need it."""
+    recipe = tiny_recipe(tmp_path, *game(*domains))
+    dataset = build_dataset(recipe.data)
+    assert [numbers(dataset, i) for i in range(len(dataset))] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
+    before = dataset.fingerprint()
+    (domains[1] / "2.png").rename(domains[1] / "3.png")
+    assert build_dataset(recipe.data).fingerprint() != before
+    assert (recipe.data.channels, recipe.judged_channels, recipe.input_channels, recipe.shown_channels) == (6, 6, 6, 3)
+
+
+def test_both_networks_read_the_sample(tmp_path, domains):
+    source = build_source(tiny_recipe(tmp_path, *game(*domains)), SampleDraws(Draws(0), CPU))
+    batch = LabelledImages(torch.rand(2, 6, 16, 16), torch.zeros(2, dtype=torch.int64))
+    slices = dict.fromkeys(("generator", "discriminator"), Slice(2, 1, 0, 1))
+    inputs = source.inputs("discriminator", (0, 0), slices, lambda: [batch])
+    for found in (inputs.generator(0), source.real(batch), (batch.images, *inputs.conditions(0))):
+        assert len(found) == 2
+        assert all(map(torch.equal, found, batch))
+
+
+def test_a_pool_as_the_public_one():
+    """One image at a time, with the same random numbers: whether to exchange, and with which."""
+
+    class Given:
+        def uniform(self, stream, counters, samples, shape):
+            assert (stream, list(samples), shape) == ("pool", [1], (2,))
+            return torch.tensor([[0.1, 0.9], [0.6, 0.7], [0.9, 0.2], [0.7, 1.0]])[[counters[0] % 4]]
+
+    pool = ImagePool(2, Slice(2, 1, 1, 2), (1, 1, 1), Given(), CPU)
+    shown = []
+    for update in range(6):
+        new = torch.full((1, 1, 1, 1), float(update))
+        first = pool.shown((update, 0), 0, new)
+        assert pool.shown((update, 0), 0, new) is first  # where D is differentiated before it trains
+        shown.append(int(first))
+        pool.finish_update(1)
+    # 0 and 1 fill it; 2 takes the first's place, 3 the second's; 4 passes; 5 takes the second's, where 3 is
+    assert shown == [0, 1, 0, 1, 4, 3]
+    assert [float(part.values) for part in pool.parts()] == [2, 5]
+    assert pool.numbers() == {"filled": 2, "batch": 2}
+
+
+def test_a_pool_is_memory_of_d(tmp_path, domains):
+    plan = tiny_plan(tmp_path, 2, game(*domains, batch=8), {})
+    assert kept_images(plan, SimpleNamespace(is_first=True)) == 2 * 4 * 6 * 16 * 16 * 4
+    assert kept_images(plan, SimpleNamespace(is_first=False)) == 0
+
+
+def of_input(images, input_images):
+    """The mean square of a difference."""
+    return (images - input_images).square().mean()
+
+
+def test_a_term_of_images_reads_the_input(tmp_path):
+    """Which is the real image, where the data has no pairs."""
+    recipe = tiny_recipe(tmp_path, *AUTOENCODER[:2], OBJECTIVE.format(f"{{use: '{__name__}:of_input', weight: 3}}"))
+    (term,) = own_terms(recipe, CPU)
+    made, real, inputs = torch.rand(3, 2, 1, 16, 16)
+    labels = torch.zeros(2)
+    for conditions, other in (((labels,), real), ((labels, inputs), inputs)):
+        found = image_gradient([term], images_read(made, conditions, real), Statistics(CPU))
+        torch.testing.assert_close(found, 3 * 2 * (made - other) / made.numel())
+
+
+OBJECTIVE = "objective={{l1: 3, reuse_fakes: true, terms: [{}]}}"
+
+
+class Loses(nn.Module):
+    """Leaves out an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 1)
+
+    def forward(self, images, labels, seeds):
+        """Two tensors."""
+        return self.layer(images), images
+
+
+class Totals(Loses):
+    """Returns a total of the batch."""
+
+    def forward(self, images, labels, seeds):
+        """Three tensors."""
+        return self.layer(images), images, images.sum()
+
+
+class Mixes:
+    """A term of outputs and of logits."""
+
+    def __call__(self, code, fake_logits):
+        """A scalar."""
+        return code.mean() * fake_logits.mean()
+
+
+def replaced(game, overrides):
+    """A game's overrides and others, in place of those of the same sections."""
+    keys = {override.partition("=")[0] for override in overrides}
+    return [*(each for each in game if each.partition("=")[0] not in keys), *overrides]
+
+
+READS = "generator={{family: '{}', reads: images, seeds: true, outputs: {}}}"
+
+
+@pytest.mark.parametrize(
+    "overrides, field, problem, remedy",
+    [
+        (["generator.outputs=[]"], "generator.family", "must return one tensor of floats", "name what comes after"),
+        (["generator.outputs=[code]"], "generator.outputs", "must be the names of the 2 tensors that", "name each"),
+        ([READS.format(f"{__name__}:Loses", "[code, classes]")], "generator.outputs", "of the 1 tensors", "name each"),
+        (
+            [READS.format(f"{__name__}:Totals", "[code, classes]")],
+            "generator.outputs",
+            "must be an output of 4 samples, is of shape []",
+            "an entry for each sample",
+        ),
+        (
+            ["generator.outputs=[code, code]"],
+            "generator.outputs.1",
+            "is the name of something else",
+            "a name of its own",
+        ),
+        (["generator.outputs=[code, images]"], "generator.outputs.1", "is the name of something", "a name of its own"),
+        (
+            ["generator.latent_size=8"],
+            "generator.latent_size",
+            "must be unset with generator.reads=images",
+            "remove it",
+        ),
+        (["generator.reads=latents"], "generator.latent_size", "must be given", "set reads=images"),
+        (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with generator.reads=images", "remove it"),
+        (["objective.reuse_fakes=false"], "objective.reuse_fakes", "must be true with a generator from", "=true"),
+        (["objective.pool=5"], "objective.pool", "must be 0 with pairs or classes", "remove it"),
+        (
+            [OBJECTIVE.format(f"{{use: '{__name__}:Mixes'}}")],
+            "objective.terms.0.use",
+            "must read outputs, images, labels or input_images, not real images or logits too",
+            "make two terms",
+        ),
+        (
+            ["generator.outputs=[other, classes]"],
+            "objective.terms.0.arguments.code",
+            "must be given",
+            "add it to the recipe",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, overrides, field, problem, remedy):
+    def begin():
+        recipe = tiny_recipe(tmp_path, *replaced(AUTOENCODER, overrides))
+        check_outside(recipe, 2)
+        own_terms(recipe, CPU)
+
+    with pytest.raises(UserError) as caught:
+        begin()
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "overrides, field, problem",
+    [
+        (["data.num_classes=2"], "data.num_classes", "must be 0 with data.kind=unpaired_folders"),
+        (["data.input_root=null"], "data.input_root", "must be given with data.kind=unpaired_folders"),
+        (["data.root=null"], "data.root", "must be given with data.kind=unpaired_folders"),
+        (["generator={family: dcgan, latent_size: 8}"], "generator.reads", "must be images with data.kind=unpaired"),
+        (["objective.l1=1"], "objective.l1", "must be 0 with data.kind=unpaired_folders"),
+        (["augmentation={kind: diffaugment}"], "augmentation", "must be null with pairs of images"),
+        (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with data.kind=unpaired_folders"),
+        (["objective.schedule=overlapped"], "objective.schedule", "must be exact with a generator from images"),
+    ],
+)
+def test_what_does_not_fit_two_domains(tmp_path, domains, overrides, field, problem):
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *replaced(game(*domains), overrides))
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize("which, empty", [(0, "data.input_root"), (1, "data.root")])
+def test_an_empty_domain(tmp_path, domains, which, empty):
+    for file in domains[which].iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match=f"{empty}: .* contains no images"):
+        build_training_dataset(tiny_recipe(tmp_path, *game(*domains)).data)
+
+
+def test_pairs_for_networks_from_outside(tmp_path):
+    check_outside(tiny_recipe(tmp_path, *PAIRS), 2)
+    with pytest.raises(UserError, match=r"generator.reads: must be unset with data.kind=synthetic_pairs"):
+        tiny_recipe(tmp_path, *PAIRS, "generator.reads=images")
+    assert plan_run(tiny_recipe(tmp_path, *PAIRS), 2).recipe.translates
