@@ -280,7 +280,8 @@ def compare_recipes(
         if old == new:
             continue
         is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
-        fixed = key.startswith(_FIXED) or _adds_state(key, saved, given)
+        fixed = _adds_state(key, saved, given)
+        fixed |= key.startswith(_FIXED) and (key != "objective.schedule" or "overlapped" in (old, new))
         if fixed or not (is_free or key in allowed):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""
@@ -293,8 +294,8 @@ def compare_recipes(
 
 def _adds_state(key: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether a key is of a section that keeps state, and the run that saved had no such section."""
-    if key == "augmentation.target":
-        return saved.get(key) is None
+    if key in ("augmentation.target", "objective.pool"):
+        return not saved.get(key)
     if key.startswith("augmentation."):
         return given.get("augmentation.kind") == "ada" and (key not in saved or key == "augmentation.kind")
     return key not in saved and key.startswith(("objective.lecam.", "objective.path_length."))

@@ -58,6 +58,7 @@ FIXED = {
     "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
     "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
     "objective.schedule=overlapped": "objective.schedule: must be 'exact', as in the run '",
+    "objective.schedule=generator_first": "objective.schedule: must be 'exact', as in the run '",
     "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
     "ema.power={snapshot_nimg: 8}": "ema.power.widths: must be unset, as in the run '",
     "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
@@ -90,11 +91,30 @@ def test_what_changes_the_meaning_of_a_run_is_refused(tmp_path, override):
         compare(tiny_recipe(tmp_path), tiny_recipe(tmp_path, override))
     assert re.match(FIXED[override], str(caught.value))
     remedy = "; set it back to resume, or give another `out` to start a new run"
-    if caught.value.field.startswith(("generator.", "objective.schedule")):
+    if override.startswith(("generator.", "objective.schedule=overlapped")):
         assert str(caught.value).endswith(f"{remedy} (with init_from to keep the weights)")
     else:
         assert str(caught.value).endswith(f"{remedy}; or accept it by --allow-change {caught.value.field}")
     assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_images_of_earlier_updates_cannot_be_added(tmp_path):
+    """But there may be more or fewer of them, or none."""
+    none, few, many = (tiny_recipe(tmp_path, "data.num_classes=0", f"objective.pool={num}") for num in (0, 5, 9))
+    with pytest.raises(UserError, match=r"objective.pool: must be 0, as in the run .* \(with init_from to keep the"):
+        compare(none, few, ["objective.pool"])
+    for before, after in ((few, many), (many, few), (few, none)):
+        assert len(compare(before, after, ["objective.pool"])) == 1
+
+
+def test_which_network_comes_first_may_change(tmp_path):
+    overlapped, first, exact = (
+        tiny_recipe(tmp_path, f"objective.schedule={name}") for name in ("overlapped", "generator_first", "exact")
+    )
+    for before, after in ((exact, first), (first, exact)):
+        assert len(compare(before, after, ["objective.schedule"])) == 1
+    with pytest.raises(UserError, match=r"with init_from to keep"):
+        compare(first, overlapped, ["objective.schedule"])
 
 
 def test_a_recipe_of_another_family_is_told_by_its_family(tmp_path):
