@@ -20,6 +20,7 @@ class Generator(nn.Module):
         self.side = resolution // 4
         self.embedding = nn.Embedding(max(num_classes, 1), latent_size)
         self.linear = nn.Linear(latent_size, width * self.side**2)
+        self.gain = nn.Parameter(torch.tensor(1.5))  # without dimensions
         self.body = nn.Sequential(
             *(nn.GroupNorm(2, width), nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(width, width, 3, padding=1)),
             *(nn.BatchNorm2d(width), nn.SiLU(), nn.Upsample(scale_factor=2)),
@@ -28,7 +29,7 @@ class Generator(nn.Module):
 
     def forward(self, latents, labels):
         """Images of latents (N, Z) and labels (N,)."""
-        x = self.linear(latents + self.embedding(labels))
+        x = self.gain * self.linear(latents + self.embedding(labels))
         return torch.tanh(self.body(x.unflatten(1, (-1, self.side, self.side))))
 
 
@@ -43,13 +44,13 @@ class Discriminator(nn.Module):
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.norm = nn.LayerNorm(width)
         self.embedding = nn.Embedding(max(num_classes, 1), width)
-        self.head = nn.Linear(width, 1)
+        self.head, self.temperature = nn.Linear(width, 1), nn.Parameter(torch.tensor(0.7))
 
     def forward(self, images, labels):
         """Logits (N,) of images and labels (N,)."""
         h = F.silu(self.convolution(images)).flatten(2).mT + self.positions
         h = self.norm(h + self.attention(h, h, h, need_weights=False)[0]).mean(1)
-        return self.head(h).squeeze(1) + (h * self.embedding(labels)).sum(1)
+        return self.head(h).squeeze(1) + (h * self.embedding(labels)).sum(1) * self.temperature.exp()
 
 
 class First(nn.Module):
@@ -69,12 +70,12 @@ class Last(nn.Module):
 
     def __init__(self, width, image_channels, resolution):
         super().__init__()
-        self.linear = nn.Linear(width, image_channels * resolution**2)
+        self.linear, self.gain = nn.Linear(width, image_channels * resolution**2), nn.Parameter(torch.tensor(1.5))
         self.shape = image_channels, resolution, resolution
 
     def forward(self, h):
         """(N, width) -> images."""
-        return torch.tanh(self.linear(h)).unflatten(1, self.shape)
+        return torch.tanh(self.gain * self.linear(h)).unflatten(1, self.shape)
 
 
 def generator_in_layers(latent_size, num_classes, resolution, image_channels, width: int = 8, depth: int = 2):

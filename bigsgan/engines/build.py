@@ -26,6 +26,7 @@ from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
 from bigsgan.engines.deepspeed.native_ops import ASYNC_IO, build_for_both, build_once
+from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
@@ -219,7 +220,8 @@ def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, conf
         if file.stage == 3:
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(DTYPES[file.precision])
-            deepspeed.zero.Init(layer, data_parallel_group=division.part(), config_dict_or_path=config)
+            with broadcasting_scalars():
+                deepspeed.zero.Init(layer, data_parallel_group=division.part(), config_dict_or_path=config)
     if not getattr(plan.recipe, network).exact:  # its random numbers must differ from rank to rank
         torch.manual_seed(initial_seed(plan.recipe, network) + comm.rank())
     return stack

@@ -13,6 +13,7 @@ from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
 from bigsgan.engines.deepspeed.reports import keep_log, profile_into
+from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
 from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer, whole_shape
 from bigsgan.models.network import LayerStack
@@ -43,7 +44,8 @@ def initialize_engine(
     # Below float32 at ZeRO 0 DeepSpeed would make a step here, of gradients that are 0 (fp16/unfused_optimizer.py): it
     # would be counted, and weights would decay.
     vars(optimizer)["step"] = _keep_still
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    with broadcasting_scalars():
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     del vars(optimizer)["step"]
     profile_into(engine, network, Path(plan.recipe.out), bool(config.get("wall_clock_breakdown")))
     if own.is_stock:
