@@ -157,7 +157,8 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     """
     recipe = trained.recipe
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides), saved=True)
-    fixed = ["resolution", "image_channels", "num_classes"]
+    fixed = ["resolution", "image_channels", "num_classes", "paired", "joins_domains"]
+    fixed += ["input_channels"] if recipe.data.paired or recipe.data.joins_domains else []
     if changed.data.codec.kind == recipe.data.codec.kind:
         fixed += [f"codec.{key}" for key in type(changed.data.codec).model_fields if key != "path"]
         data = recipe.data.model_copy(update={"codec": changed.data.codec})
@@ -166,6 +167,8 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
         wanted, given = (attrgetter(key)(each.data) for each in (recipe, changed))
         if wanted != given:
             problem = f"must be {'unset' if wanted is None else shown(wanted)}, as in the run"
+            if key in ("paired", "joins_domains"):
+                key, given, problem = "kind", changed.data.kind, f"must hold samples as {recipe.data.kind} does"
             raise UserError(f"data.{key}", given, problem, "remove it")
     return changed
 

@@ -12,7 +12,7 @@ from bigsgan.doctor.reference import Reference
 from bigsgan.models import noise
 from bigsgan.models.layers import moving_state
 
-NAMES = ("autoencoder", "Judge", "divergence", "Spread", "Translator", "ConditionalJudge")
+NAMES = ("autoencoder", "judge", "divergence", "Spread", "Translator", "ConditionalJudge")
 """What recipes name of this module."""
 
 
@@ -50,16 +50,21 @@ def autoencoder(image_channels, width: int = 4):
     return [partial(Encoder, image_channels, width), partial(Decoder, image_channels, width)]
 
 
-class Judge(nn.Module):
-    """Images -> a logit for each patch."""
+class First(nn.Module):
+    """Images -> features."""
 
-    def __init__(self, image_channels, width: int = 4):
+    def __init__(self, channels, width):
         super().__init__()
-        self.first, self.last = nn.Conv2d(image_channels, width, 4, 2, 1), nn.Conv2d(width, 1, 4, 2, 1)
+        self.convolution = nn.Conv2d(channels, width, 4, 2, 1)
 
     def forward(self, images, labels):
-        """(N, C, R, R), (N,) -> (N, 1, R / 4, R / 4)."""
-        return self.last(F.silu(self.first(images)))
+        """(N, C, R, R), (N,) -> (N, width, R / 2, R / 2)."""
+        return F.silu(self.convolution(images))
+
+
+def judge(image_channels, width: int = 4):
+    """Images -> a logit for each patch, by two layers."""
+    return [partial(First, image_channels, width), partial(nn.Conv2d, width, 1, 4, 2, 1)]
 
 
 def divergence(code, classes, images, input_images):
@@ -100,6 +105,8 @@ class AutoencoderReference(Reference):
     def terms(self, update, images, targets, labels):
         """The sum of the terms of G's outputs."""
         code, _ = self.outputs
+        if len(self.recipe.objective.terms) == 1:
+            return 0 if update % 2 else -2 * 0.3 * (code.var(0, unbiased=False) + 1e-3).sqrt().mean()
         mu, log_variance = code.flatten(1).chunk(2, dim=1)
         each = -0.5 * (1 + log_variance - mu**2 - torch.exp(log_variance)).sum(1)
         near = 1 + ((images - targets) ** 2).flatten(1).mean(1)
@@ -110,12 +117,21 @@ class AutoencoderReference(Reference):
 
 
 AUTOENCODER = [
+    "data.num_classes=0",
     'generator={family: "tests.image_games:autoencoder", reads: images, seeds: true, outputs: [code, classes]}',
-    'discriminator={family: "tests.image_games:Judge"}',
+    'discriminator={family: "tests.image_games:judge"}',
     "objective={l1: 3, reuse_fakes: true, terms: [{use: 'tests.image_games:divergence', weight: 0.01},"
     " {use: 'tests.image_games:Spread', weight: 0.3, every: 2}]}",
 ]
 """Overrides of the tiny recipe."""
+
+
+LAZY = [
+    *AUTOENCODER[:3],
+    "objective={l1: 3, reuse_fakes: true, d_steps: 2,"
+    " terms: [{use: 'tests.image_games:Spread', weight: 0.3, every: 2}]}",
+]
+"""The same with several steps of D, and in every second update no term of outputs."""
 
 
 class Translator(nn.Module):
@@ -135,11 +151,11 @@ class ConditionalJudge(nn.Module):
 
     def __init__(self, image_channels, width: int = 4):
         super().__init__()
-        self.judge = Judge(image_channels + 3, width)
+        self.first, self.last = (make() for make in judge(image_channels + 3, width))
 
     def forward(self, images, labels, input_images):
         """(N, C, R, R), (N,), (N, 3, R, R) -> (N, 1, R / 4, R / 4)."""
-        return self.judge(torch.cat([images, input_images], dim=1), labels)
+        return self.last(self.first(torch.cat([images, input_images], dim=1), labels))
 
 
 PAIRS = [

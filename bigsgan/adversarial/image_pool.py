@@ -59,7 +59,9 @@ class ImagePool:
         self._size, self._part, self._shape, self._draws, self._device = size, part, shape, draws, device
         self._num_filled = 0  # images in each pool at the beginning of an update
         self._shown: dict[tuple[int, int], Tensor] = {}  # in this update, by D's step and micro-batch
-        self._pools = self._empty()
+        pool_shape = (size, part.num_samples, *shape)
+        num = 0 if device is None else part.accumulation
+        self._pools = [torch.zeros(pool_shape, device=device) for _ in range(num)]
 
     def shown(self, counters: tuple[int, int], micro_batch: int, images: Tensor) -> Tensor:
         """Return what D sees in place of new images (n, C, R, R); all phases of one of its steps get the same.
@@ -70,7 +72,7 @@ class ImagePool:
         if (d_step, micro_batch) not in self._shown:
             pool, slot, shown = self._pools[micro_batch], self._num_filled + d_step, images
             if slot < self._size:
-                pool[:, slot] = images
+                pool[slot] = images.nan_to_num(0, 0, 0)  # fp16 may skip the update, but keeps the pool
             else:
                 shown = self._exchanged(counters, pool, images, self._part.positions(micro_batch))
             self._shown[d_step, micro_batch] = shown
@@ -82,17 +84,17 @@ class ImagePool:
 
     def _exchanged(self, counters: tuple[int, int], pool: Tensor, images: Tensor, samples: range) -> Tensor:
         drawn = self._draws.uniform("pool", counters, samples, (2,))  # in (0, 1]
-        takes = (drawn[:, 0] > 0.5).view(-1, 1, 1, 1)
+        takes = ((drawn[:, 0] > 0.5) & images.isfinite().flatten(1).all(dim=1)).view(-1, 1, 1, 1)
         slots = (drawn[:, 1] * self._size).ceil().long().clamp(1, self._size) - 1
         rows = torch.arange(len(images), device=images.device)
-        old = pool[rows, slots]
-        pool[rows, slots] = torch.where(takes, images, old)
+        old = pool[slots, rows]
+        pool[slots, rows] = torch.where(takes, images, old)
         return torch.where(takes, old, images)
 
     def parts(self) -> list[StateShard]:
         """Return this rank's images."""
         return [
-            StateShard(_KIND, str(slot), self._offset(micro_batch), pool[:, slot].reshape(-1))
+            StateShard(_KIND, str(slot), self._offset(micro_batch), pool[slot].view(-1))
             for micro_batch, pool in enumerate(self._pools)
             for slot in range(self._num_filled)
         ]
@@ -103,7 +105,7 @@ class ImagePool:
 
     def load(self, saved: SavedValues) -> None:
         """Restore this rank's images; begin with empty pools if the batch has changed, or there were none."""
-        self._num_filled, self._shown, self._pools = 0, {}, self._empty()
+        self._num_filled, self._shown = 0, {}
         if "filled" not in saved.numbers:
             return
         if saved.numbers["batch"] != self._part.batch:
@@ -112,15 +114,7 @@ class ImagePool:
         self._num_filled = min(int(saved.numbers["filled"]), self._size)
         for micro_batch, pool in enumerate(self._pools):
             for slot in range(self._num_filled):
-                images = torch.empty(len(pool), *self._shape, device=pool.device)
-                saved.read(_KIND, str(slot), self._offset(micro_batch), images.view(-1))
-                pool[:, slot] = images
-
-    def _empty(self) -> list[Tensor]:
-        if self._device is None:
-            return []
-        shape = (self._part.num_samples, self._size, *self._shape)
-        return [torch.zeros(shape, device=self._device) for _ in range(self._part.accumulation)]
+                saved.read(_KIND, str(slot), self._offset(micro_batch), pool[slot].view(-1))
 
     def _offset(self, micro_batch: int) -> int:
         channels, height, width = self._shape

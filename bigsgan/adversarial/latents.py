@@ -105,8 +105,14 @@ class DataSource:
             self._own.close()
 
     def _of_generator(self, reals: Reals) -> Reals:
-        """Return the data for G's inputs: the micro-batches that D sees on this rank, unless G computes others."""
-        return reals if self._own is None else functools.cache(self._own.next_phase)
+        """Return the data for G's inputs: the micro-batches that D sees on this rank, unless G computes others.
+
+        These are read at once, on each rank that reads some: a stage may not ask for those of each phase.
+        """
+        if self._own is None or not self._own.reads:
+            return reals
+        read = self._own.next_phase()
+        return lambda: read
 
 
 class LatentSource(DataSource):

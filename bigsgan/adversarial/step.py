@@ -155,23 +155,23 @@ class AdversarialStep:
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
         for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
-            inputs = inputs_of(phase.d_step)
             if isinstance(phase, phases.MakesOwnImages):
-                own, own_inputs = self._make_images(phase, inputs, regularizer), inputs
+                own_inputs = inputs_of(phase.d_step)
+                own = self._make_images(phase, own_inputs, regularizer)
                 own.of_outputs = of_outputs
                 yield own
             elif isinstance(phase, phases.MakesImages):
-                yield self._make_images(phase, inputs)
+                yield self._make_images(phase, inputs_of(phase.d_step))
             elif isinstance(phase, phases.DifferentiatesStyles):
                 assert regularizer is not None, "G differentiates for a term of a tensor inside it"
-                yield self._differentiate_inside(phase, inputs, regularizer)
+                yield self._differentiate_inside(phase, inputs_of(phase.d_step), regularizer)
             elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
             elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
                 yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
             elif isinstance(phase, phases.Learns):
-                yield self._learn(phase, inputs, update, reals, objectives, scheduled)
+                yield self._learn(phase, inputs_of(phase.d_step), update, reals, objectives, scheduled)
             elif isinstance(phase, phases.Keeps):
                 yield self._keep(phase)
 

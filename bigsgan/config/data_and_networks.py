@@ -11,6 +11,12 @@ from bigsgan.errors import UserError
 if TYPE_CHECKING:
     from bigsgan.config.recipe import Recipe
 
+READ_BY_TERMS = (
+    *("images", "real_images", "labels", "input_images", "fake_logits", "real_logits"),
+    *("fake_gradients", "real_gradients", "features"),
+)
+"""Names of what terms may read besides G's outputs (adversarial/terms/term.py)."""
+
 
 def check_data_and_networks(recipe: Recipe) -> None:
     """Check what of the data the networks read, and what they make and judge.
@@ -85,14 +91,16 @@ def _check_outside_generator(recipe: Recipe) -> None:
         raise UserError("generator.reads", "images", problem, "remove it", detail)
     if generator.reads == "images" and data.codec.kind != "pixels":
         raise UserError("data.codec.kind", data.codec.kind, "must be pixels with generator.reads=images", "remove it")
+    if generator.reads == "images" and data.num_classes:
+        problem, detail = "must be 0 with generator.reads=images", "images to make others from come without classes"
+        raise UserError("data.num_classes", data.num_classes, problem, "set data.num_classes=0", detail)
     if recipe.translates and generator.latent_size:
         field = f"data.kind={data.kind}" if data.paired else "generator.reads=images"
         raise UserError("generator.latent_size", generator.latent_size, f"must be unset with {field}", "remove it")
     if not recipe.translates and not generator.latent_size:
         remedy = "give the numbers of a latent, or set reads=images for a generator from images"
         raise UserError("generator.latent_size", None, "must be given", remedy)
-    taken = ("images", "real_images", "labels", "input_images", "fake_logits", "real_logits")
     for number, name in enumerate(generator.outputs):
-        if name in (*taken, *generator.outputs[:number]):
+        if name in (*READ_BY_TERMS, *generator.outputs[:number]):
             problem, remedy = "is the name of something else that terms read", "give it a name of its own"
             raise UserError(f"generator.outputs.{number}", name, problem, remedy)

@@ -82,7 +82,7 @@ class RunPlan:
         if self.placement("generator").num_stages > 1:
             return self.recipe.pipeline.generator_phase == "keep"
         # A ZeRO engine alternates forward and backward, so it recomputes if D needs all micro-batches before the first
-        # gradient. If updates overlap, D does not: it trains on the images of the previous update.
+        # gradient. If G's update comes first, or updates overlap, it does not.
         objective = self.recipe.objective
         needs_all = self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1

@@ -63,20 +63,26 @@ class FilePairs:
 
 
 class TwoDomains:
-    """Images of one folder, each joined with one of another: in several passes, with a random one in each.
+    """Images of one folder, each joined with one of another.
 
-    A pass has as many samples as the larger folder has images, and repeats those of the smaller one.
+    To train, a sample is an image of the first with a random one of the second; each of the first is in about as many.
+    To look and to measure, each image of the second comes once.
+
+    Attributes:
+        num_files: Files of both folders, of which some may be corrupt.
     """
 
     in_memory = False
 
     def __init__(self, sources: list[str], targets: list[str], data: Data, num_passes: int = 1) -> None:
-        """Take the files of both domains; with one pass, both come in their order, as metrics read them."""
+        """Take the files of both domains; with one pass, those of the second come in their order."""
+        self.num_files = len(sources) + len(targets)
         self.sources, self.targets, self.data, self._num_passes = sources, targets, data, num_passes
         self._draws = Draws(seed=0)
 
     def __len__(self) -> int:
-        return self._num_passes * max(len(self.sources), len(self.targets))
+        longest = max(len(self.sources), len(self.targets))
+        return len(self.targets) if self._num_passes == 1 else self._num_passes * longest
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         data, num = self.data, len(self.targets)

@@ -97,7 +97,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Graph(NamedTuple):
     """What the forward pass of a micro-batch leaves for its backward pass, on this rank."""
 
-    outputs: Sequence[Tensor]  # a loss; or images, with a regularizer's loss; or what goes to the next pipeline stage
+    outputs: Sequence[Tensor]  # a loss; or images, with a loss of G's own; or what goes to the next pipeline stage
     inputs: Sequence[Tensor] = ()  # of these, the floating ones get gradients
 
 

@@ -60,8 +60,8 @@ def kept_images(plan: RunPlan, part: Part) -> int:
     if not part.is_first:
         return 0
     objective, num = recipe.objective, recipe.batch // plan.placement("discriminator").num_replicas
-    stale = objective.d_steps if objective.schedule == "overlapped" else 0
-    return (stale + objective.pool) * num * image_bytes(recipe)
+    shown = objective.d_steps if objective.schedule == "overlapped" or objective.pool else 0  # stale, or of this update
+    return (shown + objective.pool) * num * image_bytes(recipe)
 
 
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, phase: Phase) -> RankPhase:

@@ -7,8 +7,10 @@ import pytest
 from bigsgan import plugins
 from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
-from tests.distributed.agreement import check_updates
-from tests.image_games import AUTOENCODER, NAMES, PAIRS, AutoencoderReference
+from tests.distributed import scenarios
+from tests.distributed.agreement import SAME, check_updates
+from tests.image_games import AUTOENCODER, LAZY, NAMES, PAIRS, AutoencoderReference
+from tests.reference import worst
 from tests.tiny import both, stages, zero
 
 SLOW = pytest.mark.slow
@@ -17,15 +19,23 @@ LAYOUTS = {
     "ZeRO 3": (2, [], both(3)),
     "ranks of their own": (2, ["engines.generator.ranks=1", "accumulation=2"], both(1)),
     "G in stages": (2, stages(2, 1), {"generator": zero(1), "discriminator": zero(2)}),
+    "both in stages": (2, [*stages(2, 2), "accumulation=2"], both(1)),
+    "compiled by layer": (2, ["engines.generator.compile=layers", "accumulation=2"], both(2)),
+    "compiled": (1, ["engines.generator.compile=whole"], both(1)),
     "G in stages, recomputed": (2, [*stages(2, 1), "pipeline.generator_phase=recompute", "accumulation=2"], both(1)),
     "G first": (2, ["objective.schedule=generator_first", "accumulation=2"], both(2)),
 }
-QUICK = {("autoencoder", "G in stages"), ("pairs", "ZeRO 3")}
-GAMES = {"autoencoder": (AUTOENCODER, AutoencoderReference), "pairs": (PAIRS, Reference)}
+QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3")}
+GAMES = {
+    "autoencoder": (AUTOENCODER, AutoencoderReference),
+    "lazy": (LAZY, AutoencoderReference),
+    "pairs": (PAIRS, Reference),
+}
+LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
 CELLS = [
     pytest.param(game, layout, marks=() if (game, layout) in QUICK else SLOW, id=f"{game}, {layout}")
     for game in GAMES
-    for layout in (LAYOUTS if game == "autoencoder" else ("ZeRO 3", "ranks of their own"))
+    for layout in {"autoencoder": LAYOUTS, "lazy": LAZILY, "pairs": ("ZeRO 3", "ranks of their own")}[game]
 ]
 
 
@@ -35,4 +45,27 @@ def test_updates(ranks, game, layout):
     names = [f"tests.image_games:{name}" for name in NAMES]
     ranks(world_size).run(plugins.give, names)
     with mock.patch.object(agreement, "Reference", reference):
-        check_updates(ranks(world_size), [*overrides, *more], ds, 3)
+        check_updates(ranks(world_size), combined([*overrides, *more]), ds, 3)
+
+
+def combined(overrides):
+    """The overrides with what is given below ``objective`` in it, as no key may be given twice."""
+    (whole,) = (each for each in overrides if each.startswith("objective="))
+    parts = [each for each in overrides if each.startswith("objective.")]
+    inside = "".join(f", {key}: {value}" for key, _, value in (part[10:].partition("=") for part in parts))
+    return [f"{whole[:-1]}{inside}}}" if each == whole else each for each in overrides if each not in parts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["both in stages", "ranks of their own", "ZeRO 3"])
+def test_a_pool_and_several_steps_of_d(ranks, layout):
+    """D sees the same images of earlier updates as on one rank; lazy R2 reads these too."""
+    more = "d_steps: 2, pool: 3, schedule: generator_first, r2: {weight: 0.1, form: finite_difference, check_every: 0}"
+    game, names = [each.replace("d_steps: 2", more) for each in LAZY], [f"tests.image_games:{name}" for name in NAMES]
+    found = []
+    for num, overrides, ds in (LAYOUTS["one rank, micro-batches"], LAYOUTS[layout]):
+        ranks(num).run(plugins.give, names)
+        options = [*game, *(each for each in overrides if "accumulation" not in each), "accumulation=2"]
+        found.append(scenarios.merge(ranks(num).run(scenarios.train, options, ds, 4)))
+    far, where = worst(*found)
+    assert far <= 10 * SAME, where

@@ -13,12 +13,14 @@ from torch import nn
 from bigsgan import plugins
 from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.image_pool import ImagePool
-from bigsgan.adversarial.terms import image_gradient, images_read
+from bigsgan.adversarial.terms import FEATURES, GRADIENTS, IMAGES, LOGITS, image_gradient, images_read
 from bigsgan.adversarial.terms.own import own_terms
 from bigsgan.config import plan_run
+from bigsgan.config.data_and_networks import READ_BY_TERMS
 from bigsgan.data import LabelledImages, Slice, build_dataset, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.evaluate import _with_data
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import Statistics
 from bigsgan.planner.phases import kept_images
@@ -33,7 +35,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def given(monkeypatch):
-    own = [f"{__name__}:{name}" for name in ("Loses", "Totals", "Mixes", "of_input")]
+    own = [f"{__name__}:{name}" for name in ("Loses", "Totals", "Mixes", "of_input", "margin")]
     names = [f"tests.cyclegan:{name}" for name in CYCLEGAN] + [f"tests.image_games:{name}" for name in GAMES]
     monkeypatch.setattr(plugins, "_given", {*own, *names})
 
@@ -71,10 +73,10 @@ def test_two_domains_in_training(tmp_path, domains):
 
 
 def test_two_domains_beside_training(tmp_path, domains):
-    """Each image of both is seen, as metrics need it."""
+    """Each image of the second is seen once, as metrics need it."""
     recipe = tiny_recipe(tmp_path, *game(*domains))
     dataset = build_dataset(recipe.data)
-    assert [numbers(dataset, i) for i in range(len(dataset))] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
+    assert [numbers(dataset, i) for i in range(len(dataset))] == [(0, 0), (1, 1), (2, 2)]
     before = dataset.fingerprint()
     (domains[1] / "2.png").rename(domains[1] / "3.png")
     assert build_dataset(recipe.data).fingerprint() != before
@@ -113,9 +115,25 @@ def test_a_pool_as_the_public_one():
     assert pool.numbers() == {"filled": 2, "batch": 2}
 
 
+def test_a_pool_takes_no_infinite_images():
+    """As fp16 makes them in an update that is skipped, whose images would come back and be saved."""
+
+    class Given:
+        def uniform(self, stream, counters, samples, shape):
+            return torch.tensor([[0.9, 0.5], [0.9, 0.5]])
+
+    pool = ImagePool(1, Slice(2, 1, 0, 1), (1, 1, 1), Given(), CPU)
+    first = torch.tensor([1.0, float("nan")]).view(2, 1, 1, 1)
+    assert pool.shown((0, 0), 0, first) is first
+    pool.finish_update(1)
+    shown = pool.shown((1, 0), 0, torch.tensor([float("inf"), 2.0]).view(2, 1, 1, 1))
+    assert shown.flatten().tolist() == [float("inf"), 0.0]
+    assert [part.values.tolist() for part in pool.parts()] == [[1.0, 2.0]]
+
+
 def test_a_pool_is_memory_of_d(tmp_path, domains):
     plan = tiny_plan(tmp_path, 2, game(*domains, batch=8), {})
-    assert kept_images(plan, SimpleNamespace(is_first=True)) == 2 * 4 * 6 * 16 * 16 * 4
+    assert kept_images(plan, SimpleNamespace(is_first=True)) == (2 + 1) * 4 * 6 * 16 * 16 * 4
     assert kept_images(plan, SimpleNamespace(is_first=False)) == 0
 
 
@@ -203,7 +221,7 @@ READS = "generator={{family: '{}', reads: images, seeds: true, outputs: {}}}"
         (["generator.reads=latents"], "generator.latent_size", "must be given", "set reads=images"),
         (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with generator.reads=images", "remove it"),
         (["objective.reuse_fakes=false"], "objective.reuse_fakes", "must be true with a generator from", "=true"),
-        (["objective.pool=5"], "objective.pool", "must be 0 with pairs or classes", "remove it"),
+        (["data.num_classes=10"], "data.num_classes", "must be 0 with generator.reads=images", "data.num_classes=0"),
         (
             [OBJECTIVE.format(f"{{use: '{__name__}:Mixes'}}")],
             "objective.terms.0.use",
@@ -257,6 +275,45 @@ def test_an_empty_domain(tmp_path, domains, which, empty):
         file.unlink()
     with pytest.raises(UserError, match=f"{empty}: .* contains no images"):
         build_training_dataset(tiny_recipe(tmp_path, *game(*domains)).data)
+
+
+def margin(fake_logits, margin: float):
+    """A term of D with an argument of an output's name."""
+    return (fake_logits - margin).square().mean()
+
+
+def test_outputs_are_not_of_ds_terms(tmp_path):
+    own = f"{{use: '{__name__}:margin', network: discriminator, arguments: {{margin: 2.0}}}}"
+    overrides = ["generator.outputs=[margin, classes]", OBJECTIVE.format(own)]
+    (term,) = own_terms(tiny_recipe(tmp_path, *replaced(AUTOENCODER, overrides)), CPU)
+    assert float(term.value(fake_logits=torch.tensor([1.0, 4.0]))) == (1 + 4) / 2
+
+
+def test_names_that_outputs_cannot_have():
+    assert set(READ_BY_TERMS) == {*IMAGES, *LOGITS, *GRADIENTS, FEATURES}
+
+
+def test_the_shape_of_samples_is_the_runs(tmp_path, domains):
+    """Data in another place, for metrics."""
+    recipe = tiny_recipe(tmp_path, *game(*domains))
+    (tmp_path / "config.yaml").write_text(recipe.to_yaml())
+    trained = SimpleNamespace(recipe=recipe)
+
+    def told(*overrides):
+        with pytest.raises(UserError) as caught:
+            _with_data(trained, SimpleNamespace(run=tmp_path, overrides=overrides))
+        return str(caught.value)
+
+    assert told("data.input_channels=1").startswith("data.input_channels: must be 3, as in the run, got 1; remove it")
+    changed = "data={kind: side_by_side, root: x, resolution: 16, image_channels: 3, num_classes: 0}"
+    assert "generator.reads" in told(changed)  # which a recipe refuses
+
+
+@pytest.mark.parametrize("others", [PAIRS[:3], []], ids=["pairs", "classes"])
+def test_pools_are_of_images_alone(tmp_path, others):
+    """Older images have other classes and inputs than those beside them."""
+    with pytest.raises(UserError, match=r"objective.pool: must be 0 with pairs or classes"):
+        tiny_recipe(tmp_path, *others, "objective={reuse_fakes: true, pool: 5}")
 
 
 def test_pairs_for_networks_from_outside(tmp_path):

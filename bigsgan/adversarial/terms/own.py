@@ -73,7 +73,8 @@ class OfMeans:
     Attributes:
         means: Returns the means over this rank's samples of what it reads, a tensor of floats.
         of_means: Returns the value of means, a scalar.
-        sum_over_replicas: Sums a tensor, in place, over the ranks that hold the same layers of D; on one, the identity.
+        sum_over_replicas: Sums a tensor, in place, over the ranks that hold the same layers of D, or of G for terms of
+            its outputs; on one rank, the identity.
     """
 
     def __init__(self, function: Any) -> None:
@@ -98,7 +99,9 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     found = []
     for number, section in enumerate(recipe.objective.terms):
         field = f"objective.terms.{number}.use"
-        function = _built(field.removesuffix(".use"), section, device, recipe.outputs)
+        function = _built(
+            field.removesuffix(".use"), section, device, recipe.outputs if section.network == "generator" else ()
+        )
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
             called_as, function = function.means, OfMeans(function)

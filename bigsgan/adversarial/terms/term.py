@@ -23,7 +23,7 @@ from bigsgan.engines import LossFunction, MicroBatch, Outcome, Regularizer
 from bigsgan.monitor import Statistics
 
 IMAGES = ("images", "real_images", "labels", "input_images")
-"""What a term of G may read where images arrive at D: G's images, the real ones, classes, and the inputs of pairs."""
+"""What a term of G may read where images arrive at D: G's images, real ones, classes, and the images that G reads."""
 
 LOGITS = ("fake_logits", "real_logits")
 """What a term may read where D's logits are computed."""

@@ -173,14 +173,15 @@ class PipelineEngine(DeepSpeedBacked):
         if work.loss is not None:
             outputs[:] = [work.loss(outputs[0], self._known_inputs(work, index), features, along)]
             return
+        images, *more = outputs
+        del outputs[1:]  # no gradient comes back to what no term reads
         if not work.phase.step:
-            work.outputs[index] = outputs[0].detach()
+            work.outputs[index] = images.detach()
         if along is not None:
             assert work.regularizer is not None, "G carries tangents for a regularizer"
             outputs.append(work.regularizer.along(along, self._known_inputs(work, index)))
         elif work.of_outputs is not None and work.phase.opens_graphs:
-            images, *more = outputs
-            outputs[:] = [images, work.of_outputs(images, more, self._known_inputs(work, index))]
+            outputs.append(work.of_outputs(images, more, self._known_inputs(work, index)))
 
     def _known_inputs(self, work: Work, index: int) -> MicroBatch:
         """Return the inputs that the last stage knows: every stage draws G's alike; D's images are on the first."""

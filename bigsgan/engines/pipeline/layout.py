@@ -60,7 +60,8 @@ class StageDivision:
                 text += f"  forward {num_samples * 1e3 * own.forward:.2f} ms"
                 text += f"  backward {num_samples * 1e3 * own.backward:.2f} ms"
                 text += f"  activations {num_samples * own.saved_bytes / 2**20:.1f} MiB"
-            sent = sum(spec.num_bytes for spec in self.boundaries.at(stage + 1, num_samples))
+            leaves = self.boundaries.at(stage + 1, num_samples)
+            sent = sum(spec.num_bytes for spec in (leaves if stage < self.num_stages - 1 else leaves[:1]))
             lines.append(text + f"  sends {sent / 2**20:.2f} MiB")
         return "\n".join(lines)
 

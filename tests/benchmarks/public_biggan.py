@@ -1,0 +1,141 @@
+"""Trains BigGAN-PyTorch's unedited classes in bigsgan, and compares each update with that project's own step.
+
+    python -m tests.benchmarks.public_biggan PATH [dotted.key=value ...]
+
+PATH is a checkout of github.com/ajbrock/BigGAN-PyTorch (Brock et al. 2019). One process; ZeRO 0 to 2. Theirs begins
+from bigsgan's first weights, and gets its latents, classes and images. Printed for each update and network: the largest
+distance of a tensor, buffers included, relative to what the update changed in it, without the biases before batch norm,
+whose gradient is only rounding. Adam's epsilon is 1e-3, so that such gradients stay small.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+import bigsgan
+
+BATCH = 8
+SIZES: dict[str, Any] = {"resolution": 32, "n_classes": 10, "adam_eps": 1e-3}
+OF_G = {"G_ch": 8, "dim_z": 20, "G_attn": "16", "shared_dim": 16, "hier": True, "G_lr": 1e-3, **SIZES}
+OF_D = {"D_ch": 8, "D_attn": "16", "D_lr": 4e-3, **SIZES}
+seen: dict[str, list[tuple[Tensor, Tensor]]] = {"generator": [], "discriminator": []}
+
+
+def public(module: str) -> Any:
+    """A module of the checkout, which is on the path."""
+    return importlib.import_module(module)
+
+
+class Generator(nn.Module):
+    """An adapter, which also notes its inputs in training."""
+
+    def __init__(self, latent_size: int):
+        super().__init__()
+        self.public = public("BigGAN").Generator(no_optim=True, **OF_G)
+
+    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
+        if self.training:  # and not for a grid of samples
+            seen["generator"].append((latents.detach().clone(), labels.clone()))
+        return self.public(latents, self.public.shared(labels))
+
+
+class Discriminator(nn.Module):
+    """The same for D."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.public = public("BigGAN").Discriminator(**OF_D)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        seen["discriminator"].append((images.detach().clone(), labels.clone()))
+        return self.public(images, labels)
+
+
+class Given:
+    """Stands for the project's distributions: each ``sample_`` takes the next of the given values."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def sample_(self) -> None:
+        self.now = self.values.pop(0)
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self.now[part]
+
+
+def farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor], before: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative distance of a tensor, and its name."""
+    found = []
+    for name, value in theirs.items():
+        if value.is_floating_point() and not name.endswith(("conv1.bias", "conv2.bias", "conv_sc.bias")):
+            moved = max(float((value - before[name]).norm()), 1e-3 * float(value.norm()), 1e-12)
+            found.append((float((ours[name] - value).norm()) / moved, name))
+    return max(found)
+
+
+def recipe(directory: Path) -> Path:
+    """Write the recipe of the project's game, small, and return its file."""
+    adam = {"betas": [0.0, 0.999], "eps": 1e-3}
+    tree = {
+        "out": str(directory / "run"),
+        "batch": BATCH,
+        "total_nimg": 3 * BATCH,
+        "report_nimg": BATCH,
+        "sample_nimg": 3 * BATCH,
+        "checkpoint_nimg": 3 * BATCH,
+        "ema": {"half_life_nimg": 100},
+        "data": {"kind": "synthetic", "resolution": 32, "image_channels": 3, "num_classes": 10, "num_images": 64},
+        "generator": {"family": f"{__spec__.name}:Generator", "latent_size": 20},
+        "discriminator": {"family": f"{__spec__.name}:Discriminator"},
+        "optimizer": {"generator": {"lr": 1e-3, **adam}, "discriminator": {"lr": 4e-3, **adam}},
+    }
+    (directory / "recipe.yaml").write_text(json.dumps(tree))
+    return directory / "recipe.yaml"
+
+
+def main(path: str, overrides: list[str]) -> None:
+    """Train three updates, repeat them with the public step, and print the distances."""
+    sys.path.insert(0, path)
+    sys.modules.setdefault("h5py", ModuleType("h5py"))  # which its data sets import
+    states = []
+    own = importlib.import_module(__spec__.name)  # the module that the recipe names
+    with bigsgan.Trainer(bigsgan.Recipe.read(recipe(Path(tempfile.mkdtemp())), *overrides)) as trainer:
+        run = trainer.build()
+        engines = run.step.generator, run.step.discriminator
+        networks: list[Any] = [engine.network.layers["0"].module.public for engine in engines]  # type: ignore[union-attr]
+        first = [copy.deepcopy(network.state_dict()) for network in networks]
+        for noted in own.seen.values():
+            noted.clear()
+        for _ in trainer:  # a report an update
+            states.append(([copy.deepcopy(n.state_dict()) for n in networks], copy.deepcopy(own.seen)))
+    theirs = public("BigGAN").Generator(**OF_G), public("BigGAN").Discriminator(**OF_D)
+    for network, state in zip(theirs, first, strict=True):
+        network.load_state_dict(state)
+    both, latents, labels = public("BigGAN").G_D(*theirs), Given(), Given()
+    forward = both.forward
+    both.forward = lambda *inputs, **more: forward(*(x.now if isinstance(x, Given) else x for x in inputs), **more)
+    numbers = {"num_D_steps": 1, "num_D_accumulations": 1, "num_G_accumulations": 1, "D_ortho": 0.0, "G_ortho": 0.0}
+    config = {"batch_size": BATCH, "toggle_grads": True, "split_D": False, "ema": False, **numbers}
+    train = public("train_fns").GAN_training_function(*theirs, both, latents, labels, None, {"itr": 0}, config)
+    for update, (ours, noted) in enumerate(states):
+        before = [copy.deepcopy(network.state_dict()) for network in theirs]
+        of_g, of_d = noted["generator"][2 * update :], noted["discriminator"][2 * update :]
+        latents.values, labels.values = ([each[i] for each in of_g[:2]] for i in range(2))
+        images, classes = of_d[0]
+        train(images[:BATCH], classes[:BATCH])
+        found = [farthest(o, t.state_dict(), b) for o, t, b in zip(ours, theirs, before, strict=True)]
+        print(f"update {update}: G {found[0][0]:.1e} ({found[0][1]})  D {found[1][0]:.1e} ({found[1][1]})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
