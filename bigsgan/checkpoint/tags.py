@@ -268,7 +268,8 @@ def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
 
 
 def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
-    known = [c for c in found if math.isfinite(c.manifest["metrics"].get(metric, math.nan))]
+    # Oldest first, as one that a stop saves has the value that was reported with another.
+    known = [c for c in reversed(found) if math.isfinite(c.manifest["metrics"].get(metric, math.nan))]
     return (max if highest else min)(known, key=lambda c: float(c.manifest["metrics"][metric]), default=None)
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bigsgan.config.families.outside import OutsideGenerator, is_outside
 from bigsgan.config.sections import NETWORKS
 from bigsgan.errors import UserError
-
-if TYPE_CHECKING:
-    from bigsgan.config.recipe import Recipe
 
 READ_BY_TERMS = (
     *("images", "real_images", "labels", "input_images", "fake_logits", "real_logits"),
@@ -18,8 +15,8 @@ READ_BY_TERMS = (
 """Names of what terms may read besides G's outputs (adversarial/terms/term.py)."""
 
 
-def check_data_and_networks(recipe: Recipe) -> None:
-    """Check what of the data the networks read, and what they make and judge.
+def check_data_and_networks(recipe: Any) -> None:
+    """Check what of the data the networks read, and what they make and judge. ``recipe`` is a ``Recipe``.
 
     Raises:
         UserError: Something does not fit.
@@ -30,7 +27,7 @@ def check_data_and_networks(recipe: Recipe) -> None:
     _check_images_from_images(recipe)
 
 
-def _check_images_per_sample(recipe: Recipe) -> None:
+def _check_images_per_sample(recipe: Any) -> None:
     made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
     if made != judged:
         problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
@@ -48,7 +45,7 @@ def _check_images_per_sample(recipe: Recipe) -> None:
         raise UserError("objective.consistency", weight, problem, remedy, detail)
 
 
-def _check_families(recipe: Recipe) -> None:
+def _check_families(recipe: Any) -> None:
     """Refuse pairs of images for families that do not read pairs, and families for pairs without such data."""
     paired = recipe.data.paired
     for network in NETWORKS:
@@ -59,7 +56,7 @@ def _check_families(recipe: Recipe) -> None:
             raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {recipe.data.kind}")
 
 
-def _check_images_from_images(recipe: Recipe) -> None:
+def _check_images_from_images(recipe: Any) -> None:
     """Refuse keys that do not fit a generator from images, or only fit one."""
     paired, joined = recipe.data.paired, recipe.data.joins_domains
     if recipe.objective.pool and (paired or recipe.data.num_classes):
@@ -78,7 +75,7 @@ def _check_images_from_images(recipe: Recipe) -> None:
             raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
 
 
-def _check_outside_generator(recipe: Recipe) -> None:
+def _check_outside_generator(recipe: Any) -> None:
     generator, data = recipe.generator, recipe.data
     if data.joins_domains and not recipe.translates:
         problem, detail = "must be images with data.kind=unpaired_folders", "it translates the images of both domains"

@@ -63,6 +63,18 @@ def test_milestones_and_the_best_stay(tmp_path):
     assert nimgs(tmp_path) == [384, 448]
 
 
+@pytest.mark.parametrize("goal", ["min", "max"])
+def test_of_equals_the_oldest_is_the_best(tmp_path, goal):
+    """One that a stop saves has the value that was reported with the one before."""
+    writer = checkpoint.Saver(
+        tmp_path, checkpoint.SingleProcess(), Checkpoints(keep=1, keep_best={"metric": "fid", "goal": goal})
+    )
+    for nimg, value in ((64, 3.0), (72, 3.0), (128, 3.0 + (goal == "min") - (goal == "max"))):
+        assert writer.save(nimg, entries(float(nimg)), checkpoint.Description({}, {}, {"fid": value}))
+        assert writer.finish()
+    assert nimgs(tmp_path) == [64, 128]
+
+
 def test_what_is_newer_than_a_save_does_not_count(tmp_path):
     """The run resumes from 64, as 128 is damaged inside, and saves 96, which has to stay."""
     for nimg in (64, 128):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.partition_parameters import Init
@@ -33,8 +32,8 @@ def broadcasting_scalars() -> Iterator[None]:
         if parameter.dim() == 0:
             parameter.data = parameter.data.view(1)
 
-    with (
-        mock.patch.object(DeepSpeedEngine, "_broadcast_model", broadcast_model),
-        mock.patch.object(Init, "_convert_to_deepspeed_param", convert_parameter),
-    ):
+    DeepSpeedEngine._broadcast_model, Init._convert_to_deepspeed_param = broadcast_model, convert_parameter
+    try:
         yield
+    finally:
+        DeepSpeedEngine._broadcast_model, Init._convert_to_deepspeed_param = broadcast, convert

@@ -22,6 +22,7 @@ _PREFETCHING = "engines/deepspeed/prefetching.py"
 _REPORTS = "engines/deepspeed/reports.py"
 _LEFTOVERS = "engines/deepspeed/leftovers.py"
 _TANGENTS = "engines/deepspeed/tangents.py"
+_SCALARS = "engines/deepspeed/scalars.py"
 
 
 class Touched(NamedTuple):
@@ -96,6 +97,7 @@ TOUCHED = (
         reads="flops_profiler global_rank timers",
         calls="flops_profiler_enabled flops_profiler_profile_step",
     ),
+    Touched("runtime/engine.py", _SCALARS, reads="module", replaces="_broadcast_model"),
     Touched(
         "runtime/engine.py",
         "engines/deepspeed_backed.py",
@@ -163,6 +165,7 @@ TOUCHED = (
         replaces="ds_active_sub_modules",
     ),
     Touched("runtime/zero/partition_parameters.py", _LEFTOVERS, reads="Init", replaces="param_id"),
+    Touched("runtime/zero/partition_parameters.py", _SCALARS, replaces="_convert_to_deepspeed_param"),
     Touched("runtime/zero/partition_parameters.py", "engines/optimizer.py", reads="ds_shape"),
     Touched(
         "runtime/zero/partitioned_param_coordinator.py",
