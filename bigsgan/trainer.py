@@ -262,9 +262,10 @@ class Trainer:
         run.close()
         self._has_ended = True
         self.stopped_by = stopped_by = None if complete else _stopped_by(self._around.requests)
-        if text := reports.summary():
+        last = _stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run)
+        for text in filter(None, (reports.summary(), last)):
             run.reporter.message(text)
-        run.reporter.message(_stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run))
+            _log.info("%s", text)  # where there is no terminal
         with self._ending():
             run.callbacks.require("on_end", run.counters.nimg, complete)
 

@@ -55,6 +55,7 @@ def test_a_signal_saves_and_ends_all_ranks(launcher, target, number, tmp_path):
     assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
     log = (tmp_path / "run" / "logs" / "rank00000.log").read_text()
     assert "Traceback" not in log
+    assert f"at {found.nimg} images, which are saved; the same command resumes" in log
     if target != "launcher":  # which passes nothing on afterwards
         assert f"stopped by {number.name} at {found.nimg} images, which are saved; the same command resumes" in output
     if target == "rank 0":
