@@ -26,7 +26,7 @@ SIZE = "arguments: {width: 2"
 def game(first: Path, second: Path, **more: object) -> list[str]:
     """Overrides of the tiny recipe."""
     return [
-        f"data={{kind: unpaired_folders, input_root: {first}, root: {second}, resolution: 16, image_channels: 3,"
+        f"data={{kind: unpaired_folders, input_root: {first}, root: {second}, resolution: 32, image_channels: 3,"
         " num_classes: 0, num_workers: 0, horizontal_flip: true}",
         f'generator={{family: "tests.cyclegan:Generators", reads: images, outputs: [again, same], {SIZE}, depth: 1}}}}',
         f'discriminator={{family: "tests.cyclegan:Discriminators", {SIZE}}}}}',

@@ -12,7 +12,7 @@ from bigsgan.doctor.reference import Reference
 from bigsgan.models import noise
 from bigsgan.models.layers import moving_state
 
-NAMES = ("autoencoder", "judge", "divergence", "Spread", "Translator", "ConditionalJudge")
+NAMES = ("autoencoder", "judge", "divergence", "Spread", "painter", "by_class", "Translator", "ConditionalJudge")
 """What recipes name of this module."""
 
 
@@ -133,6 +133,57 @@ LAZY = [
     " {use: 'tests.image_games:Spread', weight: 0.3, every: 2}]}",
 ]
 """The same with several steps of D, and in every second update no term of outputs."""
+
+
+class Drawn(nn.Module):
+    """Latents and classes -> features."""
+
+    def __init__(self, latent_size, num_classes, width):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(num_classes, latent_size), nn.Linear(latent_size, width)
+
+    def forward(self, latents, labels):
+        """(N, Z), (N,) -> (N, width), (N,)."""
+        return F.silu(self.linear(latents + self.embedding(labels))), labels
+
+
+class Painted(nn.Module):
+    """Features -> images; the features and the classes follow them."""
+
+    def __init__(self, width, channels, side):
+        super().__init__()
+        self.linear, self.shape = nn.Linear(width, channels * side**2), (channels, side, side)
+
+    def forward(self, features, labels):
+        """(N, width), (N,) -> (N, C, R, R), (N, width), (N,)."""
+        return torch.tanh(self.linear(features)).unflatten(1, self.shape), features, labels
+
+
+def painter(latent_size, num_classes, image_channels, resolution, width: int = 6):
+    """Two layers."""
+    return [partial(Drawn, latent_size, num_classes, width), partial(Painted, width, image_channels, resolution)]
+
+
+def by_class(hidden, classes, labels):
+    """The mean square of the features, weighted by the class, which is an output too."""
+    return (hidden.square().mean(dim=1) * (1 + labels) * (2 + classes)).mean()
+
+
+class PainterReference(AutoencoderReference):
+    """The reference of ``PAINTER``."""
+
+    def terms(self, update, images, targets, labels):
+        """The term of G's outputs."""
+        features, _ = self.outputs
+        return 0.2 * sum((x**2).mean() * (1 + y) * (2 + y) for x, y in zip(features, labels, strict=True)) / len(labels)
+
+
+PAINTER = [
+    'generator={family: "tests.image_games:painter", latent_size: 5, outputs: [hidden, classes]}',
+    'discriminator={family: "tests.image_games:judge"}',
+    "objective={reuse_fakes: true, fake_labels: data, terms: [{use: 'tests.image_games:by_class', weight: 0.2}]}",
+]
+"""Overrides of the tiny recipe, whose data have ten classes."""
 
 
 class Translator(nn.Module):

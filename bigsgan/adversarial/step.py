@@ -76,7 +76,7 @@ class Scheduled(NamedTuple):
 
 
 class AdversarialStep:
-    """Callable that makes one generator update and the discriminator updates before it.
+    """Callable that makes one generator update, and the discriminator's of the same update.
 
     Attributes:
         executor: Computes the phases.

@@ -60,7 +60,9 @@ def kept_images(plan: RunPlan, part: Part) -> int:
     if not part.is_first:
         return 0
     objective, num = recipe.objective, recipe.batch // plan.placement("discriminator").num_replicas
-    shown = objective.d_steps if objective.schedule == "overlapped" or objective.pool else 0  # stale, or of this update
+    shown = objective.d_steps * (
+        (objective.schedule == "overlapped") + bool(objective.pool)
+    )  # stale, and of this update
     return (shown + objective.pool) * num * image_bytes(recipe)
 
 

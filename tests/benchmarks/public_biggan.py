@@ -3,9 +3,10 @@
     python -m tests.benchmarks.public_biggan PATH [dotted.key=value ...]
 
 PATH is a checkout of github.com/ajbrock/BigGAN-PyTorch (Brock et al. 2019). One process; ZeRO 0 to 2. Theirs begins
-from bigsgan's first weights, and gets its latents, classes and images. Printed for each update and network: the largest
-distance of a tensor, buffers included, relative to what the update changed in it, without the biases before batch norm,
-whose gradient is only rounding. Adam's epsilon is 1e-3, so that such gradients stay small.
+from bigsgan's first weights, and gets its latents, classes and images. Printed for each
+update and network: the largest distance of a parameter, relative to what the update changed in it, and of a buffer,
+relative to itself. G's biases before batch norm, whose gradient is only rounding, are left out. Adam's epsilon is 1e-3,
+so that small gradients stay small.
 """
 
 from __future__ import annotations
@@ -73,14 +74,18 @@ class Given:
         return self.now[part]
 
 
-def farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor], before: dict[str, Tensor]) -> tuple[float, str]:
-    """The largest relative distance of a tensor, and its name."""
-    found = []
-    for name, value in theirs.items():
-        if value.is_floating_point() and not name.endswith(("conv1.bias", "conv2.bias", "conv_sc.bias")):
-            moved = max(float((value - before[name]).norm()), 1e-3 * float(value.norm()), 1e-12)
-            found.append((float((ours[name] - value).norm()) / moved, name))
-    return max(found)
+def farthest(ours: dict[str, Tensor], theirs: nn.Module, before: dict[str, Tensor]) -> str:
+    """The largest relative distances of a parameter and of a buffer, with their names."""
+    parameters, buffers = list[tuple[float, str]](), list[tuple[float, str]]()
+    is_g, trained = isinstance(theirs, public("BigGAN").Generator), dict(theirs.named_parameters())
+    for name, value in theirs.state_dict().items():
+        far = float((ours[name] - value).norm())
+        if name not in trained:
+            buffers.append((far / max(float(value.norm()), 1e-12), name))
+        elif not (is_g and name.endswith(("conv1.bias", "conv2.bias", "conv_sc.bias"))):
+            moved = float((value - before[name]).norm())
+            parameters.append((far / moved if moved else 1e9 * far, name))  # classes that no sample has
+    return "  ".join(f"{distance:.1e} ({name})" for distance, name in map(max, (parameters, buffers)))
 
 
 def recipe(directory: Path) -> Path:
@@ -133,8 +138,8 @@ def main(path: str, overrides: list[str]) -> None:
         latents.values, labels.values = ([each[i] for each in of_g[:2]] for i in range(2))
         images, classes = of_d[0]
         train(images[:BATCH], classes[:BATCH])
-        found = [farthest(o, t.state_dict(), b) for o, t, b in zip(ours, theirs, before, strict=True)]
-        print(f"update {update}: G {found[0][0]:.1e} ({found[0][1]})  D {found[1][0]:.1e} ({found[1][1]})")
+        for name, *states in zip("GD", ours, theirs, before, strict=True):
+            print(f"update {update}, {name}: {farthest(*states)}")
 
 
 if __name__ == "__main__":

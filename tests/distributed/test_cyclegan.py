@@ -83,6 +83,6 @@ def test_pools_are_found_in_another_layout(ranks, domains, tmp_path):
     ((_, of_one),) = ranks(1).run(pools, game(*domains, batch=4, accumulation=2), both(0), found)
     assert numbers == {"filled": 2, "batch": 4}
     of_two |= second
-    assert of_one.keys() == of_two.keys() == {(slot, 2 * i * 6 * 16 * 16) for slot in "01" for i in range(2)}
+    assert of_one.keys() == of_two.keys() == {(slot, 2 * i * 6 * 32 * 32) for slot in "01" for i in range(2)}
     assert all(np.array_equal(images, of_two[key]) for key, images in of_one.items())
     assert len({images.tobytes() for images in of_one.values()}) == 4  # all different

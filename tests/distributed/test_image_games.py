@@ -9,7 +9,7 @@ from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import SAME, check_updates
-from tests.image_games import AUTOENCODER, LAZY, NAMES, PAIRS, AutoencoderReference
+from tests.image_games import AUTOENCODER, LAZY, NAMES, PAINTER, PAIRS, AutoencoderReference, PainterReference
 from tests.reference import worst
 from tests.tiny import both, stages, zero
 
@@ -29,13 +29,15 @@ QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3")}
 GAMES = {
     "autoencoder": (AUTOENCODER, AutoencoderReference),
     "lazy": (LAZY, AutoencoderReference),
+    "classes": (PAINTER, PainterReference),
     "pairs": (PAIRS, Reference),
 }
+OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
 CELLS = [
     pytest.param(game, layout, marks=() if (game, layout) in QUICK else SLOW, id=f"{game}, {layout}")
     for game in GAMES
-    for layout in {"autoencoder": LAYOUTS, "lazy": LAZILY, "pairs": ("ZeRO 3", "ranks of their own")}[game]
+    for layout in {"autoencoder": LAYOUTS, "lazy": LAZILY, "pairs": OTHERS[:2]}.get(game, OTHERS)
 ]
 
 
@@ -59,8 +61,9 @@ def combined(overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["both in stages", "ranks of their own", "ZeRO 3"])
 def test_a_pool_and_several_steps_of_d(ranks, layout):
-    """D sees the same images of earlier updates as on one rank; lazy R2 reads these too."""
-    more = "d_steps: 2, pool: 3, schedule: generator_first, r2: {weight: 0.1, form: finite_difference, check_every: 0}"
+    """D sees the same images of earlier updates as on one rank; lazy R2 and its check read these too."""
+    more = "d_steps: 2, pool: 3, schedule: generator_first, "
+    more += "r2: {weight: 0.1, form: finite_difference, every: 2, check_every: 1}"
     game, names = [each.replace("d_steps: 2", more) for each in LAZY], [f"tests.image_games:{name}" for name in NAMES]
     found = []
     for num, overrides, ds in (LAYOUTS["one rank, micro-batches"], LAYOUTS[layout]):

@@ -56,7 +56,7 @@ def domains(tmp_path):
 def numbers(dataset, index):
     """The numbers of the images that a sample joins; all else of it is black."""
     image, label = dataset[index]
-    assert (image.shape, image.dtype, label) == ((6, 16, 16), torch.uint8, 0)
+    assert (image.shape, image.dtype, label) == ((6, 32, 32), torch.uint8, 0)
     assert image[[1, 2, 3, 4]].max() == 0
     return int(image[0, 0, 0]) // 10 - 1, int(image[5, 0, 0]) // 10 - 1
 
@@ -133,7 +133,7 @@ def test_a_pool_takes_no_infinite_images():
 
 def test_a_pool_is_memory_of_d(tmp_path, domains):
     plan = tiny_plan(tmp_path, 2, game(*domains, batch=8), {})
-    assert kept_images(plan, SimpleNamespace(is_first=True)) == (2 + 1) * 4 * 6 * 16 * 16 * 4
+    assert kept_images(plan, SimpleNamespace(is_first=True)) == (2 + 1) * 4 * 6 * 32 * 32 * 4
     assert kept_images(plan, SimpleNamespace(is_first=False)) == 0
 
 
@@ -305,8 +305,8 @@ def test_the_shape_of_samples_is_the_runs(tmp_path, domains):
         return str(caught.value)
 
     assert told("data.input_channels=1").startswith("data.input_channels: must be 3, as in the run, got 1; remove it")
-    changed = "data={kind: side_by_side, root: x, resolution: 16, image_channels: 3, num_classes: 0}"
-    assert "generator.reads" in told(changed)  # which a recipe refuses
+    changed = told("data={kind: folder, root: x, resolution: 32, image_channels: 3, num_classes: 0}")
+    assert changed.startswith("data.kind: must hold samples as unpaired_folders does, got 'folder'")
 
 
 @pytest.mark.parametrize("others", [PAIRS[:3], []], ids=["pairs", "classes"])
