@@ -157,8 +157,7 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     """
     recipe = trained.recipe
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides), saved=True)
-    fixed = ["resolution", "image_channels", "num_classes", "paired", "joins_domains"]
-    fixed += ["input_channels"] if recipe.data.paired or recipe.data.joins_domains else []
+    fixed = ["resolution", "image_channels", "num_classes", "paired", "joins_domains", "input_channels"]
     if changed.data.codec.kind == recipe.data.codec.kind:
         fixed += [f"codec.{key}" for key in type(changed.data.codec).model_fields if key != "path"]
         data = recipe.data.model_copy(update={"codec": changed.data.codec})

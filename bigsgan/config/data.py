@@ -13,6 +13,7 @@ from bigsgan.errors import UserError
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
 _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
+_TWO_IMAGES = (*_PAIRED, "unpaired_folders")
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _FILES = (*_LISTED, "torchvision")
@@ -26,7 +27,7 @@ _READERS = {
     "dataset": ("torchvision",),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
-    "input_channels": (*_PAIRED, "unpaired_folders"),
+    "input_channels": _TWO_IMAGES,
     "num_images": ("synthetic", "synthetic_pairs"),
 }
 """The kinds of data that read a key."""
@@ -163,6 +164,11 @@ class Data(Section):
         return self.kind == "unpaired_folders"
 
     @property
+    def has_inputs(self) -> bool:
+        """Whether a sample holds an input image before the other: a pair, or images of two domains."""
+        return self.kind in _TWO_IMAGES
+
+    @property
     def channels(self) -> int:
         """Channels of an image or latent as networks see it; of both images where a sample joins two domains."""
         if self.joins_domains:
@@ -186,7 +192,7 @@ class Data(Section):
         With ``keeps_images``, they include the images of latents.
         """
         sample = (self.crop_from or self.resolution) ** 2 * (
-            self.image_channels + (self.paired or self.joins_domains) * self.input_channels
+            self.image_channels + self.has_inputs * self.input_channels
         )
         if self.kind == "latents":
             images = self.resolution**2 * self.image_channels * keeps_images
@@ -213,7 +219,7 @@ class Data(Section):
         if self.kind in _TWO_FOLDERS and not self.input_root:
             problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
-        if (self.paired or self.joins_domains) and classes:
+        if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
         self._check_codec()
@@ -253,7 +259,7 @@ class Data(Section):
             field = "data.crop_from" if self.crop_from is not None else "data.horizontal_flip"
             remedy = "remove it, and encode mirrored images beside the others"
             raise UserError(field, getattr(self, field[5:]), "must be unset with data.kind=latents", remedy)
-        if (self.paired or self.joins_domains) and kind != "pixels":
+        if self.has_inputs and kind != "pixels":
             problem, remedy = f"must be pixels with data.kind={self.kind}", "remove data.codec"
             raise UserError("data.codec.kind", kind, problem, remedy)
 

@@ -58,19 +58,18 @@ def _check_families(recipe: Any) -> None:
 
 def _check_images_from_images(recipe: Any) -> None:
     """Refuse keys that do not fit a generator from images, or only fit one."""
-    paired, joined = recipe.data.paired, recipe.data.joins_domains
-    if recipe.objective.pool and (paired or recipe.data.num_classes):
+    if recipe.objective.pool and (recipe.data.paired or recipe.data.num_classes):
         problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
         raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
     if recipe.translates and not recipe.objective.reuse_fakes:
         problem, detail = "must be true with a generator from images", "both networks' updates read the same inputs"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
-    if (paired or joined) and recipe.augmentation:
+    if recipe.data.has_inputs and recipe.augmentation:
         problem, detail = "must be null with pairs of images", "it would move targets away from their inputs"
         raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
     for name in ("l1", "feature_matching"):
         weight = getattr(recipe.objective, name)
-        if weight and (joined or not recipe.translates):
+        if weight and (recipe.data.joins_domains or not recipe.translates):
             problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "only pairs of images have targets"
             raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
 

@@ -80,9 +80,8 @@ class Translations:
         return Sheet(torch.stack(shown, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
 
     def _read(self, path: Path) -> Tensor:
-        data, channels = self._trained.recipe.data, self._trained.recipe.data.input_channels
-        if not (data.paired or data.joins_domains):
-            channels = data.image_channels
+        data = self._trained.recipe.data
+        channels = data.input_channels if data.has_inputs else data.image_channels
         try:
             pixels = image_tensor(open_image(str(path)), str(path), data.resolution, channels)
         except CorruptImage as error:

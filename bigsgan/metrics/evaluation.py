@@ -129,8 +129,8 @@ class Evaluation:
 
     def _num(self, metric: Metric) -> int:
         """Number of samples for a metric; translations use each pair of the data at most once."""
-        images, is_translated = self._against.images, self._data.paired or self._data.joins_domains
-        return min(metric.num, len(images)) if is_translated and images is not None else metric.num
+        images = self._against.images
+        return min(metric.num, len(images)) if self._data.has_inputs and images is not None else metric.num
 
     def _see_reals(self, stopped: Callable[[], bool]) -> Impressions | None:
         dataset = self._against.images

@@ -99,7 +99,7 @@ def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> S
     Where a generator remakes its input, the target is left out.
     """
     data = recipe.data
-    compares = data.paired or data.joins_domains
+    compares = data.has_inputs
     sources = samples[:, : data.input_channels] if compares else samples
     targets = [samples[:, -data.image_channels :]] if compares else []
     seeds = Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(samples))
