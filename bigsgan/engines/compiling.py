@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor
 from torch._dynamo import callback as dynamo_callback
 from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
@@ -84,17 +83,13 @@ def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Calla
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 
-def compiled_fold(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the network's ``fold``, compiled in the same way."""
-    compile = _compiler(network, cuda_graphs)
-    fast = compile(network.fold) if unit == "whole" else network.wrapped(compile).fold
-    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
+def compiled_method(network: LayerStack, name: str, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
+    """Return a method such as ``fold``, compiled in the same way.
 
-
-def compiled_predicting(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
-    """Return ``with_predictions``, compiled in the same way; by layers, the part that predicts is not compiled."""
+    Of ``with_predictions`` by layers, the part that predicts is not compiled.
+    """
     compile = _compiler(network, cuda_graphs)
-    fast = compile(network.with_predictions) if unit == "whole" else network.wrapped(compile).with_predictions
+    fast = compile(getattr(network, name)) if unit == "whole" else getattr(network.wrapped(compile), name)
     return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
 
 

@@ -64,9 +64,9 @@ class Root(nn.Module):
             compiling = importlib.import_module("bigsgan.engines.compiling")  # and torch's compiler: seconds
             fast = compiling.compiled(network, compile, cuda_graphs)
             self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
-            self._fold = compiling.compiled_fold(network, compile, cuda_graphs)
+            self._fold = compiling.compiled_method(network, "fold", compile, cuda_graphs)
             if network.predicts:
-                self._predicting = compiling.compiled_predicting(network, compile, cuda_graphs)
+                self._predicting = compiling.compiled_method(network, "with_predictions", compile, cuda_graphs)
         self._fast = (fast,)  # in a tuple it is not a submodule
         self.stateful = network.stateful_layers()
 
