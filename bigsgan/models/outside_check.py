@@ -66,7 +66,7 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
     if not any(True for _ in stack.parameters()):
         raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
     _refuse_shared(field, family, stack)
-    found, carry = list[str](), _inputs(recipe, network)
+    found, carry = list[str](), random_inputs(recipe, network, _NUM)
     for number in range(len(stack.layers)):
         _check_memory(field, family, stack, number, num_sharing)
         layer = with_memory(stack.part(number, number + 1), "cpu")
@@ -131,17 +131,18 @@ def _check_memory(field: str, family: str, stack: LayerStack, number: int, num_s
         raise UserError(field, family, "is too large to be constructed on this machine", remedy, detail)
 
 
-def _inputs(recipe: Recipe, network: str) -> Carry:
+def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
+    """Return a network's inputs for so many samples, as a recipe has them; the same at each call."""
     generator, data = torch.Generator().manual_seed(0), recipe.data
-    labels = torch.arange(_NUM) % max(data.num_classes, 1)
+    labels = torch.arange(num) % max(data.num_classes, 1)
 
     def images(channels: int) -> Tensor:
-        return torch.rand(_NUM, channels, data.side, data.side, generator=generator) * 2 - 1
+        return torch.rand(num, channels, data.side, data.side, generator=generator) * 2 - 1
 
-    seeds = [torch.arange(_NUM)] if getattr(recipe, network).draws else []
+    seeds = [torch.arange(num)] if getattr(recipe, network).draws else []
     if network == "discriminator":
         return images(recipe.judged_channels), labels, *([images(recipe.input_channels)] if data.paired else []), *seeds
-    latents = torch.randn(_NUM, recipe.latent_size, generator=generator)
+    latents = torch.randn(num, recipe.latent_size, generator=generator)
     return images(recipe.input_channels) if recipe.translates else latents, labels, *seeds
 
 

@@ -20,7 +20,8 @@ from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
 from bigsgan.errors import UserError
-from bigsgan.models.build import build_network
+from bigsgan.models.build import network_on_meta
+from bigsgan.models.outside_check import random_inputs
 from bigsgan.plugins import called, load
 
 _NUM_PATCHES = 9
@@ -251,11 +252,8 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
 
 def _random_outputs(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:
     """Return random tensors like those that G returns after its images, by name; zeros for integers."""
-    side, generator = recipe.data.side, torch.Generator().manual_seed(1)
-    shape = (2, recipe.input_channels, side, side) if recipe.translates else (2, recipe.latent_size)
-    with torch.device("meta"):
-        numbers = [torch.empty(2, dtype=torch.int64)] * (1 + recipe.generator.draws)  # labels, and seeds
-        _, *outputs = build_network(recipe, "generator").fold(torch.empty(shape), *numbers)
+    generator, inputs = torch.Generator().manual_seed(1), random_inputs(recipe, "generator", 2)
+    _, *outputs = network_on_meta(recipe, "generator").fold(*(each.to("meta") for each in inputs))
     found = dict[str, Tensor]()
     for name, output in zip(recipe.outputs, outputs, strict=True):
         if output.is_floating_point():
