@@ -56,7 +56,7 @@ class ImagePool:
             draws: Draws which image is shown.
             device: Device of the images; None on ranks that do not read D's inputs.
         """
-        self._size, self._part, self._shape, self._draws, self._device = size, part, shape, draws, device
+        self._size, self._part, self._shape, self._draws = size, part, shape, draws
         self._num_filled = 0  # images in each pool at the beginning of an update
         self._shown: dict[tuple[int, int], Tensor] = {}  # in this update, by D's step and micro-batch
         pool_shape = (size, part.num_samples, *shape)

@@ -195,8 +195,8 @@ class GeneratorObjective:
 
     def __init__(self, terms: Iterable[Term], statistics: Statistics, update: int = 0, pairs: bool = False) -> None:
         """Take the terms that are due in an update; ``pairs`` is whether D judges real images too."""
-        at_d = [term for term in due(terms, "generator", update) if term.reads and not term.of_outputs]
-        of_logits = [term for term in at_d if not term.of_images]
+        found = due(terms, "generator", update)
+        of_logits = [term for term in found if term.reads and not (term.of_images or term.of_outputs)]
         self._terms, self._statistics, self.pairs = of_logits, statistics, pairs
         self.reads_features = any(FEATURES in term.reads for term in of_logits)
 

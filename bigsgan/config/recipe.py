@@ -146,11 +146,7 @@ class Recipe(Section):
     @property
     def translates(self) -> bool:
         """Whether G makes images from images: from the inputs of pairs, or from the real ones."""
-        return self.data.paired or self._reads_reals
-
-    @property
-    def _reads_reals(self) -> bool:
-        return getattr(self.generator, "reads", "latents") == "images"
+        return self.data.paired or getattr(self.generator, "reads", "latents") == "images"
 
     @property
     def input_channels(self) -> int:
