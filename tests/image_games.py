@@ -92,7 +92,7 @@ class AutoencoderReference(Reference):
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
-        self.image_terms = self.terms
+        self.output_terms = self.terms
 
     def forward(self, network, moving, *inputs):
         """A network's first output; those of G that follow are kept."""
@@ -217,3 +217,17 @@ PAIRS = [
     "objective={l1: 3, reuse_fakes: true, r1: {weight: 0.1, every: 2}}",
 ]
 """Overrides of the tiny recipe."""
+
+
+WEIGHTS = {
+    "ADAPTIVE": "adversarial: {weight: 0.7, adaptive: {parameter: 1.module.second.weight}}",
+    "STARTS": "discriminator_from_nimg: 8, adversarial: {from_nimg: 8, ramp_nimg: 16,"
+    " adaptive: {parameter: layers.1.module.first.weight, largest: 0.9}}",
+    "BY_PART": "adversarial: {adaptive: {parameter: 1.module.second.weight, over: micro_batch}}",
+    "FIXED": "adversarial: {weight: 0.3, from_nimg: 8}",
+}
+ADAPTIVE, STARTS, BY_PART, FIXED = (
+    [*AUTOENCODER[:3], f"{AUTOENCODER[3].removesuffix('}')}, {weight}}}"] for weight in WEIGHTS.values()
+)
+"""The autoencoder with weights of the adversarial loss: adaptive; with another parameter, a limit, and parts that begin
+later; as public trainers have it; and fixed."""

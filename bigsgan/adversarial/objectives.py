@@ -40,7 +40,14 @@ class DiscriminatorObjective:
 
     reads_features = False
 
-    def __init__(self, terms: Iterable[Term], statistics: Statistics, d_step: int, images_per_sample: int = 1) -> None:
+    def __init__(
+        self,
+        terms: Iterable[Term],
+        statistics: Statistics,
+        d_step: int,
+        images_per_sample: int = 1,
+        learns: bool = True,
+    ) -> None:
         """Take the terms that are due.
 
         Args:
@@ -48,8 +55,9 @@ class DiscriminatorObjective:
             statistics: Collects losses and logits.
             d_step: Number of D's step in the run, from 0.
             images_per_sample: Number of images of a sample that G makes.
+            learns: Whether the loss counts; if not, it is multiplied by 0.
         """
-        self._statistics, self._images_per_sample = statistics, images_per_sample
+        self._statistics, self._images_per_sample, self._learns = statistics, images_per_sample, learns
         self._terms = due(terms, "discriminator", d_step)
         self.checked = [term for term in self._terms if isinstance(term, FiniteDifference) and term.is_checked(d_step)]
         self._of_gradients = [term for term in self._terms if term.differentiates]
@@ -104,11 +112,11 @@ class DiscriminatorObjective:
             term.observe(real, fake)
         loss = _total(self._of_logits, read, self._statistics)
         if tangents is not None:
-            return loss + tangents.sum()
-        if self._of_gradients:
+            loss = loss + tangents.sum()
+        elif self._of_gradients:
             (grads,) = torch.autograd.grad((outputs * _GRADIENT_SCALE).sum(), inputs[0], create_graph=True)
             loss = loss + self._of_slopes((full(grads) / _GRADIENT_SCALE).chunk(self.num_segments))
-        return loss
+        return loss if self._learns else 0.0 * loss
 
     def slopes(self, grads: Tensor) -> Tensor:
         """Return the direction v along which D's tangents are carried, and record the terms that read gradients.

@@ -24,8 +24,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from bigsgan.adversarial import adaptive_weight
+from bigsgan.adversarial.adaptive_weight import AdaptiveWeight
 from bigsgan.adversarial.image_pool import ImagePool
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
@@ -72,6 +75,8 @@ class Scheduled(NamedTuple):
     generator: Rates  # learning rate and beta2 of G's optimizer
     discriminator: Rates  # learning rate and beta2 of D's optimizer
     penalty_weights: Mapping[str, float]  # weights of ``r1`` and ``r2`` that replace those of the recipe
+    adversarial: float = 1.0  # factor of the loss on logits in G's loss
+    discriminator_learns: bool = True  # whether D's loss counts
     augmentation: float | None = None  # probability of D's augmentations; None unless it follows a schedule
 
 
@@ -110,6 +115,7 @@ class AdversarialStep:
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
+        statistics.declare(*([adaptive_weight.STATISTIC] if self._section.adversarial.adaptive else []))
         self.generator.after_update = self._generator_updated
         self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 
@@ -119,8 +125,10 @@ class AdversarialStep:
             if scheduled.augmentation is not None:
                 self._augmentation.fill_(scheduled.augmentation)
             self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
+        adaptive = self._section.adversarial.adaptive is not None  # it has the factor then
+        weights = {**scheduled.penalty_weights, "generator": 1.0 if adaptive else scheduled.adversarial}
         for term in self._terms:
-            term.begin_update(scheduled.penalty_weights)
+            term.begin_update(weights)
         self.executor(self._works(update, scheduled))
         for term in self._terms:
             term.finish_update(update, self.executor.engines[term.network].outcomes.last)
@@ -133,7 +141,7 @@ class AdversarialStep:
         """Yield each phase with its inputs and its loss."""
         section, num_made = self._section, self._plan.recipe.generator.images_per_sample
         objectives = [
-            DiscriminatorObjective(self._terms, self._statistics, number, num_made)
+            DiscriminatorObjective(self._terms, self._statistics, number, num_made, scheduled.discriminator_learns)
             for number in range(update * section.d_steps, (update + 1) * section.d_steps)
         ]
         of_g = due(self._terms, "generator", update)
@@ -152,6 +160,7 @@ class AdversarialStep:
             later, number = divmod(d_step, section.d_steps)
             return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
+        adaptive = self._adaptive_weight(scheduled.adversarial)
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
         for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
@@ -159,6 +168,8 @@ class AdversarialStep:
                 own_inputs = inputs_of(phase.d_step)
                 own = self._make_images(phase, own_inputs, regularizer)
                 own.of_outputs = of_outputs
+                if adaptive is not None:
+                    own.exposed, own.weighted = adaptive.parameter, adaptive.weighted
                 yield own
             elif isinstance(phase, phases.MakesImages):
                 yield self._make_images(phase, inputs_of(phase.d_step))
@@ -167,6 +178,9 @@ class AdversarialStep:
                 yield self._differentiate_inside(phase, inputs_of(phase.d_step), regularizer)
             elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
+            elif isinstance(phase, phases.Weighs):
+                assert adaptive is not None, "G weighs for an adaptive weight"
+                yield dataclasses.replace(own, phase=phase, weigh=adaptive.weigh, outputs={})
             elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
                 yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
@@ -174,6 +188,13 @@ class AdversarialStep:
                 yield self._learn(phase, inputs_of(phase.d_step), update, reals, objectives, scheduled)
             elif isinstance(phase, phases.Keeps):
                 yield self._keep(phase)
+
+    def _adaptive_weight(self, factor: float) -> AdaptiveWeight | None:
+        section = self._section.adversarial.adaptive
+        if section is None:
+            return None
+        num = self._plan.recipe.accumulation_of("generator") * self._plan.placement("generator").num_replicas
+        return AdaptiveWeight(section, factor, num, self.generator.sum_over_replicas, self._statistics)
 
     def _inputs(self, stream: str, counters: tuple[int, ...], reals: Reals) -> Inputs:
         return self._sources.inputs.inputs(stream, counters, self._sources.slices[stream], reals)
@@ -282,11 +303,13 @@ class AdversarialStep:
             return objective.batch(real, fake)
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
+            own = [grads[-num:]]
             if not terms:
-                return grads[-num:]
+                return own[0]
             real = self._sources.inputs.real(reals()[j])[0] if reads_reals else None
             read = images_read(images[-num:], inputs.conditions(j), real)
-            return grads[-num:] + image_gradient(terms, read, self._statistics)
+            own.append(image_gradient(terms, read, self._statistics))
+            return torch.cat(own, dim=1) if self._section.adversarial.adaptive else own[0] + own[1]
 
         return Work(phase, batch, objective, gradient=gradient)
 

@@ -137,7 +137,7 @@ class PlainLoop:
         if self._augmentation is not None and numbers.augmentation is not None:
             self._augmentation.fill_(numbers.augmentation)
         for term in self._terms:
-            term.begin_update(numbers.penalty_weights)
+            term.begin_update({**numbers.penalty_weights, "generator": numbers.adversarial})
         for d_step in range(recipe.objective.d_steps):
             reals, counters = functools.cache(self._reals.next_phase), (update, d_step)
             inputs = self._source.inputs("discriminator", counters, self._slices["discriminator"], reals)

@@ -211,6 +211,43 @@ class OwnTerm(Section):
         return "auto"
 
 
+class Adaptive(Section):
+    """Weighs the adversarial loss by |gradient of the rest| / (|gradient of it| + 1e-4) at one of G's parameters.
+
+    The rest is what terms of images add to G's loss, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
+    """
+
+    parameter: Annotated[str, Field(min_length=1)]
+    """The end of the parameter's name, such as ``decoder.conv_out.weight``: the last that the images depend on."""
+    largest: PositiveFloat = 1e4
+    """The ratio is at most this."""
+    over: Literal["batch", "micro_batch"] = "batch"
+    """The gradients: of the whole batch, the same in any layout; or of each rank's micro-batch by itself, as in public
+    trainers, whose result depends on the number of ranks."""
+
+
+class Adversarial(Section):
+    """The weight of the loss on logits in G's loss."""
+
+    weight: NaturalFloat = 1.0
+    """Factor of the loss on logits in G's loss, beside the ratio if it is adaptive."""
+    from_nimg: NaturalInt = 0
+    """Images before which it is 0."""
+    ramp_nimg: NaturalInt = 0
+    """Images, after these, over which it rises to its value along a line."""
+    adaptive: Adaptive | None = None
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of G's loss whose gradients at the images travel from D to G."""
+        return 2 if self.adaptive else 1
+
+    def factor(self, nimg: int) -> float:
+        """Return the factor in the update that begins at ``nimg`` images."""
+        since = nimg - self.from_nimg
+        return self.weight * (0.0 if since < 0 else min(1.0, (since + 1) / (self.ramp_nimg + 1)))
+
+
 def _named(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) and ":" in value else value
 
@@ -249,6 +286,9 @@ class Objective(Section):
     path_length: PathLength | None = None
     teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
+    adversarial: Adversarial = Adversarial()
+    discriminator_from_nimg: NaturalInt = 0
+    """Images before which D does not learn: its loss is 0."""
     terms: list[OwnTerm] = Field(default=[])
     """Parts of the losses from your own code."""
 

@@ -84,6 +84,8 @@ class RunPlan:
         # A ZeRO engine alternates forward and backward, so it recomputes if D needs all micro-batches before the first
         # gradient. If G's update comes first, or updates overlap, it does not.
         objective = self.recipe.objective
+        if objective.adversarial.adaptive:
+            return False  # the gradients of all micro-batches are weighed before the first is pulled back
         needs_all = self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1
 

@@ -72,10 +72,11 @@ class Reference:
     def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
         """Begin as a run of this recipe does, on a device or else the CPU."""
         self.recipe, self.device = recipe, device or torch.device("cpu")
-        # Of a loss from outside, a caller sets these five.
+        # Of a loss from outside, a caller sets these six.
         self.d_loss, self.g_loss = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
         self.pairs = recipe.objective.loss == "relativistic"
         self.image_terms: Any = lambda update, images, targets, labels: 0
+        self.output_terms = self.image_terms  # of what G returns after its images
         self.penalty: Any = lambda d_step, real, fake: 0  # of images and logits, each
         self.g, self.d = (network.to(self.device) for network in build_networks(recipe))
         for network in (self.g, self.d):
@@ -267,12 +268,13 @@ class Reference:
                 far = F.relu(logits_real - a_fake).square().mean() + F.relu(a_real - logits_fake).square().mean()
                 loss = loss + section.lecam.weight * far
             self.seen.append((logits_real.detach(), logits_fake.detach()))
-            (loss / part.accumulation).backward()
+            learns = update * self.recipe.batch >= section.discriminator_from_nimg
+            (learns * loss / part.accumulation).backward()
         self.d_grads = self._finish(self.d, self.opt_d, section.orthogonal.discriminator)
 
     def _g_backward(self, update):
         """Compute G's gradient with D as it is now."""
-        part, self.own_images = self.parts["generator"], []
+        part, self.own_images, parts = self.parts["generator"], [], []
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
             latents = self.generator_inputs("generator", (update,), part)
@@ -287,14 +289,15 @@ class Reference:
             real = None
             if self.pairs:
                 real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
-            loss = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
-            loss = loss + self.image_terms(update, images, self._targets(x), inputs[1])
+            adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
+            rest = self.image_terms(update, images, self._targets(x), inputs[1])
+            loss = self.output_terms(update, images, self._targets(x), inputs[1])
             if self.recipe.objective.l1:
-                loss = loss + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
+                rest = rest + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)
                 apart = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
-                loss = loss + near.weight * apart / len(coarser)
+                rest = rest + near.weight * apart / len(coarser)
             if self.recipe.objective.feature_matching:
                 targets = self._targets(x), *self._conditions(y, inputs, seeds["real"])
                 pairs = zip(self._features(targets), self._features((images, *c)), strict=True)
@@ -303,8 +306,32 @@ class Reference:
             path_length = self.recipe.objective.path_length
             if path_length and update % path_length.every == 0:
                 loss = loss + path_length.every * path_length.weight * self._path_length(inputs)
-            (loss / part.accumulation).backward()
+            parts.append((adversarial, rest, loss))
+            if not self.recipe.objective.adversarial.adaptive or j == part.accumulation - 1:
+                self._backward(update, parts)
+                parts = []
         self.opt_d.zero_grad()
+
+    def _backward(self, update, parts):
+        """Go backward from the parts of G's loss of some micro-batches."""
+        weights = self._adversarial_weights(update * self.recipe.batch, parts)
+        for weight, (adversarial, rest, loss) in zip(weights, parts, strict=True):
+            ((weight * adversarial + rest + loss) / self.parts["generator"].accumulation).backward()
+
+    def _adversarial_weights(self, nimg, parts):
+        """By micro-batch, the weight of the loss on logits."""
+        section = self.recipe.objective.adversarial
+        over = section.from_nimg + section.ramp_nimg
+        weight = section.weight * min(1.0, max(0.0, 1 - (over - nimg) / (section.ramp_nimg + 1)))
+        if section.adaptive is None:
+            return [weight] * len(parts)
+        ending = section.adaptive.parameter
+        (last,) = (p for name, p in self.g.named_parameters() if name.endswith(ending))
+        grads = [[torch.autograd.grad(each, last, retain_graph=True)[0] for each in part[:2]] for part in parts]
+        if section.adaptive.over == "batch":
+            grads = [[sum(each) / len(parts) for each in zip(*grads, strict=True)]] * len(parts)
+        ratios = (rest.norm() / (adversarial.norm() + 1e-4) for adversarial, rest in grads)
+        return [weight * ratio.clamp(max=section.adaptive.largest) for ratio in ratios]
 
     def _g_step(self):
         if self.lengths:

@@ -115,6 +115,11 @@ class Work:
     regularizer: Regularizer | None = None
     # Of G's outputs: adds a loss to the phase's forward passes, given images, what G returns after them, and inputs.
     of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch], Tensor] | None = None
+    # Of a phase that weighs: takes the number of a micro-batch, and by how much each part of the loss would move the
+    # exposed parameter. Of the one that pulls back: returns the gradient at G's images, given those parts.
+    weigh: Callable[[int, Sequence[Tensor]], None] | None = None
+    weighted: Callable[[int, Tensor], Tensor] = lambda index, grads: grads
+    exposed: str = ""  # end of the name of the parameter by which the phase that weighs differentiates
     ahead: int = 0  # number of layers before the tensor by which a phase differentiates, or at which its tangents begin
     rates: Rates | None = None  # the optimizer's settings, if the phase steps
     # where D judges or a network differentiates: takes the number of a micro-batch, the tensor x that is differentiated

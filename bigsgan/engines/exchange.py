@@ -29,11 +29,11 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
     if not plan.images_travel:
         return None
     side = plan.recipe.data.side
-    shape = (plan.recipe.judged_channels, side, side)
+    shape, parts = (plan.recipe.judged_channels, side, side), plan.recipe.objective.adversarial.parts
     makers, judges = plan.placement("generator").output_ranks(), plan.placement("discriminator").input_ranks()
     group = dist.new_group(group_desc=MESSAGES)
     # The loss is a mean over the samples of a replica, of which G's has another number than D's.
-    gradients = Route(group, judges, makers, shape, len(makers) / len(judges))
+    gradients = Route(group, judges, makers, (parts * shape[0], side, side), len(makers) / len(judges))
     return Exchange(Route(group, makers, judges, shape), gradients)
 
 
@@ -58,7 +58,7 @@ class Exchange:
         for task in tasks:
             phase = phases[task.phase]
             source = {"forward": phase.images_from, "backward": phase.grads_from}.get(task.kind)
-            if source is None or (source, task.micro_batch) in seen:
+            if source is None or not phases[source].sends or (source, task.micro_batch) in seen:
                 continue
             seen.add((source, task.micro_batch))
             if self._routes[phases[source].network].receives:

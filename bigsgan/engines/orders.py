@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Learns, MakesImages, Phase, Placed, PullsBack, Task, awaited, in_turn, of_micro_batch
+from bigsgan.engines.phases import Learns, MakesImages, Phase, Placed, PullsBack, Task, Weighs
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
+from bigsgan.engines.tasks import awaited, in_turn, of_micro_batch
 
 
 class Turn(NamedTuple):
@@ -129,8 +130,17 @@ def _by_phase(numbers: Iterable[int], phases: Sequence[Phase]) -> Iterator[Task]
 
 
 def _by_micro_batch(numbers: Sequence[int], phases: Sequence[Phase], meanwhile: Iterable[Task] = ()) -> Iterator[Task]:
-    """Yield the phases up to G's pulling back, then G's step; ``meanwhile`` comes before the last pulling back."""
-    for index in range(phases[numbers[-1]].num):
+    """Yield the phases up to G's pulling back, then G's step; ``meanwhile`` comes before the last pulling back.
+
+    If G weighs, it does so for all micro-batches first.
+    """
+    num = phases[numbers[-1]].num
+    if any(isinstance(phases[number], Weighs) for number in numbers):
+        for index in range(num):
+            for number in numbers[:-1]:
+                yield from of_micro_batch(number, phases[number], index)
+        numbers = numbers[-1:]
+    for index in range(num):
         for number in numbers:
             if number == numbers[-1] and index == phases[number].num - 1:
                 yield from meanwhile

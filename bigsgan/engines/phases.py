@@ -6,9 +6,9 @@ computes a phase as tasks. This file has no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 from bigsgan.config.objective import Segments
@@ -26,6 +26,7 @@ class _Defaults:
     sends = False  # whether the other network reads the images, or the gradients at images, that arise
     step = False  # whether the phase ends in an optimizer step
     frozen = False  # whether the backward pass computes gradients at the inputs only, which halves its cost
+    exposes = False  # whether passes without graphs keep one from a parameter to the images, for the phase that weighs
     is_probe = False  # whether it only checks, now and then and on one micro-batch; nothing reads its gradients
     gives_tangents = False  # whether its gradients are the direction of another phase's tangents
     keeps_graphs = False  # whether the phase that pulls back goes backward through the forward passes of this one
@@ -108,6 +109,7 @@ class MakesOwnImages(MakesImages):
 
     update_of = "generator"
     keeps_graphs: bool
+    exposes: bool
     tangents_from: int | None
     num_twice: int
 
@@ -160,6 +162,19 @@ class Judges(Phase):
     network, update_of, label, sends, frozen = "discriminator", "generator", "D judges", True, True
     segments: int
     images_from: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighs(Phase):
+    """G finds how far the parts of its loss would move one of its parameters, before it pulls gradients back.
+
+    They are weighed over the whole batch, so all its micro-batches come before the first that is pulled back.
+    """
+
+    network, update_of, label, forward, backward = "generator", "generator", "G weighs", False, True
+    needs_until: ClassVar[Kind] = "backward"
+    grads_from: int
+    graphs_from: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +280,7 @@ class _Update:
         self._plan, self._objective = plan, plan.recipe.objective
         self._steps = steps
         self._regularized, self._keeps_graphs = regularized, plan.keeps_generator_graphs
+        self._weighs = self._objective.adversarial.adaptive is not None
 
     def take_turns(self) -> None:
         """Let each network learn from the current state of the other."""
@@ -333,8 +349,8 @@ class _Update:
         """Make the images of G's update, which may also serve one of D's steps."""
         keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
         tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
-        made = MakesOwnImages(*size, d_step=d_step, keeps_graphs=keeps, tangents_from=tangents, num_twice=twice)
-        return self._add(made)
+        how = {"keeps_graphs": keeps, "exposes": self._weighs}
+        return self._add(MakesOwnImages(*size, d_step=d_step, tangents_from=tangents, num_twice=twice, **how))
 
     def _train(self, d_step: int, images: int | None) -> None:
         own = self._steps[d_step] if d_step < len(self._steps) else Segments()
@@ -357,44 +373,8 @@ class _Update:
 
     def _pull_back(self, images: int, grads: int) -> None:
         made, keeps = self.phases[images], self._keeps_graphs
+        if self._weighs:
+            grads = self._add(Weighs(*self._size(Weighs), grads_from=grads, graphs_from=images))
         tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
         size, graphs = self._size(PullsBack), images if keeps else None
         self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))
-
-
-def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> Placed | None:
-    """Return the task of another stage, or of the other network, whose result a task reads, and its stage.
-
-    ``stage`` is the task's own, and ``last`` the number of each network's last stage.
-    """
-    phase = phases[task.phase]
-    if task.kind == "step":  # it reads the gradients of all stages; the first stage's come last
-        return Placed(Task(task.phase, "backward", phase.num - 1), 0) if stage else None
-    is_forward = task.kind == "forward"
-    if stage != (0 if is_forward else last[phase.network]):
-        return Placed(task, stage + (-1 if is_forward else 1))
-    source = phase.images_from if is_forward else phase.grads_from
-    if source is None:
-        return None
-    return Placed(Task(source, task.kind, task.micro_batch), last[phases[source].network] if is_forward else 0)
-
-
-def in_turn(number: int, phase: Phase, phases: Sequence[Phase] = ()) -> Iterator[Task]:
-    """Yield the tasks of a phase of a network without stages: micro-batch by micro-batch.
-
-    Given all phases, each micro-batch with tangents comes right after the one that gives their direction.
-    """
-    for index in range(phase.num):
-        if phases and phase.tangents_from is not None:
-            yield from of_micro_batch(phase.tangents_from, phases[phase.tangents_from], index)
-        yield from of_micro_batch(number, phase, index)
-    if phase.step:
-        yield Task(number, "step", 0)
-
-
-def of_micro_batch(number: int, phase: Phase, index: int) -> Iterator[Task]:
-    """Yield the passes of a micro-batch of a phase."""
-    if phase.forward:
-        yield Task(number, "forward", index)
-    if phase.backward:
-        yield Task(number, "backward", index)

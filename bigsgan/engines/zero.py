@@ -20,6 +20,7 @@ from bigsgan.engines.deepspeed.device_skip import DeviceSkip
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
+from bigsgan.engines.exposing import exposed
 from bigsgan.engines.outcomes import Outcome
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
@@ -168,6 +169,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._kind: Hashable = None  # kind of the last pass through the engine that goes backward
         if engine.zero_optimization_stage() == 3:
             let_tangents_through(engine)
+        self._later: Sequence[nn.Parameter] = ()  # parameters of the modules behind an exposed one
         self._until_backward = ExitStack()  # contexts that last from a micro-batch's forward to its backward pass
 
     def _nothing(self, *about: Any) -> None:
@@ -188,6 +190,8 @@ class ZeroEngine(DeepSpeedBacked):
             self._judge(work, index, inputs, moving)
         elif phase.opens_graphs:
             self._go_forward(work, index, inputs, moving, tangents)
+        elif phase.exposes:
+            self._expose(work, index, inputs, moving)
         else:
             work.outputs[index] = self._infer(inputs, moving, trains=True)
 
@@ -198,9 +202,14 @@ class ZeroEngine(DeepSpeedBacked):
         if work.phase.frozen:
             self._differentiate(work, index, graph)
             return
+        if work.weigh is not None:
+            assert grads is not None, "a phase that weighs reads gradients"
+            self._weigh(work.weigh, index, graph, grads)
+            work.outputs[index] = grads
+            return
         loss, *more = graph.outputs
         if grads is not None:  # at images; the value of their product means nothing
-            loss = (loss * grads).sum() + sum(more)
+            loss = (loss * work.weighted(index, grads)).sum() + sum(more)
         del graph, more
         internals.take(self._gradient_buffers)
         self._prefetching.back_to(self._kind)
@@ -251,11 +260,28 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.expect(self._kind)
         targets = work.targets(index)  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
-            self._until_backward.enter_context(self._pinned())
+            self._until_backward.enter_context(self._pinned(self._parameters))
         run = Pass(moving, work.loss, work.regularizer, work.of_outputs, tangents, work.ahead, targets)
         work.graphs[index] = Graph(self._engine(inputs, run=run))
         if not work.phase.step:
             work.outputs[index] = work.graphs[index].outputs[0].detach()
+
+    def _expose(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
+        """Go forward without a graph, except from one parameter to the images."""
+        self._prefetching.expect("expose")
+        with exposed(self.network, work.exposed) as found:
+            (images,) = self._root(inputs, Pass(moving, trains=False))
+        work.graphs[index], self._later = Graph((images,), (found.copy,)), found.later
+        work.outputs[index] = images.detach()
+
+    def _weigh(self, weigh: Callable[[int, Sequence[Tensor]], None], index: int, graph: Graph, grads: Tensor) -> None:
+        """Differentiate by the exposed parameter, once for each part of the loss, whose gradients are side by side."""
+        (images,), (copy,), scale = graph.outputs, graph.inputs, self.loss_scale
+        parts = grads.split(images.shape[1], dim=1)
+        with self._pinned(self._later):  # hooks gather them for one backward pass only
+            found = [torch.autograd.grad(images, copy, part * scale, retain_graph=True)[0] for part in parts]
+        self._prefetching.end()
+        weigh(index, [each.float() / scale for each in found])
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters, as the engine's hooks would count this as a backward pass."""
@@ -277,10 +303,10 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.end()
         work.outputs[index] = work.gradient(index, first.detach(), grads.float() / scale)
 
-    def _pinned(self) -> AbstractContextManager[None]:
-        """Hold all parameters gathered, for a double backward."""
+    def _pinned(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Hold parameters gathered, for a double backward or several backward passes."""
         self._prefetching.settle()
-        return internals.pinned(self._parameters)
+        return internals.pinned(parameters)
 
     def _step(self) -> None:
         """Step the engine, which updates on the last micro-batch only, and keep count."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bigsgan.config import RunPlan
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.orders import Order, Turn
-from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, phases_of
+from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, Weighs, phases_of
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
@@ -74,7 +74,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     passes: Passes | WholePass | None
-    if not phase.computes:
+    if not phase.computes or isinstance(phase, Weighs):
         passes = None
     elif phase.num_twice:
         passes = traces.penalized(plan, network, num)

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.orders import Order
-from bigsgan.engines.phases import Phase, Task, UpdateGame, awaited, in_turn, phases_of
+from bigsgan.engines.phases import Phase, Task, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
+from bigsgan.engines.tasks import awaited, in_turn
 from bigsgan.planner.counting import count_games, count_heads, count_layers, stage_bounds
 
 EXACT, OVERLAPPED = "exact", "overlapped"

@@ -27,7 +27,8 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
         return Rates(lr, beta2(section, nimg, total_nimg))
 
     p = augmentation_probability(recipe.augmentation, nimg) if recipe.augmentation else None
-    return Scheduled(rates("generator"), rates("discriminator"), weights, p)
+    adversarial, learns = objective.adversarial.factor(nimg), nimg >= objective.discriminator_from_nimg
+    return Scheduled(rates("generator"), rates("discriminator"), weights, adversarial, learns, p)
 
 
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:

@@ -9,7 +9,19 @@ from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import SAME, check_updates
-from tests.image_games import AUTOENCODER, LAZY, NAMES, PAINTER, PAIRS, AutoencoderReference, PainterReference
+from tests.image_games import (
+    ADAPTIVE,
+    AUTOENCODER,
+    BY_PART,
+    FIXED,
+    LAZY,
+    NAMES,
+    PAINTER,
+    PAIRS,
+    STARTS,
+    AutoencoderReference,
+    PainterReference,
+)
 from tests.reference import worst
 from tests.tiny import both, stages, zero
 
@@ -19,6 +31,7 @@ LAYOUTS = {
     "ZeRO 3": (2, [], both(3)),
     "ranks of their own": (2, ["engines.generator.ranks=1", "accumulation=2"], both(1)),
     "G in stages": (2, stages(2, 1), {"generator": zero(1), "discriminator": zero(2)}),
+    "D in stages": (2, [*stages(1, 2), "accumulation=2"], {"generator": zero(3), "discriminator": zero(1)}),
     "both in stages": (2, [*stages(2, 2), "accumulation=2"], both(1)),
     "compiled by layer": (2, ["engines.generator.compile=layers", "accumulation=2"], both(2)),
     "compiled": (1, ["engines.generator.compile=whole"], both(1)),
@@ -31,13 +44,27 @@ GAMES = {
     "lazy": (LAZY, AutoencoderReference),
     "classes": (PAINTER, PainterReference),
     "pairs": (PAIRS, Reference),
+    "adaptive": (ADAPTIVE, AutoencoderReference),
+    "starts": (STARTS, AutoencoderReference),
+    "by part": (BY_PART, AutoencoderReference),
+    "fixed": (FIXED, AutoencoderReference),
 }
+WHOLE = ("one rank, micro-batches", "ZeRO 3", "ranks of their own", "D in stages", "compiled by layer", "G first")
 OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
+BY_GAME = {
+    "autoencoder": LAYOUTS,
+    "lazy": LAZILY,
+    "pairs": OTHERS[:2],
+    "adaptive": WHOLE,
+    "starts": WHOLE[:3],
+    "by part": WHOLE[:1],
+    "fixed": ["both in stages"],
+}
 CELLS = [
     pytest.param(game, layout, marks=() if (game, layout) in QUICK else SLOW, id=f"{game}, {layout}")
     for game in GAMES
-    for layout in {"autoencoder": LAYOUTS, "lazy": LAZILY, "pairs": OTHERS[:2]}.get(game, OTHERS)
+    for layout in BY_GAME.get(game, OTHERS)
 ]
 
 

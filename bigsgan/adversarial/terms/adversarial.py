@@ -39,6 +39,10 @@ class OfGenerator(Term):
         super().__init__("generator", "generator", ("fake_logits", "real_logits"))
         self._function = loss.generator
 
+    def begin_update(self, weights: Mapping[str, float]) -> None:
+        """Take this update's factor, if it has one."""
+        self.factor = weights.get(self.name, self.factor)
+
     def value(self, fake_logits: Tensor, real_logits: Tensor) -> Tensor:
         """Return the mean over the samples, a scalar; ``real_logits`` stand for themselves only where D judges both."""
         return self._function(real_logits, fake_logits)

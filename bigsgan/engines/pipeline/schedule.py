@@ -18,7 +18,8 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS
-from bigsgan.engines.phases import Kind, Phase, Placed, Task, awaited, in_turn
+from bigsgan.engines.phases import Kind, Phase, Placed, Task
+from bigsgan.engines.tasks import awaited, in_turn
 
 
 class Cost(NamedTuple):

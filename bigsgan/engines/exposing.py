@@ -1,0 +1,102 @@
+"""Differentiates a network's outputs by one of its parameters, in passes that keep no other graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from bigsgan.errors import UserError
+
+FIELD = "objective.adversarial.adaptive.parameter"
+"""The recipe's key."""
+
+
+def parameter_at(network: nn.Module, ending: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a parameter, and the parameter's name in it.
+
+    Args:
+        network: The whole network, or a part of it.
+        ending: The last parts of the parameter's name, such as ``decoder.conv_out.weight``.
+
+    Raises:
+        UserError: No parameter's name ends so, or several do.
+    """
+    names = [name for name, _ in network.named_parameters()]
+    found = [name for name in names if name == ending or name.endswith(f".{ending}")]
+    if len(found) != 1:
+        problem = "names several parameters of G" if found else "names no parameter of G"
+        remedy = "give more of its name" if found else "give the end of a parameter's name"
+        shown = ", ".join((found or names)[-8:])
+        raise UserError(FIELD, ending, problem, remedy, f"such as {shown}")
+    path, _, name = found[0].rpartition(".")
+    return network.get_submodule(path), name
+
+
+class Exposure:
+    """What a pass has left of a network with an exposed parameter.
+
+    Attributes:
+        later: The parameters of the modules that it has called since, among them the exposed one's.
+    """
+
+    def __init__(self, ending: str) -> None:
+        self._ending = ending
+        self._copy: Tensor | None = None
+        self.later: list[nn.Parameter] = []
+
+    @property
+    def copy(self) -> Tensor:
+        """The copy of the parameter that the network's outputs depend on.
+
+        Raises:
+            UserError: The pass has not called the module that holds the parameter.
+        """
+        if self._copy is None:
+            problem, remedy = "belongs to a module that G does not call", "name a parameter of another"
+            raise UserError(FIELD, self._ending, problem, remedy)
+        return self._copy
+
+    def begin(self, module: nn.Module, parameter: Tensor) -> Tensor:
+        """Begin the graph, on the first call, at a copy of the parameter, and return that."""
+        torch.set_grad_enabled(True)  # until the end of the pass
+        if self._copy is None:
+            self._copy = parameter.detach().clone().requires_grad_()
+            self.later += module.parameters(recurse=False)
+        return self._copy
+
+    def note(self, module: nn.Module, inputs: Any) -> None:
+        """Take note of a module that is about to be called."""
+        if self._copy is not None:
+            self.later += module.parameters(recurse=False)
+
+
+@contextmanager
+def exposed(network: nn.Module, ending: str) -> Iterator[Exposure]:
+    """Let a pass inside the block have one graph only: from a copy of a parameter, where its module is called, on."""
+    module, name = parameter_at(network, ending)
+    forward, before, found = module.forward, vars(module).get("forward"), Exposure(ending)
+
+    def with_copy(*args: Any, **more: Any) -> Any:
+        parameter = module._parameters[name]
+        assert parameter is not None, "the parameter has been found"
+        module._parameters[name] = found.begin(module, parameter)  # type: ignore[assignment]
+        try:
+            return forward(*args, **more)
+        finally:
+            module._parameters[name] = parameter
+
+    module.forward = with_copy  # type: ignore[method-assign]
+    handle = register_module_forward_pre_hook(found.note)
+    try:
+        with torch.no_grad():
+            yield found
+    finally:
+        handle.remove()
+        del module.forward
+        if before is not None:
+            module.forward = before
