@@ -183,7 +183,8 @@ class AdversarialStep:
                 yield dataclasses.replace(own, phase=phase, weigh=adaptive.weigh, outputs={})
             elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
-                yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={})
+                graphs = own.graphs if phase.graphs_from is not None else {}
+                yield dataclasses.replace(own, phase=phase, rates=scheduled.generator, outputs={}, graphs=graphs)
             elif isinstance(phase, phases.Learns):
                 yield self._learn(phase, inputs_of(phase.d_step), update, reals, objectives, scheduled)
             elif isinstance(phase, phases.Keeps):

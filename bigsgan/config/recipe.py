@@ -324,6 +324,9 @@ def _check_objective(recipe: Recipe) -> None:
         key = "reuse_fakes=true" if objective.reuse_fakes else "schedule=overlapped"
         problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"
         raise UserError("statistics", "every_pass", problem, "remove it, or change that key", detail)
+    if recipe.statistics == "every_pass" and objective.adversarial.adaptive:
+        problem, detail = "must be every_update with objective.adversarial.adaptive", "G's passes are repeated then"
+        raise UserError("statistics", "every_pass", problem, "remove it, or give a fixed weight", detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
         what = "with a generator from images" if recipe.translates else "with objective.fake_labels=data"
         detail = "images are made an update before D reads the data that they would depend on"

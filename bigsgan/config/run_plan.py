@@ -220,6 +220,10 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if stages == 1:
         return
     field = f"engines.{network}.pipeline_stages"
+    if network == "generator" and recipe.objective.adversarial.adaptive and recipe.pipeline.generator_phase == "keep":
+        problem, remedy = "must be recompute with objective.adversarial.adaptive", "set it so"
+        detail = "gradients of all micro-batches are weighed before the first is pulled back"
+        raise UserError("pipeline.generator_phase", "keep", problem, remedy, detail)
     if file.stage > 1:
         problem = f"must be 1 with ZeRO {file.stage}"
         detail = f"in {file.path}; a pipeline does not shard gradients"

@@ -18,6 +18,7 @@ from bigsgan.adversarial import LatentSource, SampleDraws
 from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.doctor.adversarial_weights import adversarial_weights
 from bigsgan.doctor.games import awake
 from bigsgan.draws import Draws
 from bigsgan.models import noise
@@ -291,7 +292,7 @@ class Reference:
                 real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
-            loss = self.output_terms(update, images, self._targets(x), inputs[1])
+            loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
             if self.recipe.objective.l1:
                 rest = rest + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:
@@ -307,31 +308,10 @@ class Reference:
             if path_length and update % path_length.every == 0:
                 loss = loss + path_length.every * path_length.weight * self._path_length(inputs)
             parts.append((adversarial, rest, loss))
-            if not self.recipe.objective.adversarial.adaptive or j == part.accumulation - 1:
-                self._backward(update, parts)
-                parts = []
-        self.opt_d.zero_grad()
-
-    def _backward(self, update, parts):
-        """Go backward from the parts of G's loss of some micro-batches."""
-        weights = self._adversarial_weights(update * self.recipe.batch, parts)
+        weights = adversarial_weights(self.recipe.objective.adversarial, update * self.recipe.batch, self.g, parts)
         for weight, (adversarial, rest, loss) in zip(weights, parts, strict=True):
-            ((weight * adversarial + rest + loss) / self.parts["generator"].accumulation).backward()
-
-    def _adversarial_weights(self, nimg, parts):
-        """By micro-batch, the weight of the loss on logits."""
-        section = self.recipe.objective.adversarial
-        over = section.from_nimg + section.ramp_nimg
-        weight = section.weight * min(1.0, max(0.0, 1 - (over - nimg) / (section.ramp_nimg + 1)))
-        if section.adaptive is None:
-            return [weight] * len(parts)
-        ending = section.adaptive.parameter
-        (last,) = (p for name, p in self.g.named_parameters() if name.endswith(ending))
-        grads = [[torch.autograd.grad(each, last, retain_graph=True)[0] for each in part[:2]] for part in parts]
-        if section.adaptive.over == "batch":
-            grads = [[sum(each) / len(parts) for each in zip(*grads, strict=True)]] * len(parts)
-        ratios = (rest.norm() / (adversarial.norm() + 1e-4) for adversarial, rest in grads)
-        return [weight * ratio.clamp(max=section.adaptive.largest) for ratio in ratios]
+            ((weight * adversarial + rest + loss) / part.accumulation).backward()
+        self.opt_d.zero_grad()
 
     def _g_step(self):
         if self.lengths:

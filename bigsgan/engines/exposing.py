@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from bigsgan.engines.base import Graph
 from bigsgan.errors import UserError
 
 FIELD = "objective.adversarial.adaptive.parameter"
@@ -42,12 +43,14 @@ class Exposure:
 
     Attributes:
         later: The parameters of the modules that it has called since, among them the exposed one's.
+        num_bytes: Bytes of what these have read.
     """
 
     def __init__(self, ending: str) -> None:
         self._ending = ending
         self._copy: Tensor | None = None
         self.later: list[nn.Parameter] = []
+        self.num_bytes = 0
 
     @property
     def copy(self) -> Tensor:
@@ -61,18 +64,33 @@ class Exposure:
             raise UserError(FIELD, self._ending, problem, remedy)
         return self._copy
 
-    def begin(self, module: nn.Module, parameter: Tensor) -> Tensor:
+    def begin(self, module: nn.Module, parameter: Tensor, inputs: Sequence[Any]) -> Tensor:
         """Begin the graph, on the first call, at a copy of the parameter, and return that."""
         torch.set_grad_enabled(True)  # until the end of the pass
         if self._copy is None:
             self._copy = parameter.detach().clone().requires_grad_()
-            self.later += module.parameters(recurse=False)
+            self.note(module, inputs)
         return self._copy
 
-    def note(self, module: nn.Module, inputs: Any) -> None:
+    def note(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         """Take note of a module that is about to be called."""
         if self._copy is not None:
             self.later += module.parameters(recurse=False)
+            self.num_bytes += sum(each.nbytes for each in inputs if isinstance(each, Tensor))
+
+
+def gradients(graph: Graph, grads: Tensor, scale: float) -> list[Tensor]:
+    """Return the gradients by an exposed parameter, float32, for each part of a loss.
+
+    Args:
+        graph: From a copy of the parameter to images, (n, C, H, W).
+        grads: The gradients of the parts at the images, side by side, (n, parts * C, H, W).
+        scale: Factor on these, so that half types hold them.
+    """
+    (images, *_), (copy, *_) = graph
+    parts = grads.split(images.shape[1], dim=1)
+    found = [torch.autograd.grad(images, copy, part * scale, retain_graph=True)[0] for part in parts]
+    return [each.float() / scale for each in found]
 
 
 @contextmanager
@@ -84,7 +102,7 @@ def exposed(network: nn.Module, ending: str) -> Iterator[Exposure]:
     def with_copy(*args: Any, **more: Any) -> Any:
         parameter = module._parameters[name]
         assert parameter is not None, "the parameter has been found"
-        module._parameters[name] = found.begin(module, parameter)  # type: ignore[assignment]
+        module._parameters[name] = found.begin(module, parameter, args)  # type: ignore[assignment]
         try:
             return forward(*args, **more)
         finally:

@@ -23,6 +23,8 @@ class _Defaults:
     update_of: str  # the network whose update the phase serves
     label: str  # the phase's name in timelines, profiles and logs
     computes = True  # whether micro-batches go through the network
+    # the one stage of the network that has tasks of the phase, which pass nothing to others: 0, -1 for the last, or all
+    only_on: int | None = None
     sends = False  # whether the other network reads the images, or the gradients at images, that arise
     step = False  # whether the phase ends in an optimizer step
     frozen = False  # whether the backward pass computes gradients at the inputs only, which halves its cost
@@ -86,7 +88,11 @@ class Phase(_Defaults):
     @property
     def samples_of_work(self) -> int:
         """Samples of a micro-batch, weighted by cost: one with tangents counts twice."""
-        return self.num_samples * (1 + self.has_tangents) * self.computes
+        return self.num_samples * (1 + self.has_tangents) * (self.only_on is None)
+
+    def stages(self, num_stages: int) -> range:
+        """Return the numbers of the stages that have tasks of the phase, of a network with so many."""
+        return range(num_stages) if self.only_on is None else range(num_stages)[self.only_on :][:1]
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -173,6 +179,7 @@ class Weighs(Phase):
 
     network, update_of, label, forward, backward = "generator", "generator", "G weighs", False, True
     needs_until: ClassVar[Kind] = "backward"
+    only_on = -1
     grads_from: int
     graphs_from: int
 
@@ -201,6 +208,7 @@ class Keeps(Phase):
     """D keeps G's images for one of its steps of the next update, where updates overlap."""
 
     network, update_of, label, computes = "discriminator", "discriminator", "D keeps", False
+    only_on = 0  # where D reads its inputs
     images_from: int
     d_step: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bigsgan.engines.phases import Phase, Placed, Task
+from bigsgan.engines.phases import Phase, Placed, Task, Weighs
 
 
 def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, int]) -> Placed | None:
@@ -21,6 +21,8 @@ def awaited(task: Task, stage: int, phases: Sequence[Phase], last: Mapping[str, 
     source = phase.images_from if is_forward else phase.grads_from
     if source is None:
         return None
+    if isinstance(phases[source], Weighs):  # over all its micro-batches
+        return Placed(Task(source, task.kind, phases[source].num - 1), stage)
     return Placed(Task(source, task.kind, task.micro_batch), last[phases[source].network] if is_forward else 0)
 
 

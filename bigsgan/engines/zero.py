@@ -20,7 +20,7 @@ from bigsgan.engines.deepspeed.device_skip import DeviceSkip
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
-from bigsgan.engines.exposing import exposed
+from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.engines.outcomes import Outcome
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
@@ -204,7 +204,9 @@ class ZeroEngine(DeepSpeedBacked):
             return
         if work.weigh is not None:
             assert grads is not None, "a phase that weighs reads gradients"
-            self._weigh(work.weigh, index, graph, grads)
+            with self._pinned(self._later):  # hooks gather them for one backward pass only
+                work.weigh(index, gradients(graph, grads, self.loss_scale))
+            self._prefetching.end()
             work.outputs[index] = grads
             return
         loss, *more = graph.outputs
@@ -273,15 +275,6 @@ class ZeroEngine(DeepSpeedBacked):
             (images,) = self._root(inputs, Pass(moving, trains=False))
         work.graphs[index], self._later = Graph((images,), (found.copy,)), found.later
         work.outputs[index] = images.detach()
-
-    def _weigh(self, weigh: Callable[[int, Sequence[Tensor]], None], index: int, graph: Graph, grads: Tensor) -> None:
-        """Differentiate by the exposed parameter, once for each part of the loss, whose gradients are side by side."""
-        (images,), (copy,), scale = graph.outputs, graph.inputs, self.loss_scale
-        parts = grads.split(images.shape[1], dim=1)
-        with self._pinned(self._later):  # hooks gather them for one backward pass only
-            found = [torch.autograd.grad(images, copy, part * scale, retain_graph=True)[0] for part in parts]
-        self._prefetching.end()
-        weigh(index, [each.float() / scale for each in found])
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Use the bare network with frozen parameters, as the engine's hooks would count this as a backward pass."""

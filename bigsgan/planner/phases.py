@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from bigsgan.config import RunPlan
 from bigsgan.config.objective import PathLength
+from bigsgan.engines.exposing import exposed
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, Weighs, phases_of
 from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.models.build import network_on_meta
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
@@ -86,15 +88,18 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLength.ahead)[0]
     inputs = outputs = 0
+    seam = image * plan.recipe.objective.adversarial.parts
     judges_alone = isinstance(phase, Judges) and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
         inputs += slope if phase.has_tangents else 0
-    if part.is_last if isinstance(phase, MakesImages) else part.is_first and isinstance(phase, Judges | Keeps):
+    if part.is_last if isinstance(phase, MakesImages) else part.is_first and isinstance(phase, Keeps):
         outputs = image
+    elif part.is_last if isinstance(phase, Weighs) else part.is_first and isinstance(phase, Judges):
+        outputs = seam
     elif phase.gives_slopes and part.is_first:
         outputs = slope
-    to_others = image if plan.images_travel and part.is_last and phase.grads_from is not None else 0
+    to_others = seam if plan.images_travel and part.is_last and phase.grads_from is not None else 0
     teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
     program = traces.program(plan.recipe)
     data = phase.num * image if isinstance(phase, Learns) and part.is_first else 0
@@ -113,7 +118,18 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         before=program.peak(num) if program and teaches and part.is_last else 0,
+        exposed=_exposed(plan, num) if phase.exposes and part.is_last else 0,
     )
+
+
+def _exposed(plan: RunPlan, num: int) -> int:
+    """Bytes that the graph from G's exposed parameter to so many images keeps."""
+    section = plan.recipe.objective.adversarial.adaptive
+    assert section is not None, "an adaptive weight exposes a parameter"
+    network, inputs = network_on_meta(plan.recipe, "generator"), meta_inputs(plan, "generator", num)
+    with exposed(network, section.parameter) as found:
+        network(*inputs)
+    return found.num_bytes
 
 
 def _pixels(plan: RunPlan) -> int:

@@ -60,7 +60,7 @@ class UpdateWork:
         values. A double backward goes to the images and back through that, three passes.
         """
         phase = kind.phases[task.phase]
-        if task.kind == "step" or not phase.computes:
+        if task.kind == "step" or phase.only_on is not None:
             return 0.0
         network, own = phase.network, self.stages[phase.network][stage]
         num_replicas = self.plan.placement(network).num_replicas

@@ -26,7 +26,8 @@ class RankPhase:
     """A phase as one rank computes it. Bytes are for one micro-batch, unless stated otherwise."""
 
     phase: Phase  # as engines compute it
-    passes: Passes | WholePass | None  # passes through this rank's layers; None where D keeps images
+    # passes through this rank's layers; None where D keeps images, and where G weighs, whose pass is short
+    passes: Passes | WholePass | None
     inputs: int  # bytes of the inputs assembled for the first layer
     arriving: int  # bytes of other ranks' images, which are sent once to the first phase that reads them
     received: tuple[int, int]  # bytes received from the previous stage, and of the gradients sent back to it
@@ -36,6 +37,7 @@ class RankPhase:
     data: int  # bytes of the whole phase's real images, which stay until the end of the update
     num_beyond: int  # number of micro-batches that the planner does not go through
     pinned: bool  # whether ZeRO 3 keeps all parameters gathered
+    exposed: int = 0  # bytes that the graph from an exposed parameter to the images keeps until G weighs
     before: int = 0  # bytes that a teacher's program needs before each forward pass
 
     @property
@@ -84,7 +86,9 @@ class Update:
             phase = self._phases[task.phase]
             if not phase.shows(task):
                 continue
-            if phase.passes is None:
+            if phase.phase.graphs_from is not None and phase.passes is None:
+                yield self._weigh(phase, task)
+            elif phase.passes is None:
                 yield self._keep(phase, task)
             elif task.kind == "forward":
                 yield from self._forward(phase, task)
@@ -134,6 +138,7 @@ class Update:
         if index == 0:
             self._held["data"] = max(self._held["data"], phase.data)
             self._held["out", number] += phase.outputs * phase.num_beyond
+            self._held["exposed", number] = phase.exposed * phase.num
         self._held["in", number, index] = phase.inputs + phase.received[0] + self._take(task)
         if phase.before:
             moment = self._moment(phase, None)
@@ -165,6 +170,16 @@ class Update:
         moment = self._moment(phase, None)
         self._held["messages"] = 0
         self._has_read(task.phase)
+        return moment
+
+    def _weigh(self, phase: RankPhase, task: Task) -> Moment:
+        """Hand the gradients at a micro-batch's images on to the phase that pulls back."""
+        source, num = phase.phase.grads_from, 1 + (phase.num_beyond if task.micro_batch == 0 else 0)
+        moment = self._moment(phase, None)
+        self._held["out", task.phase] += phase.outputs * num
+        self._held["out", source] = max(0, self._held["out", source] - phase.outputs * num)
+        if task.micro_batch == phase.phase.num - 1:
+            self._held.pop(("exposed", phase.phase.graphs_from), None)
         return moment
 
     def _backward(self, phase: RankPhase, task: Task) -> Iterator[Moment]:

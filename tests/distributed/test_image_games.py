@@ -26,6 +26,7 @@ from tests.reference import worst
 from tests.tiny import both, stages, zero
 
 SLOW = pytest.mark.slow
+AGAIN = ["pipeline.generator_phase=recompute", "accumulation=4"]
 LAYOUTS = {
     "one rank, micro-batches": (1, ["accumulation=2"], both(0)),
     "ZeRO 3": (2, [], both(3)),
@@ -36,6 +37,9 @@ LAYOUTS = {
     "compiled by layer": (2, ["engines.generator.compile=layers", "accumulation=2"], both(2)),
     "compiled": (1, ["engines.generator.compile=whole"], both(1)),
     "G in stages, recomputed": (2, [*stages(2, 1), "pipeline.generator_phase=recompute", "accumulation=2"], both(1)),
+    "both in stages, recomputed": (2, [*stages(2, 2), *AGAIN], both(1)),
+    "both in stages, phase by phase": (2, [*stages(2, 2), *AGAIN, "pipeline.schedule=phases"], both(1)),
+    "stages of their own": (4, [*stages(2, 2), *AGAIN, "engines.generator.ranks=2"], both(1)),
     "G first": (2, ["objective.schedule=generator_first", "accumulation=2"], both(2)),
 }
 QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3")}
@@ -49,6 +53,12 @@ GAMES = {
     "by part": (BY_PART, AutoencoderReference),
     "fixed": (FIXED, AutoencoderReference),
 }
+STAGED = (
+    "G in stages, recomputed",
+    "both in stages, recomputed",
+    "both in stages, phase by phase",
+    "stages of their own",
+)
 WHOLE = ("one rank, micro-batches", "ZeRO 3", "ranks of their own", "D in stages", "compiled by layer", "G first")
 OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
@@ -56,7 +66,7 @@ BY_GAME = {
     "autoencoder": LAYOUTS,
     "lazy": LAZILY,
     "pairs": OTHERS[:2],
-    "adaptive": WHOLE,
+    "adaptive": (*WHOLE, *STAGED),
     "starts": WHOLE[:3],
     "by part": WHOLE[:1],
     "fixed": ["both in stages"],

@@ -137,12 +137,13 @@ class Ranks:
     def source(self, task: Task) -> int | None:
         """The phase of the other network whose outputs a task reads."""
         phase = self.phases[task.phase]
-        return {"forward": phase.images_from, "backward": phase.grads_from, "step": None}[task.kind]
+        number = {"forward": phase.images_from, "backward": phase.grads_from, "step": None}[task.kind]
+        return None if number is None or self.phases[number].network == phase.network else number
 
     def sent_by(self, rank: int, task: Task):
         phase = self.phases[task.phase]
         placement, stage = self.plan.placement(phase.network), self.plan.placement(phase.network).stage(rank)
-        if task.kind == "step" or not phase.computes:
+        if task.kind == "step" or phase.only_on is not None:  # such phases are one stage's
             return
         step = 1 if task.kind == "forward" else -1
         if 0 <= stage + step < placement.num_stages:
@@ -186,6 +187,10 @@ GAMES = {
     "own accumulation": ["engines.discriminator.accumulation=4"],
     "a check": ["objective.r1={weight: 1, every: 2, form: finite_difference}"],
     "overlapped": ["objective.schedule=overlapped"],
+    "adaptive weight": ["objective.adversarial.adaptive.parameter=x", "pipeline.generator_phase=recompute"],
+    "adaptive weight, overlapped": [
+        "objective={schedule: overlapped, adversarial: {adaptive: {parameter: x}}}", "pipeline.generator_phase=recompute"
+    ],
     "path length": [
         "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
         "discriminator={family: stylegan2, channel_base: 64, channel_max: 8, mbstd_group: 1}",

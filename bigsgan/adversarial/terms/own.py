@@ -19,6 +19,7 @@ from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTe
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
+from bigsgan.engines.exposing import parameter_at
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import random_inputs
@@ -40,9 +41,11 @@ class Own(NamedTuple):
         """Build them, and try those from outside.
 
         Raises:
-            UserError: See ``adversarial_loss`` and ``own_terms``.
+            UserError: See ``adversarial_loss``, ``own_terms`` and ``check_adaptive_weight``.
         """
-        return cls(adversarial_loss(recipe, device), own_terms(recipe, device))
+        own = cls(adversarial_loss(recipe, device), own_terms(recipe, device))
+        check_adaptive_weight(recipe, own.terms)
+        return own
 
 
 def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
@@ -66,6 +69,22 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
         _try(f"{field}.use", section.use, FunctionTerm(network, network, 1.0, names, method), recipe, device)
         functions[network] = _of_logits(method, names)
     return AdversarialLoss(**functions)
+
+
+def check_adaptive_weight(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None:
+    """Refuse an adaptive weight without terms of images in each update to weigh against, or of no parameter of G.
+
+    Raises:
+        UserError: It is so.
+    """
+    section = recipe.objective.adversarial.adaptive
+    if section is None:
+        return
+    parameter_at(network_on_meta(recipe, "generator"), section.parameter)
+    always = any(term.of_images and term.every == 1 for term in terms)
+    if not (always or recipe.objective.l1 or recipe.objective.consistency):
+        problem, remedy = "needs a term of G's images in every update", "set objective.l1, or give a term of images"
+        raise UserError("objective.adversarial.adaptive", section.parameter, problem, remedy)
 
 
 class OfMeans:

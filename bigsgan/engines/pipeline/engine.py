@@ -21,6 +21,7 @@ from bigsgan.config.placement import Placement
 from bigsgan.engines.base import Graph, MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
+from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.engines.phases import Infers, Phase, Task
 from bigsgan.engines.pipeline.layout import StageDivision
 from bigsgan.engines.pipeline.partition import TensorSpec
@@ -123,9 +124,11 @@ class PipelineEngine(DeepSpeedBacked):
         num_segments = 1 if work.loss is None else work.loss.num_segments
         keeps_graph = phase.opens_graphs
         network = self.network
+        exposes = phase.exposes and self._is_last
         with (
             self._frozen() if phase.frozen else nullcontext(),
             torch.set_grad_enabled(keeps_graph),
+            exposed(network, work.exposed) if exposes else nullcontext() as found,
             moving_state(self._stateful, moving),
         ):
             carry = list(work.inputs(index, images)) if self._is_first else self._take()
@@ -145,6 +148,8 @@ class PipelineEngine(DeepSpeedBacked):
             self._to_next.send(outputs)
         if keeps_graph:
             work.graphs[index] = Graph(outputs, carry)
+        elif found is not None:
+            work.graphs[index] = Graph(outputs, (found.copy,))
 
     def _fold(
         self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
@@ -200,16 +205,21 @@ class PipelineEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
-        outputs, carry = work.graphs.pop(index)
+        outputs, carry = graph = work.graphs.pop(index)
         frozen = work.phase.frozen
         self._choose_kernels(work)
+        if work.weigh is not None:
+            assert grads is not None, "the rank that makes the images gets the gradients"
+            work.weigh(index, gradients(graph, grads, self.loss_scale))
+            work.outputs[index] = grads
+            return
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
         if not self._is_last:
             received = self._take()
             outputs = _floating(outputs)
         elif work.loss is None:
             assert grads is not None, "the rank that makes the images gets the gradients"
-            received = [grads * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
+            received = [work.weighted(index, grads) * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
         else:
             received = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]

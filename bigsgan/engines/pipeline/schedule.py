@@ -159,8 +159,7 @@ class _Graph:
         self._phases, self._last, self._costs = phases, num_stages - 1, costs
         self.needs: dict[Placed, list[Placed]] = {}
         for number in numbers:
-            stages = num_stages if phases[number].computes else 1  # images are kept where D reads its inputs
-            for stage in range(stages):
+            for stage in phases[number].stages(num_stages):
                 for task in in_turn(number, phases[number]):
                     needed = self._needs(task, stage)
                     self.needs[Placed(task, stage)] = [other for other in needed if other.task.phase in numbers]
@@ -212,7 +211,7 @@ class _Graph:
                 if not is_free[device] or (i := next(startable, None)) is None:
                     continue
                 _, (task, stage) = nodes.pop(i)
-                if task.kind != "step" and self._phases[task.phase].computes:
+                if task.kind != "step" and self._phases[task.phase].only_on is None:
                     network = self._phases[task.phase].network
                     if messages := sent[network, task.kind, stage]:
                         messages.popleft()
