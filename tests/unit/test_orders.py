@@ -189,7 +189,8 @@ GAMES = {
     "overlapped": ["objective.schedule=overlapped"],
     "adaptive weight": ["objective.adversarial.adaptive.parameter=x", "pipeline.generator_phase=recompute"],
     "adaptive weight, overlapped": [
-        "objective={schedule: overlapped, adversarial: {adaptive: {parameter: x}}}", "pipeline.generator_phase=recompute"
+        "objective={schedule: overlapped, adversarial: {adaptive: {parameter: x}}}",
+        "pipeline.generator_phase=recompute",
     ],
     "path length": [
         "generator={family: stylegan2, latent_size: 8, w_size: 8, mapping_layers: 2, channel_base: 64, channel_max: 8}",
