@@ -46,6 +46,8 @@ ANCHORS = {
 }
 """Headings of sections that are called otherwise."""
 
+LIKE = {"family biggan_deep": "biggan", "family cat": "gat", "family dcgan": "biggan"}  # only name what is the same
+
 SIGNS = (
     (annotated_types.Ge, "ge", ">="),
     (annotated_types.Gt, "gt", ">"),
@@ -129,12 +131,18 @@ def nested_sections(section: type[Section]) -> Iterator[tuple[str, type[Section]
 
 def keys_table(name: str) -> str:
     """The keys of a section with types, defaults and meaning."""
-    rows: list[Row] = []
-    for prefix, section in sections()[name]:
-        rows += keys(section, prefix, is_top=name == "recipe")
-    if len(sections()[name]) == 2:
-        rows = joined(rows)
+    rows = rows_of(name)
+    if other := LIKE.get(name):
+        alike = [row[0] for row in rows if row in rows_of(f"family {other}")]
+        rows = [row for row in rows if row[0] not in alike]
+        rows.append((", ".join(alike), "", "", f"as of [`{other}`](#family-{other})"))
     return markdown(("key", "type", "default", "meaning"), rows)
+
+
+def rows_of(name: str) -> list[Row]:
+    """A row for each key of a section; keys of both networks have one."""
+    rows = [row for prefix, section in sections()[name] for row in keys(section, prefix, is_top=name == "recipe")]
+    return joined(rows) if len(sections()[name]) == 2 else rows
 
 
 def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]:
@@ -278,8 +286,9 @@ def walk(parser: argparse.ArgumentParser, text: str) -> Iterator[tuple[str, tupl
 
 
 def options_table(name: str) -> str:
-    """What a command does, and its options."""
+    """What a command does, and its options; those of a recipe stand in the table of ``train``."""
     parser, text = commands()[name]
+    of_train = [helped(action) for action in commands()["bigsgan train"][0]._actions]
     rows, usage = [], [name]
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
@@ -288,6 +297,9 @@ def options_table(name: str) -> str:
         rows.append((f"`{shown}`", helped(action)))
         if action.required and action.nargs != "*":
             usage.append(shown)
+    if name != "bigsgan train" and any(text in of_train for _, text in rows):
+        own = [row for row in rows if row[1] not in of_train]
+        rows = [("options of a recipe", "[as of `train`](#bigsgan-train)"), *own]
     cells = markdown(("option", "meaning"), rows)
     return f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n```sh\n{' '.join(usage)}\n```\n\n{cells}"
 
@@ -319,8 +331,10 @@ def deepspeed_table(name: str) -> str:
         section = FILE.keys[name]
         assert isinstance(section, DeepSpeedSection)
         rules = dict(rules_in(section, ""))
-    rows = [(f"`{key}`", cell(allowed(rule)) or "see above") for key, rule in rules.items()]
-    return markdown(("key", "must be"), rows)
+    alike: dict[str, list[str]] = {}
+    for key, rule in rules.items():
+        alike.setdefault(cell(allowed(rule)) or "see above", []).append(f"`{key}`")
+    return markdown(("keys", "must be"), [(", ".join(names), text) for text, names in alike.items()])
 
 
 def allowed(rule: Rule) -> str:

@@ -75,8 +75,15 @@ def test_tables_say_what_the_schema_says(generate):
     assert "| `betas` | list of numbers >= 0, < 1 | `[0.0, 0.999]` |" in generate.keys_table("optimizer")
     assert "| `<network>.widths` | list of integers > 0, <= 65,536 | required |" in generate.keys_table("family r3gan")
     assert "| `r1.form` | `exact`, `finite_difference` | `exact` |" in generate.keys_table("objective")
+    assert "`<network>.depth`, `<network>.width`, " in generate.keys_table("family cat")
+    assert "| as of [`gat`](#family-gat) |" in generate.keys_table("family cat")
     assert "bigsgan export --run RUN --out OUT\n" in generate.options_table("bigsgan export")
-    assert "| `queue_depth` | a whole number of at least 1 |" in generate.deepspeed_table("aio")
+    assert "`--config CONFIG`" in generate.options_table("bigsgan train")
+    assert "| options of a recipe | [as of `train`](#bigsgan-train) |" in generate.options_table("bigsgan plan")
+    assert (
+        "| `block_size`, `queue_depth`, `intra_op_parallelism` | a whole number of at least 1 |"
+        in generate.deepspeed_table("aio")
+    )
 
 
 def test_the_table_of_deepspeed_says_what_is_touched(generate):
