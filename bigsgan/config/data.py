@@ -58,8 +58,7 @@ class Codec(Section):
     """The form in which networks see and make images.
 
     ``pixels`` is the image itself. ``dct`` is the discrete cosine transform (type II, orthonormal) of each block of
-    pixels, which has no weights and is lossless. ``diffusers`` is an autoencoder of that library, and ``torchscript`` a
-    program of any other autoencoder: they decode the latents that networks make (``data.kind=latents``).
+    pixels. ``diffusers`` and ``torchscript`` are autoencoders, which decode latents (``data.kind=latents``).
     """
 
     kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
@@ -99,22 +98,15 @@ class Data(Section):
     """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
-    """``paired_folders``, ``side_by_side`` and ``synthetic_pairs`` hold pairs of an input and a target, for a generator
-    that translates images; ``unpaired_folders`` joins each image of one folder with a random one of another.
-    ``latents`` holds images that an autoencoder has already encoded. Or code of your own, such
-    as ``mypackage.data:Faces``, which returns a map-style ``torch.utils.data.Dataset`` of images with or without
-    labels. It is called with ``arguments``, and with those of ``root``, ``resolution``, ``image_channels`` and
-    ``num_classes`` that its signature names."""
+    """Where images come from. Code of your own, such as ``mypackage.data:Faces``, returns a map-style
+    ``torch.utils.data.Dataset`` of images with or without labels. It is called with ``arguments``, and with those of
+    ``root``, ``resolution``, ``image_channels`` and ``num_classes`` that its signature names."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
-    """For ``folder``, a directory with a sub-folder for each class; for ``torchvision``, its ``root`` argument.
+    """The directory of the images, shards or latents; the file of ``zip``, or of latents in a zip file.
 
-    For ``latents``, a directory of .npy files and dataset.json, which has their classes, a zip file of the same, or
-    a directory of tar shards, as `bigsgan data encode` makes them. For ``zip``, the file, in which each folder is a
-    class. For ``tar``, the directory of the shards (as in WebDataset). For ``side_by_side``, the directory of images
-    that hold input and target. For two folders, the directory of the targets. Where ``folder`` or ``zip`` has a
-    dataset.json, as StyleGAN's tool writes it, classes are its numbers and not the folders.
+    For ``torchvision``, its ``root`` argument. For two folders, the directory of the targets.
     """
     input_root: PathText | None = None
     """Directory of the inputs of ``paired_folders``, which have the targets' names, or of ``unpaired_folders``."""

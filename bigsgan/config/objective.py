@@ -30,8 +30,7 @@ class Penalty(Section):
 
     R1 takes it at real images and R2 at fake ones (Mescheder et al. 2018, arXiv 1801.04406; lazily: Karras et al. 2020,
     arXiv 1912.04958). ``finite_difference`` replaces the squared norm by (D(x + sigma e) - D(x))^2 / sigma^2 with e
-    standard normal (Lin et al. 2025, arXiv 2501.08316), which needs no double backward. Every ``check_every`` penalized
-    steps it is compared with the exact penalty of one micro-batch.
+    standard normal (Lin et al. 2025, arXiv 2501.08316).
     """
 
     weight: PositiveFloat
@@ -45,18 +44,16 @@ class Penalty(Section):
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
-    """How an exact penalty is computed: by differentiating twice, or by a pass that carries derivatives forward, which
-    every layout allows. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with ``activation_checkpointing``, and on
-    GPUs if D has convolutions, and ``double_backward`` elsewhere; of a D from outside the package only in pipelines."""
+    """How an exact penalty is computed. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with
+    ``activation_checkpointing``, and on GPUs if D has convolutions, and ``double_backward`` elsewhere; of a D from
+    outside the package only in pipelines."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. The default follows from the coarsest type in which any of
-    D's layers compute: 0.1 for bf16, 0.03 for fp16, and 0.01 for float32."""
+    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01 if the coarsest type in which
+    D's layers compute is bf16, fp16 or float32."""
     antithetic: bool = False
-    """Take the finite difference from x - sigma e to x + sigma e: this removes the error of D's curvature, halves that
-    of rounding, and adds one segment to D's batch."""
+    """Take the finite difference from x - sigma e to x + sigma e: more exact, with a segment more in D's batch."""
     check_every: NaturalInt = 64
-    """Every so many penalized steps, compare the finite difference with the exact penalty on one micro-batch; 0 for
-    never."""
+    """In every so many penalized steps, compare one micro-batch with the exact penalty; 0 for never."""
 
 
 class GradientPenalty(Section):
@@ -142,7 +139,7 @@ class Teacher(Section):
 
     path: PathText
     """A program with the interface of DINOv2, written by torch.export (.pt2) or torch.jit.save. It maps images
-    (n, 3, R, R) to class tokens (n, width) and patch tokens (n, P, width), in a tuple or under DINOv2's names."""
+    (n, 3, R, R) to class tokens (n, width) and patch tokens (n, P, width)."""
     weight: PositiveFloat = 1.0
     """Weight of the distances to the teacher's features."""
     resolution: Pixels = 224
@@ -156,8 +153,7 @@ class Teacher(Section):
 class Orthogonal(Section):
     """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
 
-    The gradient is twice that of BigGAN-PyTorch's ``ortho()`` at the same strength, which adds 2 (W W^T * (1 - I)) W,
-    half the derivative of the paper's squared norm.
+    The gradient is twice that of BigGAN-PyTorch's ``ortho()``: ``--G_ortho 2e-4`` there is 1e-4 here.
     """
 
     generator: NaturalFloat = 0.0
@@ -182,10 +178,8 @@ class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:name`` of a function, or of a class whose objects are called. It takes some of ``images``,
-    ``real_images``, ``labels`` and ``input_images``, or some of ``fake_logits`` and ``real_logits``, or some of
-    ``fake_gradients`` and ``real_gradients``, and returns the mean over the samples. If it has a method ``means``, that
-    method takes them and returns means, and it is called with these, averaged over the ranks."""
+    """``package.module:name`` of a function, or of a class whose objects are called. It takes images and labels,
+    logits, or gradients, by the names of its arguments, and returns the mean over the samples."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; that of the function or class unless given."""
     network: Literal["generator", "discriminator"] = "generator"
@@ -263,17 +257,16 @@ class Objective(Section):
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     """Updates of D before each update of G; each takes a batch of its own."""
     schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
-    """Whether D steps first and each network learns from the other as it is (``exact``); the same, but G's update comes
-    before D's steps; or each learns from the other as it was an update ago (``overlapped``). That lets networks on
-    their own ranks compute at once, and is another game; see docs/how-to/separate-ranks.md."""
+    """D's steps come first (``exact``), or G's update does; or each network learns from the other as it was an update
+    ago (``overlapped``), another game that lets networks on their own ranks compute at once."""
     reuse_fakes: bool = False
     """Let G's update and D's last step, or the first with ``generator_first``, have the same latents and images."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Images of earlier updates that are kept for each sample of a batch. D sees one of these half the time (CycleGAN);
     0 for none."""
     fake_labels: Literal["uniform", "data"] = "uniform"
-    """Classes of G's images: drawn uniformly, or those of the real images in the same batch of D, so that a
-    relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``."""
+    """Classes of G's images: drawn uniformly, or those of the real images beside them, so that a relativistic loss
+    compares images of one class. ``data`` needs ``reuse_fakes``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     feature_matching: NaturalFloat = 0.0
