@@ -76,6 +76,12 @@ class Checkpoint:
         return IMPORTED in self.layout
 
     @property
+    def is_regular(self) -> bool:
+        """Whether it was due by its recipe's ``checkpoint_nimg``; a stop, or a script, saves others."""
+        interval, batch = (self.manifest["recipe"].get(key) for key in ("checkpoint_nimg", "batch"))
+        return not interval or not batch or self.nimg % interval < batch
+
+    @property
     def divisions(self) -> dict[str, list[int]]:
         """Bounds of each network's pipeline stages, by network."""
         return {
@@ -233,7 +239,7 @@ def prune(directory: Path, section: Checkpoints, newest_nimg: int, bad: Collecti
             found.append(each)
     kept = {c.path for c in found[: section.keep]}
     if section.keep_every_nimg:
-        kept |= set(_milestones(found, section.keep_every_nimg))
+        kept |= _milestones(found, section.keep_every_nimg)
     if section.keep_best and (best := _best(found, section.keep_best.metric, section.keep_best.goal == "max")):
         kept.add(best.path)
     for old in found:
@@ -258,13 +264,12 @@ def _remove(path: Path) -> None:
     shutil.rmtree(going, ignore_errors=True)
 
 
-def _milestones(found: list[Checkpoint], every: int) -> Iterator[Path]:
-    """Yield the first tag at or after each multiple of ``every`` images."""
-    reached = 0
-    for checkpoint in reversed(found):
-        if checkpoint.nimg // every > reached:
-            reached = checkpoint.nimg // every
-            yield checkpoint.path
+def _milestones(found: list[Checkpoint], every: int) -> set[Path]:
+    """Return the first tag at or after each multiple of ``every`` images, one of the run's interval if there is one."""
+    first = {}
+    for checkpoint in sorted(found, key=lambda c: (c.is_regular, -c.nimg)):  # a later one replaces an earlier one
+        first[checkpoint.nimg // every] = checkpoint.path
+    return {path for reached, path in first.items() if reached}
 
 
 def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:

@@ -228,7 +228,7 @@ class Checkpoints(Section):
     keep: PositiveInt = 3
     """How many of the newest checkpoints stay."""
     keep_every_nimg: PositiveInt | None = None
-    """Also keep the first checkpoint at or after each multiple of so many images."""
+    """Also keep the first checkpoint at or after each multiple of so many images, rather not that of a stop."""
     keep_best: KeepBest | None = None
     """Also keep the best checkpoint by a reported metric."""
     background: bool = True

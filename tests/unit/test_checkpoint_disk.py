@@ -63,6 +63,17 @@ def test_milestones_and_the_best_stay(tmp_path):
     assert nimgs(tmp_path) == [384, 448]
 
 
+def test_milestones_are_of_the_interval(tmp_path):
+    """One that a stop saves at 160, beyond 150, gives way to the next at 192; beyond 450 there is only a stop's."""
+    section = Checkpoints(keep=1, keep_every_nimg=150)
+    writer = checkpoint.Saver(tmp_path, checkpoint.SingleProcess(), section)
+    recipe = {"checkpoint_nimg": 64, "batch": 8}
+    for nimg, stay in ((64, []), (160, []), (192, [192]), (320, [192, 320]), (456, [192, 320, 456]), (640, None)):
+        assert writer.save(nimg, entries(float(nimg)), checkpoint.Description(recipe, {}, {}))
+        assert writer.finish()
+        assert nimgs(tmp_path) == sorted({nimg, *([192, 320, 456] if stay is None else stay)})
+
+
 @pytest.mark.parametrize("goal", ["min", "max"])
 def test_of_equals_the_oldest_is_the_best(tmp_path, goal):
     """One that a stop saves has the value that was reported with the one before."""
