@@ -46,6 +46,11 @@ class ImageDataset(Protocol):
     def __len__(self) -> int:
         """Return N, at least 1."""
 
+    @property
+    def num_files(self) -> int:
+        """The number of files, of which some may be corrupt: N, unless a sample is no file."""
+        return len(self)
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return image ``index``, uint8 (C, R, R), and its class, which is 0 if ``data.num_classes`` is 0.
 
@@ -197,7 +202,7 @@ class LooseFiles:
         return Fingerprint(len(self), self._names.digest(), digest([self._labels.tobytes()]), sizes)
 
 
-class FolderImages(LooseFiles):
+class FolderImages(LooseFiles, ImageDataset):
     """Image files."""
 
     in_memory = False

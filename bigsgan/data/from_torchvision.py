@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
+from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 
 
-class TorchvisionImages:
+class TorchvisionImages(ImageDataset):
     """A data set of torchvision, with its images converted like those of a folder."""
 
     in_memory = False

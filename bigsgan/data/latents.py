@@ -56,7 +56,7 @@ class PackedLatents(PackedFiles):
         return self.path(int(missing[0])) if len(missing) else None
 
 
-class LatentFiles:
+class LatentFiles(ImageDataset):
     """Latents (C, R, R) float32, or a posterior (2 * C, R, R): the mean and the standard deviation of each number."""
 
     in_memory = False

@@ -80,7 +80,7 @@ class Ignored(NamedTuple):
         if self.num_lost > (num_images if most is None else most):
             problem = f"has {self.num_lost} files that would be ignored, and {counted(num_images, 'image')}"
             key = {"SRC": "give --max-ignored ", "--input": ""}.get(field, "set data.max_ignored=")
-            remedy += f", or {key}{self.num_lost} if they are no images" if key else ""
+            remedy += f", or {key}{self.num_lost} to ignore them" if key else ""
             raise UserError(field, str(root), problem, remedy, self.text())
 
     def tell(self, root: object) -> None:
@@ -206,7 +206,7 @@ def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
 
 def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
     """Return the error that there are no images beside ``others``; ``wanted`` describes a source that has some."""
-    remedy = f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}"
+    remedy = f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}, whose names and folders do not begin with a dot"
     return UserError("data.root", data.root, "contains no images", remedy, others.text())
 
 

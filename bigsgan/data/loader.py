@@ -94,8 +94,7 @@ class RealImages:
         self._part = part
         self.reads = reads
         self._dataset = dataset
-        # Of two domains, a sample is no file.
-        self._corrupt = CorruptImages(data.most_corrupt(getattr(dataset, "num_files", len(dataset))), part.replica)
+        self._corrupt = CorruptImages(data.most_corrupt(dataset.num_files), part.replica)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
         self.rewind(*start)

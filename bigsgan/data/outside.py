@@ -16,6 +16,7 @@ from torch import Tensor
 from bigsgan import plugins
 from bigsgan.config.data import Data
 from bigsgan.config.signature import build, takes
+from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
@@ -25,7 +26,7 @@ _OFFERED = ("root", "resolution", "image_channels", "num_classes")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
 
-class OutsideImages:
+class OutsideImages(ImageDataset):
     """A data set of the user's own, with its images cropped, resized and converted like those of a folder."""
 
     def __init__(self, source: Any, data: Data) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import PathList
+from bigsgan.data.datasets import ImageDataset, PathList
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, sort_files, unreadable_root
@@ -133,7 +133,7 @@ class PackedFiles:
         )
 
 
-class PackedImages(PackedFiles):
+class PackedImages(PackedFiles, ImageDataset):
     """Images in archives."""
 
     in_memory = False

@@ -27,7 +27,7 @@ _NUM_RECTANGLES = 12
 _MOST_PASSES, _MOST_SAMPLES = 64, 2**22  # every rank permutes all samples of an epoch
 
 
-class FilePairs:
+class FilePairs(ImageDataset):
     """Pairs of files, or the two halves of a file if both paths of a pair are the same."""
 
     in_memory = False
@@ -62,27 +62,28 @@ class FilePairs:
         return _fingerprint(len(self), names, [path for i in some_of(len(self)) for path in self.pairs[i]])
 
 
-class TwoDomains:
+class TwoDomains(ImageDataset):
     """Images of one folder, each joined with one of another.
 
     To train, a sample is an image of the first with a random one of the second; each of the first is in about as many.
     To look and to measure, each image of the second comes once.
-
-    Attributes:
-        num_files: Files of both folders, of which some may be corrupt.
     """
 
     in_memory = False
 
     def __init__(self, sources: list[str], targets: list[str], data: Data, num_passes: int = 1) -> None:
         """Take the files of both domains; with one pass, those of the second come in their order."""
-        self.num_files = len(sources) + len(targets)
         self.sources, self.targets, self.data, self._num_passes = sources, targets, data, num_passes
         self._draws = Draws(seed=0)
 
     def __len__(self) -> int:
         longest = max(len(self.sources), len(self.targets))
         return len(self.targets) if self._num_passes == 1 else self._num_passes * longest
+
+    @property
+    def num_files(self) -> int:
+        """Files of both folders."""
+        return len(self.sources) + len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         data, num = self.data, len(self.targets)

@@ -125,7 +125,7 @@ def test_suffixes_are_those_that_pillow_knows_of_the_formats(tmp_path):
 def test_more_files_than_images_may_be_ignored_on_request(tmp_path, kind, caplog, capsys):
     names = [*files(2, ".png"), *files(9, ".mat"), "a/README"]
     root = write(kind, tmp_path / "data", names)
-    with pytest.raises(UserError, match=r"has 10 files .* 2 images .*, or set data.max_ignored=10 if they are no imag"):
+    with pytest.raises(UserError, match=r"has 10 files .* 2 images .*, or set data.max_ignored=10 to ignore them"):
         opened(kind, root)
     with pytest.raises(UserError, match=r"has 10 files that would be ignored"):
         opened(kind, root, max_ignored=9)
@@ -134,7 +134,7 @@ def test_more_files_than_images_may_be_ignored_on_request(tmp_path, kind, caplog
     options = ["--resolution", "4", "--workers", "1", "--codec", "dct"]
     words = ["data", "encode", str(root), str(tmp_path / "made"), *options]
     assert cli.main(words) == 2
-    assert ", or give --max-ignored 10 if they are no images" in capsys.readouterr().err
+    assert ", or give --max-ignored 10 to ignore them" in capsys.readouterr().err
     assert cli.main([*words, "--max-ignored", "10"]) == 0
     assert cli.main([*words, "--max-ignored", "-1"]) == 2
     assert "--max-ignored: must be at least 0, got -1" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_keys_of_shards_end_at_the_first_dot(tmp_path):
         assert str(caught.value) == (
             f"data.root: '{root}' has 15 files that would be ignored, and 5 images (15 other files ignored: 15 .jpg, "
             "such as photo000.2024.jpg); rename the files: a key ends at the first dot of a name, and the rest must be "
-            "the suffix alone, or set data.max_ignored=15 if they are no images"
+            "the suffix alone, or set data.max_ignored=15 to ignore them"
         )
         shards.keep_indices()
     with pytest.raises(UserError, match=r"contains no images \(15 other files ignored: 15 .jpg, such as photo000.2024"):

@@ -13,7 +13,7 @@ import torch
 
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
-from bigsgan.data.datasets import SyntheticImages
+from bigsgan.data.datasets import ImageDataset, SyntheticImages
 from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 DRAWS = Draws(5)
 
 
-class NumberedImages:
+class NumberedImages(ImageDataset):
     """Image i is [[i, 0], [0, 255]] and has class i % 10; some cannot be read."""
 
     in_memory = False

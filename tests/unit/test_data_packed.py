@@ -269,6 +269,11 @@ ZIPS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
     # members (None for no file), data.num_classes, message
     "missing": (None, 0, r"data.root: '.*x.zip' does not exist; give the zip file"),
     "empty": ({}, 0, r"data.root: '.*' contains no images; give a zip file with files of .*\.png"),
+    "hidden": (
+        {"..\\..\\1.png": PNG},
+        0,
+        r".* contains no images; .*\.webp, whose names and folders do not begin with a dot",
+    ),
     "no image": ({"a/1.txt": b""}, 0, r"data.root: .* contains no images \(1 other file ignored: 1 .txt, such as a/1"),
     "number": (
         {"a/1.png": PNG, "b/1.png": PNG},
