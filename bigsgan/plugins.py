@@ -28,6 +28,9 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _given: set[str] = set()
 """The names that the user of this process has given."""
 
+_loaded: dict[str, tuple[str, str]] = {}
+"""File and attribute of what was imported, by its key and name in the recipe."""
+
 
 class UntrustedError(UserError):
     """Only a checkpoint, an exported file or a saved recipe names code from outside."""
@@ -84,6 +87,7 @@ def load(field: str, name: str, kind: str = "") -> Any:
     if name not in _given:
         remedy = f"if you trust that code, name it yourself, as by {field}={name}, or restore the run's config.yaml"
         raise UntrustedError(field, name, "is code that only a saved file names, which is not imported", remedy)
+    key = f"{field}={name}"
     found = [each.value for each in _entry_points(kind) if each.name == name] if kind and ":" not in name else []
     name = found[0] if found else name
     if not is_name(name):
@@ -100,7 +104,19 @@ def load(field: str, name: str, kind: str = "") -> Any:
     if not callable(found):
         detail = f"it is of type {type(found).__name__}"
         raise UserError(field, name, "cannot be called", "give the name of a class or function", detail)
+    origin = sys.modules.get(getattr(found, "__module__", module), sys.modules[module])
+    _loaded[key] = str(getattr(origin, "__file__", None)), path.rpartition(".")[2]
     return found
+
+
+def note_origin(error: BaseException) -> None:
+    """Note in an error which keys of the recipe name the code that it comes through, if any do."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = {key: attribute for key, (file, attribute) in _loaded.items() if file in {f.co_filename for f in frames}}
+    if sys.version_info >= (3, 11) and inside:
+        names = {part for frame in frames for part in frame.co_qualname.split(".")}
+        exact = [key for key, attribute in inside.items() if attribute in names]
+        error.add_note(f"bigsgan: this code is from outside, {' or '.join(exact or inside)}")
 
 
 def called(field: str, name: str, work: Callable[[], Any], where: str = "") -> Any:

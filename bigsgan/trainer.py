@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bigsgan import shipped
+from bigsgan import plugins, shipped
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
@@ -22,7 +22,7 @@ from bigsgan.monitor import RankLog
 from bigsgan.planner.balance import plan_balanced
 from bigsgan.runtime import comm, launched, roster
 from bigsgan.runtime.ending import exit_status
-from bigsgan.training.build import open_inputs
+from bigsgan.training.build import images_to_show, open_inputs
 from bigsgan.training.callbacks import build_callbacks
 from bigsgan.training.looking import evaluated, sampled, saved
 from bigsgan.training.loop import Run, finished, training_loop
@@ -216,6 +216,7 @@ class Trainer:
         try:
             yield
         except BaseException as error:
+            plugins.note_origin(error)
             _log.info("stopped", exc_info=error)
             self.__exit__(*sys.exc_info())
             raise
@@ -344,7 +345,9 @@ def check(plan: RunPlan, allowed: Collection[str]) -> None:
     check_libraries(plan.recipe)
     build_callbacks(plan.recipe)
     out = Path(plan.recipe.out)
-    open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
+    inputs = open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
+    if plan.recipe.data.kind != "latents":  # which would have to be decoded
+        images_to_show(plan.recipe, inputs.shown, comm.device())
 
 
 def _opening_line(run: Run) -> str:

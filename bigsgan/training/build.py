@@ -279,17 +279,26 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
 
     At the beginning of a run, at ``nimg`` images, report a grid of real images, unless each sample is shown beside one.
     """
-    num = NUM_PAIRS if recipe.translates else NUM_SHOWN
-    images = for_rank_zero(comm, lambda: readable_images(dataset, recipe.data, num, comm.device()))
+    images = for_rank_zero(comm, lambda: images_to_show(recipe, dataset, comm.device()))
     images = torch.empty(0) if images is None else images
     if recipe.translates:  # rank 0 reads for all ranks, which have to translate the same images
         images = comm.from_rank_zero(images)
-        if not len(images):
-            raise UserError("data.root", recipe.data.root, "contains no readable images", "repair its images")
         return translation_grid(recipe, images, comm.device())
     if len(images) and nimg is not None:
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
     return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
+
+
+def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) -> torch.Tensor:
+    """Read the real images of sample grids; warn of those that use a part of their range.
+
+    Raises:
+        UserError: There are none, and the samples are translations of them; or an autoencoder cannot be read.
+    """
+    images = readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
+    if recipe.translates and not len(images):
+        raise UserError("data.root", recipe.data.root, "contains no readable images", "repair its images")
+    return images
 
 
 def batch_slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:

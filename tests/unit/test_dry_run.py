@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from bigsgan import cli
 from bigsgan.errors import UserError
@@ -77,6 +79,13 @@ def test_a_dry_run_of_what_can_start_prints_the_recipe(place, capsys, words):
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["out"] == words[0].removeprefix("out=")
     assert set(Path().rglob("*")) == before
+
+
+def test_a_dry_run_tells_which_part_of_their_range_images_use(place, caplog):
+    for name in ("a", "b"):
+        Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(f"photos/{name}/1.png")
+    assert cli.main(train_arguments("out=new", FOLDER % 2, "--dry-run")) == 0
+    assert "photos: of 2 images, 2 images of more than 8 bits have values from 0 to 4095, and use 6.25 %" in caplog.text
 
 
 def test_the_data_of_a_recipe_that_ships_is_an_example(tmp_path, monkeypatch, capsys):

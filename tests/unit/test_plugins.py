@@ -7,11 +7,12 @@ import sys
 import pytest
 import yaml
 
+import bigsgan
 from bigsgan import cli, plugins
 from bigsgan.config import Recipe, load_recipe, signature
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
-from tests.tiny import TINY
+from tests.tiny import TINY, tiny_recipe
 
 MODULE = """
 NUMBER = 3
@@ -21,6 +22,10 @@ class Faces:
 def positional(size, /): pass
 def anything(**given): return given
 def fails(): return 1 / 0
+def made():
+    def inner(): return fails()
+    return lambda: _helped(inner)
+def _helped(work): return work()
 """
 
 
@@ -30,6 +35,7 @@ def outside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(plugins, "_given", set())
+    monkeypatch.setattr(plugins, "_loaded", {})
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").touch()
     (tmp_path / "parts" / "own.py").write_text(MODULE)
@@ -40,9 +46,9 @@ def outside(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def load(name):
+def load(name, field="data.kind"):
     plugins.give([name])
-    return plugins.load("data.kind", name)
+    return plugins.load(field, name)
 
 
 def test_a_name_leads_to_a_class_or_function(outside):
@@ -195,6 +201,24 @@ def test_metrics_as_a_list_are_measured_with_each_checkpoint(outside):
     assert (recipe.metrics.names, recipe.metrics.every_nimg) == (["fid1k", "a.b:Sharpness"], recipe.checkpoint_nimg)
     assert [metric.name for metric in recipe.metrics.asked] == ["fid1k", "Sharpness"]
     assert Recipe.of(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_an_error_of_code_from_outside_says_which_key_names_it(outside, tmp_path):
+    load("parts.own:Faces", "generator.family")
+    fails, made = load("parts.own:fails", "objective.terms.0.use"), load("parts.own:made", "objective.terms.1.use")
+    texts = ["generator.family=parts.own:Faces", "objective.terms.0.use=parts.own:fails"]
+    texts.append("objective.terms.1.use=parts.own:made")
+    helped = sys.modules["parts.own"]._helped
+    # A function; one that calls another; and one that is neither's, which any of the file may have called.
+    for work, names in ((fails, texts[1:2]), (made(), texts[1:]), (lambda: helped(lambda: 1 / 0), texts)):
+        trainer = bigsgan.Trainer(tiny_recipe(tmp_path))
+        with pytest.raises(ZeroDivisionError) as caught, trainer._ending():
+            work()
+        assert caught.value.__notes__ == [f"bigsgan: this code is from outside, {' or '.join(names)}"]
+    with pytest.raises(ZeroDivisionError) as caught, trainer._ending():
+        _ = 1 / 0
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_code_that_exits_fails():
