@@ -39,8 +39,13 @@ def forget_empty() -> None:
 
 def is_own_mistake(field: str) -> bool:
     """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
-    by_hand = field in (*VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, _LAUNCHERS))
+    by_hand = field in (*VARIABLES, *_OF_A_SITE) and is_by_hand()
     return by_hand or field.startswith("SLURM_STEP_") or field in _OF_A_TASK
+
+
+def is_by_hand() -> bool:
+    """Return whether no launcher of ``_LAUNCHERS`` has started this process."""
+    return not any(map(os.environ.get, _LAUNCHERS))
 
 
 def take_from_slurm() -> None:

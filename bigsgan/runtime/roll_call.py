@@ -26,11 +26,11 @@ _MOST_NAMED = 8
 
 @contextmanager
 def taken(first_look: float = _FIRST_LOOK_SECONDS, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Register this rank; inside the block, rank 0 prints every ``patience`` seconds which ranks are missing.
+    """Register this rank; inside the block, rank 0 prints which ranks are missing, again every ``patience`` seconds.
 
-    After ``first_look`` seconds rank 0 checks the hosts of missing ranks over ssh, if `deepspeed` has named them. If
-    one cannot run a rank, this process prints a message and exits with status 2, and the launcher ends the others. So
-    does this one, in silence, where rank 0 on another host has printed one before it could be asked.
+    This begins after ``first_look`` seconds. Before, rank 0 checks the hosts of missing ranks over ssh, if `deepspeed`
+    has named them. If one cannot run a rank, this process prints a message and exits with status 2, and the launcher
+    ends the others. So does this one, in silence, where rank 0 on another host printed one before it could be asked.
     """
     if launched.world_size() == 1 or not os.environ.get("RANK"):
         yield
@@ -59,11 +59,12 @@ def _take(joined: threading.Event, first_look: float, patience: float) -> None:
         if problems and not joined.is_set():
             print_error(UserError("hosts", None, "; ".join(map(str, problems)), preflight.REMEDY))
             os._exit(EXIT_BAD_INPUT)  # the main thread waits inside torch
-        while not joined.wait(patience):
+        while not joined.is_set():
             if (missing := _missing(store)) and not joined.is_set():
                 named = _named(missing, hosts)
                 text = f"rank 0 on {socket.gethostname()} is waiting for {named}: see the messages of that host"
                 print(f"bigsgan: {text}", file=sys.stderr, flush=True)
+            joined.wait(patience)
     except RuntimeError:  # joining fails with the same error, and reports it
         return
 

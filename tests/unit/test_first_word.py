@@ -23,7 +23,7 @@ def port(monkeypatch):
     return port
 
 
-def test_other_hosts_learn_that_rank_0_has_spoken(port):
+def test_other_hosts_learn_that_rank_0_has_spoken(port, capsys):
     answers = []
     asking = [threading.Thread(target=lambda: answers.append(first_word.rank_zero_spoke(10))) for _ in range(2)]
     for thread in asking:  # before rank 0 has come so far
@@ -34,6 +34,9 @@ def test_other_hosts_learn_that_rank_0_has_spoken(port):
     for thread in asking:
         thread.join()
     assert answers == [True, True]
+    assert (
+        capsys.readouterr().err == "bigsgan: rank 0 of 4 waits up to 10 s for ranks on other hosts, to end them too\n"
+    )
     assert time.monotonic() - start < 5  # not longer than the two ranks of the other host need
 
 

@@ -40,7 +40,7 @@ def test_a_host_that_cannot_run_ranks_is_told_from_one_that_is_slow(found, ends,
     assert roll_call._hosts_without_ranks([1], hosts) == []
 
 
-def test_a_host_whose_ranks_come_meanwhile_ends_nothing(monkeypatch):
+def test_a_host_whose_ranks_come_meanwhile_ends_nothing(monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(roll_call.os, "_exit", ended.append)
     monkeypatch.setattr(roll_call, "print_error", lambda error: ended.append(str(error)))
@@ -57,7 +57,8 @@ def test_a_host_whose_ranks_come_meanwhile_ends_nothing(monkeypatch):
 
     joined_later = threading.Timer(0.5, joined.set)
     monkeypatch.setattr(roll_call.preflight, "look_at", look_at)
-    roll_call._take(joined, 0.1, 0.1)
+    roll_call._take(joined, 0.1, 60)
+    assert "is waiting for rank 2 (node3): see" in capsys.readouterr().err  # before another minute
     assert [str(what).partition(";")[0] for what in ended] == ["hosts: node3 has no python", "2"]
 
 
