@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from bigsgan.checkpoint import Checkpoint
 from bigsgan.config import RunPlan
+from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
@@ -17,6 +19,8 @@ from bigsgan.training.build import build_run
 from bigsgan.training.loop import Run
 from bigsgan.training.schedules import scheduled
 from bigsgan.training.start import Start
+
+_log = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -67,7 +71,8 @@ class EngineLoop:
 def build_engine_loop(plan: RunPlan, found: Checkpoint | None = None) -> EngineLoop:
     """Build a run, new or from a checkpoint, in a directory that ``close`` removes. Every rank calls this.
 
-    The recipe's ``monitor`` is left out: otherwise variants would become runs of Weights & Biases.
+    The recipe's ``monitor`` is left out: otherwise variants would become runs of Weights & Biases. So is the profile of
+    a DeepSpeed file's ``flops_profiler``, which belongs into `out`.
 
     Raises:
         UserError: The data or this machine do not fit the plan.
@@ -75,6 +80,14 @@ def build_engine_loop(plan: RunPlan, found: Checkpoint | None = None) -> EngineL
     directory = tempfile.TemporaryDirectory(prefix="bigsgan-bench-")
     out = Path(directory.name)
     log = RankLog(out / "log", comm.rank(), lambda text: None)
-    silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}))
+    if comm.rank() == 0 and any(engine.file.profiles for engine in plan.engines.values()):
+        _log.warning("flops_profiler is left out here; a run writes its profiles")
+    engines = {network: _unprofiled(engine) for network, engine in plan.engines.items()}
+    silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}), engines=engines)
     with contextlib.redirect_stderr(io.StringIO()):  # hides the run's progress
         return EngineLoop(build_run(silent, out, Start(found), log), directory)
+
+
+def _unprofiled(engine: EnginePlan) -> EnginePlan:
+    content = {key: value for key, value in engine.file.content.items() if key != "flops_profiler"}
+    return replace(engine, file=replace(engine.file, content=content))

@@ -61,12 +61,15 @@ def test_a_record_is_relative_to_the_first_variant_round_by_round(tmp_path):
     assert found["g_loss_difference"] == 0
 
 
-def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch):
-    plan = tiny_plan(tmp_path, 1, ["monitor=[wandb, csv]"], both(0))
+def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch, caplog):
+    profiled = {network: {**section, "flops_profiler": {"enabled": True}} for network, section in both(0).items()}
+    plan = tiny_plan(tmp_path, 1, ["monitor=[wandb, csv]"], profiled)
     built = []
     monkeypatch.setattr(product, "build_run", lambda plan, *others: built.append(plan) or mock.MagicMock())
     product.build_engine_loop(plan)
     assert [each.recipe for each in built] == [plan.recipe.model_copy(update={"monitor": []})]
+    assert not any(engine.file.profiles for engine in built[0].engines.values())
+    assert caplog.messages == ["flops_profiler is left out here; a run writes its profiles"]
 
 
 def test_generators_loss_has_all_its_parts(tmp_path):
