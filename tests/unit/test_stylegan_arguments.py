@@ -223,6 +223,11 @@ SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
         {"b4.out.weight": (5, 8)},
         r"weights: 'mapping_kwargs.layer_features' is 12; only the 5 of the result is supported;",
     ),
+    "no cmap_dim": (
+        "discriminator",
+        {"mapping.embed.weight": (0, 3)},
+        r"weights: 'cmap_dim' is 0, a discriminator that",
+    ),
     "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
     "D's RGBA": ("discriminator", {"b{}.fromrgb.weight": (8, 4, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
 }
