@@ -16,6 +16,7 @@ from bigsgan import plugins, shipped
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.signature import typed
 from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
@@ -77,7 +78,7 @@ class Trainer:
             UserError: The recipe cannot run on these ranks.
         """
         self._around = around or Script()
-        self.plan = self._around.on_every_rank(lambda: _planned(recipe, allow_change))
+        self.plan = self._around.on_every_rank(lambda: _planned(recipe, callbacks, allow_change))
         self._given, self._allowed = callbacks, allow_change
         self._stack = ExitStack()
         self._opened: Opened | None = None
@@ -288,13 +289,14 @@ def train(recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Col
         return trainer.train()
 
 
-def _planned(recipe: Recipe | RunPlan, allowed: Collection[str]) -> RunPlan:
+@typed
+def _planned(recipe: Recipe | RunPlan, callbacks: Sequence[object], allow_change: Collection[str]) -> RunPlan:
     """Plan a recipe on a launcher's ranks, as `bigsgan train` does before torch is imported."""
     if isinstance(recipe, RunPlan):
         return recipe
     out = Path(recipe.out)
     if not os.path.isdir(out / "checkpoints"):
-        refuse_unknown(allowed, recipe)
+        refuse_unknown(allow_change, recipe)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
     plan, text = plan_balanced(recipe, launched.world_size())

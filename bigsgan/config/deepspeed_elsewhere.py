@@ -96,7 +96,7 @@ def refuse_elsewhere(path: Path, network: str, content: Mapping[str, Any]) -> di
         left = {}
         for key, value in section.items():
             if found := ELSEWHERE.get(prefix + key):
-                if _asks(value, key):
+                if (value != {} or prefix) and _asks(value, key):  # zenflow is on where it is empty
                     raise UserError(f"{path}: {prefix}{key}", None, found[0], found[1].format(network=network))
             else:
                 left[key] = kept(value, f"{key}.") if isinstance(value, dict) and not prefix else value

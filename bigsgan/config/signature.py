@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError, create_model
 
@@ -16,6 +18,8 @@ from bigsgan.errors import UserError
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, NoneType, Any)
 """Types of arguments that a recipe's values are checked against; others are left to the function."""
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 
 def build(
@@ -79,6 +83,30 @@ def checked_arguments(
             remedy = "let it be given by its name"
             raise UserError(f"{keys}.{key}", None, f"cannot be given: {name} takes it by its place alone", remedy)
     return found
+
+
+def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function behind the Python interface refuse arguments that are not of the annotated types."""
+
+    @functools.wraps(function)
+    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+        types = get_type_hints(function)
+        for name, value in inspect.signature(function).bind(*given, **named).arguments.items():
+            if not _is_of(value, types[name]):
+                problem, remedy = f"must be of type {function.__annotations__[name]}", "see the docstring"
+                raise UserError(name, value, problem, remedy, f"it is {type(value).__name__}")
+        return function(*given, **named)
+
+    return call
+
+
+def _is_of(value: Any, annotation: Any) -> bool:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if annotation is int:  # numpy's too
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, origin or annotation) and all(_is_of(each, parts[0]) for each in (value if parts else ()))
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:

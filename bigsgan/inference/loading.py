@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bigsgan import plugins
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.recipe import parse_saved_recipe
+from bigsgan.config.signature import typed
 from bigsgan.data.autoencoders import identity
 from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.engines.base import DTYPES
@@ -98,8 +99,9 @@ class ExportedNetwork(nn.Module):
         return self._codecs[key].decode(made)
 
 
+@typed
 def load(
-    path: str | Path, device: torch.device | str = "cpu", dtype: str | None = None, families: Collection[str] = ()
+    path: str | Path, device: torch.device | str | int = "cpu", dtype: str | None = None, families: Collection[str] = ()
 ) -> ExportedNetwork:
     """Open a safetensors file, or a folder for the Hub, that `bigsgan export` wrote. Nothing in it is executed.
 

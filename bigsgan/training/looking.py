@@ -13,6 +13,7 @@ from bigsgan import plugins
 from bigsgan.config import RunPlan
 from bigsgan.config.metrics import FeatureNetwork, Metrics
 from bigsgan.config.sections import LARGEST_INT
+from bigsgan.config.signature import typed
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -34,6 +35,7 @@ def saved(run: Run) -> Path:
     return path
 
 
+@typed
 def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: bool) -> Tensor:
     """Make images; see ``Trainer.sample``."""
     recipe, generator = run.recipe, run.step.generator
@@ -59,12 +61,13 @@ def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: 
         return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
 
 
+@typed
 def evaluated(
-    run: Run, plan: RunPlan, names: Sequence[str], features: FeatureNetwork | None = None
+    run: Run, plan: RunPlan, metrics: Sequence[str], features: FeatureNetwork | None = None
 ) -> dict[str, float]:
     """Measure the EMA's samples; see ``Trainer.evaluate``."""
     own, recipe = run.recipe.metrics, run.recipe
-    names = [names] if isinstance(names, str) else list(names)
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
     if not names:
         raise UserError("metrics.names", None, "must have at least one name", "name a metric such as fid10k")
     plugins.give(names)

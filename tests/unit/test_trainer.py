@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 
+import numpy as np
 import pytest
 import yaml
 from torch.distributed import HashStore
 
 import bigsgan
 from bigsgan import plugins
+from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.runtime import board
 from bigsgan.training.callbacks import build_callbacks
-from bigsgan.training.looking import evaluated
+from bigsgan.training.looking import evaluated, sampled
+from bigsgan.training.loop import Run
 from bigsgan.training.reports import Reports
 from bigsgan.training.script import Script
 from tests.tiny import TINY, tiny_recipe
@@ -140,6 +144,27 @@ def test_what_was_complete_is_not_trained_again_for_its_samples(tmp_path, capsys
 
 
 def test_names_of_metrics_are_needed():
-    run = types.SimpleNamespace(recipe=types.SimpleNamespace(metrics=None))
+    run = object.__new__(Run)
+    vars(run).update(recipe=types.SimpleNamespace(metrics=None))
     with pytest.raises(UserError, match=r"^metrics.names: must have at least one name; name a metric such as fid10k"):
-        evaluated(run, None, [])
+        evaluated(run, object.__new__(RunPlan), [])
+
+
+WRONG = {
+    "recipe: must be of type Recipe | RunPlan, got 'digits'": lambda run, plan: bigsgan.Trainer("digits"),
+    "num: must be of type int, got 2.5 (it is float)": lambda run, plan: sampled(run, 2.5, 0, None, False),
+    "num: must be of type int, got true": lambda run, plan: sampled(run, True, 0, None, False),
+    "seed: must be of type int (it is NoneType)": lambda run, plan: sampled(run, np.int64(2), None, None, False),
+    "classes: must be of type Sequence[int] | None, got 1": lambda run, plan: sampled(run, 2, 0, 1, False),
+    "classes: must be of type Sequence[int] | None, got [1.5]": lambda run, plan: sampled(run, 2, 0, [1.5], False),
+    "live: must be of type bool, got 'x'": lambda run, plan: sampled(run, 2, 0, (1, 2), "x"),
+    "metrics: must be of type Sequence[str], got [5]": lambda run, plan: evaluated(run, plan, [5]),
+    "features: must be of type FeatureNetwork | None, got 'x'": lambda run, plan: evaluated(run, plan, "fid1k", "x"),
+    "families: must be of type Collection[str], got 5": lambda run, plan: bigsgan.load("x", families=5),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_arguments_of_another_type_are_refused(text):
+    with pytest.raises(UserError, match=f"^{re.escape(text)}"):
+        WRONG[text](object.__new__(Run), object.__new__(RunPlan))
