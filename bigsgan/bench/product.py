@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bigsgan.checkpoint import Checkpoint
 from bigsgan.config import RunPlan
-from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.engines.pipeline.observer import Observer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
@@ -82,12 +81,10 @@ def build_engine_loop(plan: RunPlan, found: Checkpoint | None = None) -> EngineL
     log = RankLog(out / "log", comm.rank(), lambda text: None)
     if comm.rank() == 0 and any(engine.file.profiles for engine in plan.engines.values()):
         _log.warning("flops_profiler is left out here; a run writes its profiles")
-    engines = {network: _unprofiled(engine) for network, engine in plan.engines.items()}
+    engines = dict(plan.engines)
+    for network, engine in plan.engines.items():
+        content = {key: value for key, value in engine.file.content.items() if key != "flops_profiler"}
+        engines[network] = replace(engine, file=replace(engine.file, content=content))
     silent = replace(plan, recipe=plan.recipe.model_copy(update={"monitor": []}), engines=engines)
     with contextlib.redirect_stderr(io.StringIO()):  # hides the run's progress
         return EngineLoop(build_run(silent, out, Start(found), log), directory)
-
-
-def _unprofiled(engine: EnginePlan) -> EnginePlan:
-    content = {key: value for key, value in engine.file.content.items() if key != "flops_profiler"}
-    return replace(engine, file=replace(engine.file, content=content))

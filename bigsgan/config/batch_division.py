@@ -27,13 +27,9 @@ def check_division(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) ->
             detail = f"{micro_batches} on {replicas} rank{'s' if replicas > 1 else ''} for the {network}"
             remedy = f"set batch={_larger_batch(recipe, divisions)}"
             raise UserError("batch", recipe.batch, problem, remedy, detail)
-        _check_micro_batch(recipe, network, recipe.batch // parts, parts)
-
-
-def _check_micro_batch(recipe: Recipe, network: str, samples: int, parts: int) -> None:
-    getattr(recipe, network).check_micro_batch(samples, parts)
-    if network == "generator" and recipe.objective.path_length:
-        recipe.objective.path_length.check_micro_batch(samples)
+        getattr(recipe, network).check_micro_batch(recipe.batch // parts, parts)
+        if network == "generator" and recipe.objective.path_length:
+            recipe.objective.path_length.check_micro_batch(recipe.batch // parts)
 
 
 def _larger_batch(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) -> int:
@@ -42,7 +38,6 @@ def _larger_batch(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) -> 
     least = -(-recipe.batch // multiple) * multiple
     for batch in range(least, least + _MOST_TRIES * multiple, multiple):
         with suppress(UserError):
-            for network, accumulation, replicas in divisions:
-                _check_micro_batch(recipe, network, batch // (accumulation * replicas), accumulation * replicas)
+            check_division(recipe.model_copy(update={"batch": batch}), divisions)
             return batch
     return least

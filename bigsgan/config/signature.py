@@ -93,8 +93,8 @@ def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
         types = get_type_hints(function)
         for name, value in inspect.signature(function).bind(*given, **named).arguments.items():
             if not _is_of(value, types[name]):
-                problem, remedy = f"must be of type {function.__annotations__[name]}", "see the docstring"
-                raise UserError(name, value, problem, remedy, f"it is {type(value).__name__}")
+                problem, detail = f"must be of type {function.__annotations__[name]}", f"it is {type(value).__name__}"
+                raise UserError(name, value, problem, "see the docstring", detail)
         return function(*given, **named)
 
     return call

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from bigsgan.errors import number_from_environment as number
-from bigsgan.runtime.launched import is_by_hand, keeps_store
+from bigsgan.runtime.launched import LAUNCHERS, keeps_store
 
 _PATIENCE_SECONDS = 30.0
 """How long rank 0 and the others wait for each other: few imports come before this point."""
@@ -35,10 +35,8 @@ def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
     num, address = number("WORLD_SIZE", 1) - number("LOCAL_SIZE", number("LOCAL_WORLD_SIZE", 1)), _address()
     if num <= 0 or address is None:
         return
-    if is_by_hand():  # of a launcher's ranks, the others will ask
-        text = (
-            f"rank 0 of {number('WORLD_SIZE')} waits up to {patience:.0f} s for ranks on other hosts, to end them too"
-        )
+    if not any(map(os.environ.get, LAUNCHERS)):  # with a launcher, the others are there
+        text = f"rank 0 of {number('WORLD_SIZE')} waits up to {patience:.0f} s for ranks on other hosts, to end them"
         print(f"bigsgan: {text}", file=sys.stderr, flush=True)
     until = time.monotonic() + patience
     with suppress(OSError), socket.create_server(("", address[1])) as server:

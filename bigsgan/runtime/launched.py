@@ -21,7 +21,7 @@ _NAME_SECONDS = 10.0
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that a launcher sets."""
 
-_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LAUNCHERS = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables that only a launcher sets: torchrun, deepspeed, srun, and those of MPI."""
 
 _OF_A_SITE = ("DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -39,13 +39,8 @@ def forget_empty() -> None:
 
 def is_own_mistake(field: str) -> bool:
     """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
-    by_hand = field in (*VARIABLES, *_OF_A_SITE) and is_by_hand()
+    by_hand = field in (*VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, LAUNCHERS))
     return by_hand or field.startswith("SLURM_STEP_") or field in _OF_A_TASK
-
-
-def is_by_hand() -> bool:
-    """Return whether no launcher of ``_LAUNCHERS`` has started this process."""
-    return not any(map(os.environ.get, _LAUNCHERS))
 
 
 def take_from_slurm() -> None:

@@ -176,7 +176,7 @@ def test_numbers_of_a_launcher_that_do_not_fit_each_other(monkeypatch, variables
 
 
 def test_whose_mistake_a_variable_is(monkeypatch):
-    for name in launched._LAUNCHERS:
+    for name in launched.LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     by_hand = ("MASTER_PORT", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert all(map(launched.is_own_mistake, (*by_hand, "SLURM_JOB_ID", "SLURM_PROCID")))
