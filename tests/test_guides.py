@@ -180,16 +180,21 @@ def test_a_loop_and_callbacks(elsewhere):
 @pytest.mark.slow
 def test_several_runs_in_one_script_on_two_ranks(elsewhere):
     code = f"""
+import gc
 import bigsgan
+import torch
 
 def train(*changes):
     with bigsgan.Trainer(bigsgan.Recipe.read("digits", "metrics=null", *changes)) as trainer:
         trainer.train()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)]
 
 short = {[word for word in SHORT if not word.startswith("total")]}
 train(*short, "out=runs/split", "total_nimg=32", "engines.generator.ranks=1")
-train(*short, "out=runs/parts", "total_nimg=32")
-train(*short, "out=runs/parts", "total_nimg=64")
+whole = [f"engines.{{network}}.ds_config=zero3" for network in ("generator", "discriminator")]
+train(*short, *whole, "out=runs/parts", "total_nimg=32")
+train(*short, *whole, "out=runs/parts", "total_nimg=64")
 """
     Path("several.py").write_text(code)
     execute(["torchrun", "--nproc_per_node", "2", "several.py"])

@@ -93,6 +93,7 @@ class RankLog(logging.Filter):
             handler.close()
         self._handlers.clear()
         logging.getLogger("bigsgan").propagate = True
+        self.detail, self.num_tasks, self.awaited = str, int, lambda: None  # not to hold what it has followed
 
 
 def current_log() -> RankLog | None:

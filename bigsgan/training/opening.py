@@ -126,3 +126,4 @@ def built(plan: RunPlan, opened: Opened, given: Sequence[object]) -> Iterator[Ru
         yield run
     finally:
         run.close()
+    run.step.executor.destroy()  # not after an error: see ``Script.joined``

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from bigsgan.bench.phases import label_phases
 from bigsgan.engines import build as engines
 from bigsgan.runtime import comm
+from bigsgan.runtime.kernels import choose_kernels
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.gpu.__main__ import TOKENS
@@ -174,6 +175,7 @@ def count(name: str) -> dict[str, Any]:
     """Launches, GB of products and of the rest, the peak of memory, and operations with most bytes: GB and calls."""
     case = CASES[name]
     cells.prepare()
+    choose_kernels(False, searches=False)  # else cuDNN would search for those of lazy penalties in what is counted
     with mock.patch.object(engines, "initialize"):  # no number matters
         run = scenarios.build(case.overrides, {}, recipe=RECIPES / case.recipe)
     run.counters.update = case.update - WARM_UP
