@@ -343,7 +343,7 @@ def read_batches(
         UserError: The prefetched batches do not fit into /dev/shm.
     """
     shown = dataset.image if shows and isinstance(dataset, LatentFiles) else None
-    readable = _ReadableImages(dataset, data.most_corrupt(len(dataset)), shown)
+    readable = _ReadableImages(dataset, data.most_corrupt(dataset.num_files), shown)
     if dataset.in_memory or not data.num_workers:
         return (_collate([readable[index] for index in batch]) for batch in indices)
     indices = _check_shared_memory(data, indices, shown is not None)

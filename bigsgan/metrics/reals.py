@@ -88,7 +88,7 @@ def each_real(
     order = Draws(seed=0).permutation("metrics/reals", (), total)  # so that the first images are of all kinds
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
-    corrupt = CorruptImages(data.most_corrupt(total), rank)
+    corrupt = CorruptImages(data.most_corrupt(dataset.num_files), rank)
     batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
     for _ in positions[:: comm.world_size()]:
         if stopped():
