@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigsgan.doctor import clone
 from bigsgan.doctor.checks import Check, Need
 from bigsgan.errors import UserError
 
@@ -111,11 +110,6 @@ CHECKS = (
 )
 
 
-def listed() -> tuple[Check, ...]:
-    """All checks: ``CHECKS``, and those that run tests of a clone of the repository."""
-    return (*CHECKS, *clone.checks())
-
-
 def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list[Check]:
     """Choose the checks that a command line asks for.
 
@@ -128,17 +122,16 @@ def chosen(only: Sequence[str], examines_run: bool, lists: bool = False) -> list
     Raises:
         UserError: A name stands for no check.
     """
-    every = listed() if only or lists else CHECKS
-    known = {name for check in every for name in (check.name, check.group)}
+    known = {name for check in CHECKS for name in (check.name, check.group)}
     for word in only:
         if word not in known:
             problem = "must be the name of a check, or the part before its point"
             raise UserError("--only", word, problem, "see `bigsgan doctor --list`")
     if lists and not only:
-        return list(every)
-    short = {check.group for check in every if "only" not in check.needs}
+        return list(CHECKS)
+    short = {check.group for check in CHECKS if "only" not in check.needs}
     named = set(only) - short
-    asked = [c for c in every if lists or "only" not in c.needs or c.name in only or c.group in named]
+    asked = [c for c in CHECKS if lists or "only" not in c.needs or c.name in only or c.group in named]
     if only:
         return [check for check in asked if check.name in only or check.group in only]
     return [check for check in asked if ("run" in check.needs) == examines_run]
