@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.runtime.limits import files_wanted
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 256 << 20
 """Bytes of /dev/shm for each rank without a recipe: torch's loading processes and NCCL pass data through it."""
 
-INFINIBAND = Path("/sys/class/infiniband")
-VERBS = "libibverbs.so.1"
-"""Library by which NCCL uses InfiniBand and RoCE; without it NCCL goes over TCP."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-NODES = Path("/sys/devices/system/node")
 
 
 def open_files(subject: Subject) -> Finding:
@@ -35,25 +30,6 @@ def open_files(subject: Subject) -> Finding:
         return failed(f"{soft} files may be open at once, {least} are needed", remedy, numbers, -soft)
     shown = "unlimited" if soft == resource.RLIM_INFINITY else soft
     return passed(f"{shown} files may be open at once", numbers, -soft)
-
-
-def locked_memory(subject: Subject) -> Finding:
-    """Check that NCCL finds InfiniBand's library, and the limit of locked memory, in which its buffers are."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    devices = sorted(path.name for path in INFINIBAND.glob("*"))
-    numbers = {"soft": soft, "infiniband": devices}
-    if not devices:
-        return not_applicable("no InfiniBand here", numbers)
-    try:
-        ctypes.CDLL(VERBS)
-    except OSError as error:
-        remedy = "install libibverbs1 and ibverbs-providers, or rdma-core"
-        return failed(f"NCCL cannot use {devices[0]}, and goes over TCP: {error}", remedy, numbers)
-    if soft != resource.RLIM_INFINITY:
-        remedy = "run `ulimit -l unlimited` before the launcher; for Slurm set LimitMEMLOCK=infinity of slurmd"
-        text = f"{soft // 1024} KiB may be locked, and {devices[0]} needs it unlimited"
-        return failed(text, remedy, numbers, -soft)
-    return passed(f"locked memory is unlimited, for {', '.join(devices)}", numbers)
 
 
 def shared_memory(subject: Subject) -> Finding:
@@ -86,7 +62,7 @@ def cores(subject: Subject) -> Finding:
     here, me = subject.same_host(), subject.ranks.rank
     bound, quota = len(set().union(*(by_rank[rank] for rank in here))), _quota()
     num = min(bound, quota)
-    numbers = {"cores": own, "cores_of_host": bound, "ranks_of_host": len(here), "nodes": nodes_of(own)}
+    numbers = {"cores": own, "cores_of_host": bound, "ranks_of_host": len(here)}
     numbers["quota"] = quota if quota < float("inf") else None
     if num < len(here):
         option = "--cpus, or limits.cpu in Kubernetes" if quota < bound else "--cpuset-cpus"
@@ -112,22 +88,6 @@ def _quota() -> float:
     except (OSError, ValueError):
         return float("inf")
     return float("inf") if quota == "max" else int(quota) / int(period)
-
-
-def nodes_of(cpus: Sequence[int]) -> list[int]:
-    """NUMA nodes of some cores; none if the system does not tell."""
-    found = []
-    for directory in NODES.glob("node[0-9]*"):
-        listed = (directory / "cpulist").read_text().strip()
-        if set(cpus) & set(read_ranges(listed)):
-            found.append(int(directory.name.removeprefix("node")))
-    return sorted(found)
-
-
-def read_ranges(text: str) -> list[int]:
-    """The numbers that a text such as ``0-3,8`` lists."""
-    bounds = [part.split("-") for part in text.split(",") if part]
-    return [number for bound in bounds for number in range(int(bound[0]), int(bound[-1]) + 1)]
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -10,19 +10,21 @@ from bigsgan.errors import UserError
 _NEW: tuple[Need, ...] = ("ranks", "only")
 """Checks on new ranks, for a report of several GPUs: what hangs or crashes in one ends no later one."""
 
+
+def _anew(name: str, proves: str, *others: str) -> Check:
+    """A check that runs others on new ranks."""
+    return Check(f"nccl.{name}", proves, 40, "new_ranks:checks", _NEW, others)
+
+
 CHECKS = (
     Check("environment.files", "enough files can be open at once", 0.1, "host:open_files"),
-    Check("environment.locked", "NCCL can use InfiniBand, and may lock memory", 0.1, "host:locked_memory", ("hosts",)),
     Check("environment.shared", "/dev/shm holds what processes pass through it", 0.1, "host:shared_memory"),
     Check("environment.cores", "ranks have cores, and do not get in each other's way", 0.1, "host:cores"),
     Check("environment.paths", "all ranks see the data, and what rank 0 writes", 0.2, "storage:paths"),
     Check("environment.locks", "a lock in `out` keeps a second process out", 0.2, "storage:locks"),
-    Check("environment.clocks", "clocks of all hosts agree", 0.1, "same_hosts:clocks", ("ranks",)),
     Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "same_hosts:same_files", ("ranks",)),
     Check("environment.versions", "Python, torch, deepspeed and the driver are supported", 2, "versions:versions"),
     Check("environment.devices", "each rank has a GPU that computes, with its memory free", 2, "devices:devices"),
-    Check("environment.pinned", "memory can be pinned, for copies to the GPU", 1, "devices:pinned", ("gpu",)),
-    Check("environment.numa", "each rank's cores are near its GPU", 0.1, "devices:numa", ("gpu",)),
     Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
     Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
@@ -77,9 +79,6 @@ CHECKS = (
     ),
     Check("layouts.checkpoints", "another layout reads what one has saved", 6, "saving:checkpoints", ("group",)),
     Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
-    Check("speed.memory", "how fast memory is copied", 2, "speed:memory", ("group",)),
-    Check("speed.product", "how fast matrices are multiplied", 3, "speed:product", ("group",)),
-    Check("speed.collectives", "ranks talk as fast as links let them", 5, "bandwidth:collectives", ("ranks", "group")),
     Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
     Check("recipe.updates", "updates take the planned memory", 60, "updates:updates", ("config", "group")),
     Check(
@@ -89,17 +88,16 @@ CHECKS = (
         "updates:compiled_updates",
         ("config", "group"),
     ),
-    Check("nccl.links", "what links the GPUs and hosts have", 5, "topology:facts", _NEW),
-    Check("nccl.machine", "GPUs, versions and limits fit", 40, "new_ranks:machine", _NEW),
-    Check("nccl.collectives", "collectives give what they should, again and again", 40, "new_ranks:collectives", _NEW),
-    Check("nccl.zero", "ZeRO 0 to 3 agree with plain PyTorch", 40, "new_ranks:zero", _NEW),
-    Check("nccl.pipelines", "pipeline stages agree with it", 40, "new_ranks:pipelines", _NEW),
-    Check("nccl.separate_ranks", "separate ranks agree with it", 40, "new_ranks:separate_ranks", _NEW),
-    Check("nccl.penalties", "exact penalties agree with it", 40, "new_ranks:penalties", _NEW),
-    Check("nccl.checkpoints", "another layout reads what one saves", 40, "new_ranks:checkpoints", _NEW),
+    _anew("machine", "GPUs, versions and limits fit", "environment"),
+    _anew(
+        "collectives", "collectives give what they should, again and again", "layouts.collectives", "layouts.repeats"
+    ),
+    _anew("zero", "ZeRO 0 to 3 agree with plain PyTorch", "layouts.zero"),
+    _anew("pipelines", "pipeline stages agree with it", "layouts.pipelines"),
+    _anew("separate_ranks", "separate ranks agree with it", "layouts.separate_ranks"),
+    _anew("penalties", "exact penalties agree with it", "layouts.penalties"),
+    _anew("checkpoints", "another layout reads what one saves", "layouts.checkpoints"),
     Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "new_ranks:killed", _NEW),
-    Check("nccl.bandwidth", "ranks talk as fast as links let them", 40, "new_ranks:bandwidth", _NEW),
-    Check("nccl.speed", "how an update's speed grows with the ranks", 90, "new_ranks:speed", _NEW),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),

@@ -1,11 +1,10 @@
-"""Checks that hosts are alike: clocks, the package's files, versions, recipe and DeepSpeed files. No torch here."""
+"""Checks that hosts are alike: the package's files, versions, recipe and DeepSpeed files. No torch here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,7 @@ from bigsgan.config.run_directory import same_on_hosts
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
-MOST_SKEW_SECONDS = 5.0
-"""A larger difference makes times in logs and of files misleading; NTP keeps hosts within milliseconds."""
-
-_TRIES = 3
 PACKAGE = Path(__file__).parents[1]
-
-
-def clocks(subject: Subject) -> Finding:
-    """Compare the clocks of all ranks with rank 0's; the least difference of a few tries counts."""
-    found = []
-    for _ in range(_TRIES):
-        subject.ranks.gather(None)  # ranks leave this call within milliseconds of each other
-        times = subject.ranks.gather(time.time())
-        found.append(times[subject.ranks.rank] - times[0])
-    skew = min(found, key=abs)
-    numbers = {"seconds_ahead_of_rank_0": skew}
-    if abs(skew) > MOST_SKEW_SECONDS:
-        text = f"the clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} that of rank 0"
-        return failed(text, "run an NTP client, such as chrony, on all hosts", numbers, abs(skew))
-    return passed(f"clocks are within {abs(skew):.2f} s of rank 0's", numbers, abs(skew))
 
 
 def same_files(subject: Subject) -> Finding:

@@ -1,4 +1,4 @@
-"""Measures how fast this host writes, reads, copies and multiplies. Only the disk and the data have bounds."""
+"""Checks that the disk and the data are fast enough."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from bigsgan.bench.arithmetic import matrix_flops_per_second
-from bigsgan.bench.measure import fastest
 from bigsgan.data import build_training_dataset
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.recipes import checkpoint_bytes
@@ -20,7 +18,6 @@ from bigsgan.doctor.rows import LATEST, num_ranks, reports
 from bigsgan.doctor.storage import directory_of
 from bigsgan.draws import Draws
 from bigsgan.errors import reason
-from bigsgan.runtime import comm
 from bigsgan.runtime.memory import size
 from bigsgan.training.build import batch_slices, build_reals
 
@@ -31,7 +28,6 @@ MOST_CHECKPOINT_SECONDS = 600.0
 """Most time that all ranks together may take to write a checkpoint."""
 
 _PIECE, _MOST_PIECES, _DISK_SECONDS = 32 << 20, 8, 5.0
-_COPIED = 256 << 20
 _READING_SECONDS = 4.0
 
 
@@ -81,29 +77,6 @@ def _write_and_read(path: Path, most_pieces: int) -> tuple[float, float]:
         return written / writing, read / (time.perf_counter() - start)
     finally:
         os.close(descriptor)
-
-
-def memory(subject: Subject) -> Finding:
-    """Measure copies within the memory of the host, and of the device, all ranks at once."""
-    places = {"host": torch.device("cpu"), **({"device": comm.device()} if comm.device().type != "cpu" else {})}
-    found = {}
-    for name, device in places.items():
-        source, target = (torch.ones(_COPIED // 4, device=device) for _ in range(2))
-        subject.ranks.gather(None)
-        seconds = fastest(lambda target=target, source=source: target.copy_(source))  # type: ignore[misc]
-        found[f"{name}_bytes_per_second"] = 2 * _COPIED / seconds
-    texts = [f"{name.partition('_')[0]} {rate / 1e9:.1f} GB/s" for name, rate in found.items()]
-    return passed(f"{', '.join(texts)}, read and written", found, -found["host_bytes_per_second"])
-
-
-def product(subject: Subject) -> Finding:
-    """Measure matrix products in each precision, all ranks at once."""
-    found = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        subject.ranks.gather(None)
-        found[f"{name}_flops_per_second"] = matrix_flops_per_second(dtype, comm.device())
-    texts = [f"{rate / 1e12:.3g} TFLOP/s in {name.partition('_')[0]}" for name, rate in found.items()]
-    return passed(", ".join(texts), found, -found["fp32_flops_per_second"])
 
 
 def data(subject: Subject) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,18 +28,7 @@ TESTED = {
 }
 """Versions that CI runs with; pyproject.toml has the same bounds."""
 
-TESTED_ON_GPUS = {
-    "CUDA": Tested("13.0", "13.0"),
-    "NCCL": Tested("2.28.9", "2.28.9"),
-    "driver": Tested("580.159.04", "580.159.04"),
-    "triton": Tested("3.6.0", "3.6.0"),
-}
-"""Versions of CUDA, NCCL, driver and Triton in reports of GPUs that passed, in docs/reference/doctor-reports.md."""
-
 LIBRARIES = ("CUDA", "NCCL", "driver", "triton")
-
-OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
-"""NVIDIA's oldest driver by CUDA's major version (NVIDIA, CUDA Compatibility, minor version compatibility)."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -49,7 +37,7 @@ def versions(subject: Subject) -> Finding:
     """Compare the versions of this process with those that are supported, and with rank 0's."""
     found, libraries = installed(), of_libraries()
     first = subject.ranks.gather(libraries)[0]
-    numbers: dict[str, Any] = {**found, **libraries, "tested": TESTED, "tested_on_gpus": TESTED_ON_GPUS}
+    numbers: dict[str, Any] = {**found, **libraries, "tested": TESTED}
     texts = [f"{name} {number}" for name, number in {**found, **libraries}.items() if number]
     for name, tested in TESTED.items():
         if name not in found:
@@ -57,15 +45,13 @@ def versions(subject: Subject) -> Finding:
         if older(found[name], tested.oldest):
             remedy = f"install {name} {tested.oldest} or newer; {tested.newest} is the newest that is tested"
             return failed(f"{name} {found[name]} is older than {tested.oldest}", remedy, numbers)
-    if problem := _old_driver(libraries):
-        return failed(problem, "update the driver, or install a build of torch for an older CUDA", numbers)
     if differ := [name for name in LIBRARIES if libraries[name] != first[name]]:
         what = ", ".join(f"{name} {libraries[name] or 'is missing'}, {first[name] or 'none'} there" for name in differ)
         remedy = "install the same packages and drivers on all hosts, or ask for hosts that are alike"
         return failed(f"differs from rank 0 in {what}", remedy, numbers, len(differ))
     notes = [name for name, tested in TESTED.items() if newer_than(found[name], tested.newest)]
     note = f"; newer than tested: {', '.join(notes)}" if notes else ""
-    return passed(", ".join(texts) + note + _untested(libraries), numbers, len(notes))
+    return passed(", ".join(texts) + note, numbers, len(notes))
 
 
 def of_libraries() -> dict[str, str | None]:
@@ -74,27 +60,6 @@ def of_libraries() -> dict[str, str | None]:
     with suppress(PackageNotFoundError):
         triton = version("triton")
     return {"CUDA": torch.version.cuda, "NCCL": _nccl(), "driver": driver_version(), "triton": triton}
-
-
-def _old_driver(libraries: Mapping[str, str | None]) -> str:
-    """A problem if the driver is too old for CUDA; empty if it is not, or if CUDA's compatibility package helps it."""
-    driver, cuda = libraries["driver"], libraries["CUDA"]
-    oldest = OLDEST_DRIVERS.get(_parts(cuda)[0]) if cuda else None
-    if driver and oldest and older(driver, oldest) and not torch.cuda.is_available():
-        return f"driver {driver} is older than {oldest}, which CUDA {cuda} needs"
-    return ""
-
-
-def _untested(libraries: Mapping[str, str | None]) -> str:
-    """A note if there is a driver, so a GPU, and no report of a GPU has these versions."""
-    if not libraries["driver"]:
-        return ""
-    names = []
-    for name, number in libraries.items():
-        tested = TESTED_ON_GPUS.get(name)
-        if number and (tested is None or older(number, tested.oldest) or newer_than(number, tested.newest)):
-            names.append(name)
-    return f"; no report of a GPU has these: {', '.join(names)}" if names else ""
 
 
 def installed() -> dict[str, str]:

@@ -19,7 +19,6 @@ from bigsgan.engines.deepspeed import native_ops
 from bigsgan.runtime import comm
 
 FAULTY = 1
-AHEAD_SECONDS = 30.0
 
 
 @contextmanager
@@ -58,11 +57,6 @@ def slow_disk():
 
     with mock.patch.object(speed, "_PIECE", 4 << 20), mock.patch.object(os, "fdatasync", wait):
         yield
-
-
-def clock_ahead():
-    skew = AHEAD_SECONDS if comm.rank() == FAULTY else 0.0
-    return mock.patch.object(same_hosts, "time", SimpleNamespace(time=lambda: time.time() + skew))
 
 
 def old_library():

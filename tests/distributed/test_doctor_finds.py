@@ -38,7 +38,6 @@ FOUND = [  # fault, check, what it says
     ),
     ("full_disk", "speed.disk", "rank 1 on {host}: {out} cannot be written: No space left on device"),
     ("slow_disk", "speed.disk", "less than 20 MB/s"),
-    ("clock_ahead", "environment.clocks", "rank 1 on {host}: the clock is 30.0 s ahead of that of rank 0"),
     ("old_library", "environment.versions", "rank 1 on {host}: deepspeed 0.18.2 is older than 0.19.8"),
     ("another_version", "environment.alike", "rank 1 on {host}: differs from rank 0 in version of torch: '2.8.0', "),
     ("another_file", "environment.alike", "rank 1 on {host}: differs from rank 0 in bigsgan/draws.py"),

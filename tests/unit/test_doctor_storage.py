@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from bigsgan.config import NETWORKS, load_recipe, plan_run
 from bigsgan.data import RealImages, ShownImages
@@ -310,13 +309,3 @@ def test_reading_images_for_a_teacher(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, *TINY_GAMES["gat"], *write_teacher(tmp_path / "teacher.pt", 4))
     assert alone(speed.data, plan=plan, out=tmp_path).status == "pass"
     assert {type(batch) for batch in read} == {ShownImages}
-
-
-def test_numbers_of_the_host(monkeypatch):
-    monkeypatch.setattr(speed, "_COPIED", 1 << 20)
-    monkeypatch.setattr(speed, "fastest", lambda operation: 0.5)
-    found = alone(speed.memory)
-    assert (found.status, found.numbers) == ("pass", {"host_bytes_per_second": 4 * (1 << 20)})  # read and written
-    monkeypatch.setattr(speed, "matrix_flops_per_second", lambda dtype, device: {torch.float32: 1e12}.get(dtype, 2e12))
-    found = alone(speed.product)
-    assert (found.status, found.said) == ("pass", "1 TFLOP/s in fp32, 2 TFLOP/s in bf16")
