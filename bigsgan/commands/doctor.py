@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import check_run_directory
 from bigsgan.doctor.registry import chosen
-from bigsgan.doctor.relaunching import launcher
 from bigsgan.doctor.report import Report, listed
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
@@ -57,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """The command that runs the doctor on the same things again, under the same launcher."""
-    words = [*launcher(os.environ), "bigsgan", "doctor"]
+    """The command that examines the same things again, without the words of a launcher."""
+    words = ["bigsgan", "doctor"]
     if options.config is not None:
         words += ["--config", str(options.config), *options.overrides]
     return words + (["--run", options.run_directory] if options.run_directory is not None else [])

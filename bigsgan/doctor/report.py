@@ -55,7 +55,8 @@ class Report:
         if result.finding.status == "fail":
             indent = " " * (self._width + 19)
             self._print_line(f"{indent}remedy: {result.finding.remedy}")
-            self._print_line(f"{indent}again:  {rerun_command(self._command, result)}")
+            where = ", by the same launcher" if self._about["ranks"] > 1 else ""
+            self._print_line(f"{indent}again{where}: {rerun_command(self._command, result)}")
 
     def end(self) -> None:
         """Print all results, or below the table the number of checks by status."""

@@ -30,4 +30,4 @@ def test_two_nodes_of_slurm(tmp_path):
     assert [rank["status"] for rank in checks["layouts.collectives"]["ranks"]] == ["pass", "pass"]
     said = (tmp_path / "failed.txt").read_text()
     assert "(and 1 more rank): 300 files may be open at once, 528 are needed" in said
-    assert "again:  srun --ntasks 2 --nodes 2 bigsgan doctor --only environment.files" in said
+    assert "again, by the same launcher: bigsgan doctor --only environment.files" in said

@@ -34,5 +34,4 @@ def test_two_ranks_of_a_launcher(tmp_path, launcher):
     for name in ("environment.alike", "environment.paths", *ONLY[1:]):
         assert checks[name]["status"] == "pass", checks[name]
         assert [rank["status"] for rank in checks[name]["ranks"]] == ["pass", "pass"]
-    again = f"{launcher} {' '.join(LAUNCHERS[launcher])}{' --' if launcher == 'torchrun' else ''} bigsgan doctor --only"
-    assert checks["environment.alike"]["command"] == f"{again} environment.alike"
+    assert checks["environment.alike"]["command"] == "bigsgan doctor --only environment.alike"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from bigsgan.cli import main
+from bigsgan.commands import doctor
 from bigsgan.doctor import examine, registry
 from bigsgan.doctor.checks import NEEDS, Check, Finding, Result, Subject
 from bigsgan.doctor.report import Report
@@ -290,3 +293,10 @@ def test_kernels_that_are_not_used_are_no_fault(name):
         "not applicable",
         "torch's own operations are used, as tensors are not on a GPU",
     )
+
+
+def test_the_recipe_and_the_run_are_named():
+    options = argparse.Namespace(config="a b.yaml", overrides=["batch=8"], run_directory=None)
+    assert shlex.join(doctor._command(options)) == "bigsgan doctor --config 'a b.yaml' batch=8"
+    options = argparse.Namespace(config=None, overrides=[], run_directory="runs/x")
+    assert shlex.join(doctor._command(options)) == "bigsgan doctor --run runs/x"
