@@ -15,7 +15,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
+from bigsgan.bench.host import HostPeak, return_unused
 from bigsgan.bench.plain import PlainLoop
 from bigsgan.bench.product import EngineLoop
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
@@ -54,7 +54,6 @@ class Visit(NamedTuple):
 
     seconds: float  # by the device's clock
     data_seconds: float  # time that the rank waited for images
-    disk_seconds: float | None  # time that its processes waited for a disk; None if the kernel does not count it
     busy: float  # share of the time in which the device computed, or the threads of a CPU
     device_peak: int | None  # peak memory of the device; None on a CPU
     host_peak: int  # peak memory of the process
@@ -169,13 +168,13 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
         loop()
     loop.means()
     comm.synchronize()
-    waited, disk, used, start = loop.waited_seconds, disk_wait_seconds(), time.process_time(), time.perf_counter()
+    waited, used, start = loop.waited_seconds, time.process_time(), time.perf_counter()
     watch = Stopwatch()
     for _ in range(settings.steps):
         loop()
     seconds = watch.seconds()
     wall, used = time.perf_counter() - start, time.process_time() - used
-    disk_after, on_cpu = disk_wait_seconds(), comm.device().type == "cpu"
+    on_cpu = comm.device().type == "cpu"
     data_seconds, losses = loop.waited_seconds - waited, loop.means()
     device_peak, host_peak = None if on_cpu else comm.peak_memory_bytes(), host.peak()  # before the profiler's memory
     cores = used / (wall * torch.get_num_threads())
@@ -186,7 +185,6 @@ def _timed(loop: Loop, settings: Settings, host: HostPeak) -> Visit:
     return Visit(
         seconds=seconds / settings.steps,
         data_seconds=data_seconds / settings.steps,
-        disk_seconds=None if disk is None or disk_after is None else (disk_after - disk) / settings.steps,
         busy=busy,
         device_peak=device_peak,
         host_peak=host_peak,

@@ -47,7 +47,6 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("busy", "busy_share", percent),
     ("idle", "idle_share", percent),
     ("data wait", "data_wait_share", percent),
-    ("disk wait", "disk_wait_share", percent),
     ("D loss", "d_loss", "{:.4f}".format),
     ("G loss", "g_loss", "{:.4f}".format),
     ("D differs", "d_loss_difference", lambda off: NOTHING if off is None else f"{off:.1e}"),
@@ -62,7 +61,6 @@ _MEANING = (
     "device MiB, host MiB: peak of a rank in the last round; added: beyond what the process held before it was built",
     "idle: of one update, that ranks wait for each other, in pipelines and on ranks of their own",
     "busy: of the time, that the GPU computed, or the threads of a CPU; data wait: for images",
-    "disk wait: of main threads for disks, summed over a rank's processes, so that it may exceed 100 %",
     "losses: mean of the timed updates of the last round; differs: relative difference of the first update's loss",
 )
 
@@ -199,7 +197,6 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
     last = _losses(result, "losses", -1)
     total = sum(visit.seconds for visit in visits)
     idle = [visit.idle for visit in visits if visit.idle is not None]
-    disk = [visit.disk_seconds for visit in visits]
     settled = result.rounds[-1]  # the first round includes memory that is loaded once in a process
     devices = [visit.device_peak for visit in settled if visit.device_peak is not None]
     middle = statistics.median(seconds)
@@ -218,7 +215,6 @@ def record(result: Result, results: Sequence[Result], num_images: int) -> dict[s
         "busy_share": statistics.fmean(visit.busy for visit in visits),
         "idle_share": statistics.median(idle) if idle else None,
         "data_wait_share": sum(visit.data_seconds for visit in visits) / total,
-        "disk_wait_share": None if None in disk else sum(seconds or 0.0 for seconds in disk) / total,
         "d_loss": last["d"],
         "g_loss": last["g"],
         "d_loss_difference": _difference(mine["d"], others["d"]) if comparable else None,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from functools import partial
 
-from bigsgan import shipped
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
@@ -19,7 +16,6 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 
 LARGEST_COUNT = 10**6
-PRECISIONS, MODES = ("fp32", "bf16", "fp16"), ("eager", "compiled")
 
 
 def add(group: Commands) -> None:
@@ -53,23 +49,6 @@ def add(group: Commands) -> None:
     command.add_argument("--variants", help=text)
     _add_form(command)
     command.set_defaults(run=bench_comm)
-
-    text = "time and memory of a generator's batches, by batch, precision, and eager or compiled; in one process"
-    command = commands.add_parser("generate", help=text)
-    text = "EMA of a run (default: first weights)"
-    command.add_argument("--run", dest="run_directory", metavar="DIR", type=path_type("--run"), help=text)
-    add_recipe(command)
-    command.set_defaults(config=None)  # unless it is given
-    text = "images at a time (default 1,8,64)"
-    command.add_argument("--batches", type=_batches, default=[1, 8, 64], metavar="1,8,64", help=text)
-    for flag, choices in (("--precisions", PRECISIONS), ("--modes", MODES)):
-        text = f"of {', '.join(choices)} (default: all)"
-        kind = partial(_names, flag, choices)
-        command.add_argument(flag, type=kind, default=list(choices), metavar=",".join(choices), help=text)
-    _add_count(command, "--warmup", 3, "batches before the clock starts (default 3)")
-    _add_count(command, "--steps", 20, "batches that are timed (default 20)")
-    _add_form(command)
-    command.set_defaults(run=bench_generate)
 
 
 def bench_train(options: argparse.Namespace) -> int:
@@ -127,23 +106,6 @@ def bench_comm(options: argparse.Namespace) -> int:
     return int(module.main(planned, options.form))
 
 
-def bench_generate(options: argparse.Namespace) -> int:
-    """Time a generator."""
-    if launched.world_size() > 1:
-        raise UserError("WORLD_SIZE", launched.world_size(), "must be 1", "start one process")
-    run = options.run_directory
-    if run is not None and options.overrides:
-        raise UserError("argument", options.overrides[0], "needs a recipe", "remove it, or --run")
-    if run is not None and options.config is not None:
-        raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
-    recipe = None
-    if run is None:
-        recipe = load_recipe(options.config or shipped.recipe(shipped.DEFAULT_RECIPE), options.overrides)
-    module = import_quietly("bigsgan.bench.generate")
-    cases = module.Cases(options.batches, options.precisions, options.modes, options.warmup, options.steps)
-    return int(module.main(recipe, run, cases, options.form))
-
-
 def _check_stages(plan: RunPlan) -> None:
     """Refuse pipelines, because their phases overlap."""
     for network in NETWORKS:
@@ -172,16 +134,3 @@ def _count(flag: str, word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= LARGEST_COUNT:
         raise UserError(flag, word, f"must be 1 to {LARGEST_COUNT}", "give a number in this range")
     return int(word)
-
-
-def _batches(word: str) -> list[int]:
-    return [_count("--batches", part) for part in word.split(",")]
-
-
-def _names(flag: str, choices: Sequence[str], word: str) -> list[str]:
-    """Read names that are separated by commas."""
-    names = word.split(",")
-    for name in names:
-        if name not in choices:
-            raise UserError(flag, name, f"must be one of {', '.join(choices)}", "choose one of these")
-    return names

@@ -1,11 +1,8 @@
 """What a process uses of its host, against memory that is taken here and /proc files that are made up."""
 
 import mmap
-import os
 
-import pytest
-
-from bigsgan.bench.host import HostPeak, disk_wait_seconds, return_unused
+from bigsgan.bench.host import HostPeak, return_unused
 
 MIB = 2**20
 
@@ -39,21 +36,3 @@ def test_a_peak_is_sampled_where_the_kernel_cannot_begin_anew(tmp_path):
     assert (peak.before, peak.peak()) == (1000 * 1024, 5000 * 1024)
     peak.close()
     assert not peak._sampler.is_alive()
-
-
-def test_waiting_for_disks_is_summed_over_the_children(tmp_path):
-    ticks = os.sysconf("SC_CLK_TCK")
-    for pid, waited, name in (("self", 3 * ticks, "(a b)"), ("17", ticks, "(c)) x)")):
-        (tmp_path / pid).mkdir()
-        fields = ["0"] * 52
-        fields[0], fields[1], fields[41] = "1", name, str(waited)
-        (tmp_path / pid / "stat").write_text(" ".join(fields))
-    children = tmp_path / "self/task/1/children"
-    children.parent.mkdir(parents=True)
-    children.write_text("17 18 ")  # the last has ended
-    switch = tmp_path / "sys/kernel/task_delayacct"
-    switch.parent.mkdir(parents=True)
-    switch.write_text("1\n")
-    assert disk_wait_seconds(tmp_path) == pytest.approx(4.0)
-    switch.write_text("0\n")
-    assert disk_wait_seconds(tmp_path) is None

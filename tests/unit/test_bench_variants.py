@@ -239,16 +239,6 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
         ("comm --variants baseline", TWO_RANKS, "--variants: 'baseline' has no ZeRO stage to compare with"),
         ("comm --variants zero1+pipeline", TWO_RANKS, "--variants: 'zero1+pipeline' has no ZeRO stage to compare with"),
         ("comm", TWO_RANKS, "MASTER_ADDR: must be set in the environment, as RANK is"),
-        ("generate", TWO_RANKS, "WORLD_SIZE: must be 1, got 2"),
-        ("generate --batches 1,0", {}, "--batches: must be 1 to"),
-        ("generate --precisions fp8", {}, "--precisions: must be one of fp32, bf16, fp16, got 'fp8'"),
-        ("generate --run nowhere batch=3", {}, "argument: 'batch=3' needs a recipe"),
-        (
-            "generate --run nowhere --config launch/recipes/digits.yaml",
-            {},
-            "--config: cannot be combined with --run",
-        ),
-        ("generate --run nowhere", {}, "--run: must be a run directory, got 'nowhere'"),
     ],
 )
 def test_bad_input(arguments, environment, message, capsys, monkeypatch):
