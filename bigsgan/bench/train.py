@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of, speed
 from bigsgan.bench.lazy import partly_timed
 from bigsgan.bench.measure import Builder, Setting, Settings, Visit, take_turns
 from bigsgan.bench.plain import build_plain_loop
-from bigsgan.bench.plot import write_bars
 from bigsgan.bench.product import build_engine_loop
 from bigsgan.bench.table import NOTHING, Table, mebibytes, number, percent
 from bigsgan.bench.variants import Planned
@@ -82,8 +80,8 @@ class Result(NamedTuple):
         return [max(visit.seconds for visit in ranks) / self.recipe.batch for ranks in self.rounds]
 
 
-def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: str | None, plot: Path | None) -> int:
-    """Measure, print, draw a chart if ``plot`` names a file, and return the exit status. Every rank calls this."""
+def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: str | None) -> int:
+    """Measure, print, and return the exit status. Every rank calls this."""
 
     def measure() -> list[dict[str, Any]]:
         choose_kernels(recipe.deterministic)
@@ -91,7 +89,7 @@ def main(recipe: Recipe, planned: Sequence[Planned], settings: Settings, form: s
         results = _measure([_on_machine(each) for each in planned], settings)
         return [record(result, results, num_images) for result in results] if comm.rank() == 0 else []
 
-    return on_all_ranks(measure, lambda records: _show(recipe, records, settings, form, plot))
+    return on_all_ranks(measure, lambda records: _show(recipe, records, settings, form))
 
 
 def _on_machine(planned: Planned) -> Planned:
@@ -239,14 +237,9 @@ def _difference(value: float, expected: float) -> float:
     return abs(value - expected) / max(abs(expected), 1e-12)
 
 
-def _show(
-    recipe: Recipe, records: Sequence[dict[str, Any]], settings: Settings, form: str | None, plot: Path | None
-) -> None:
+def _show(recipe: Recipe, records: Sequence[dict[str, Any]], settings: Settings, form: str | None) -> None:
     name, untimed = label(recipe), partly_timed(recipe, settings.steps)
     ran = [each for each in records if "reason" not in each]
-    if plot is not None:
-        bars = [(each["variant"], each["time_ratio"]) for each in ran]
-        write_bars(plot, f"time per image over {ran[0]['variant']} ({name})", bars)
     notes = [
         f"{each['variant']} ({each['what']}): cannot run here: {each['reason']}" for each in records if "reason" in each
     ]

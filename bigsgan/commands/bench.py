@@ -29,7 +29,6 @@ def add(group: Commands) -> None:
     command.add_argument("--variants", default=",".join(VARIANTS), help=text)
     _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
     _add_updates(command)
-    command.add_argument("--plot", metavar="FILE", type=path_type("--plot"), help="PNG file for a chart of the times")
     _add_form(command)
     command.set_defaults(run=bench_train)
 
@@ -59,14 +58,10 @@ def bench_train(options: argparse.Namespace) -> int:
         recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), options.config.resolve().parent)
-    if options.plot is not None:
-        if options.plot.suffix.lower() != ".png":
-            raise UserError("--plot", str(options.plot), "must end in .png", f"give {options.plot.with_suffix('.png')}")
-        refuse_output(options.plot, "--plot", ".png")
     launched.check_launcher()
     module = import_quietly("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
-    return int(module.main(recipe, planned, settings, options.form, options.plot))
+    return int(module.main(recipe, planned, settings, options.form))
 
 
 def bench_profile(options: argparse.Namespace) -> int:

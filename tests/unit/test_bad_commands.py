@@ -37,8 +37,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan --mfu 1e-300 --peak-tflops 1e-300": ("--mfu", "must be at least 1e-06, got 1e-300", "give a larger number"),
     "plan --mfu 1 --peak-tflops 1e-300": ("--peak-tflops", "must be at least 1e-06, got 1e-300", "give a larger"),
     "plan --mfu 1 --peak-tflops 1e300": ("--peak-tflops", "must be at most 1e+09, got 1e+300", "data sheet's 989"),
-    "bench train --plot x.txt": ("--plot", "must end in .png, got 'x.txt'", "give x.png"),
-    "bench train --plot recipe.yaml": ("--plot", "must end in .png, got 'recipe.yaml'", "give recipe.png"),
     "trian": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "did you mean train?"),
     "finetune": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "choose one of these"),
     "train --config digit": ("--config", "'digit' does not exist", "did you mean digits?"),

@@ -6,13 +6,11 @@ from unittest import mock
 
 import pytest
 import torch
-from PIL import Image
 
 from bigsgan.bench import arithmetic, product, train
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of
 from bigsgan.bench.lazy import partly_timed, whole_cycles
 from bigsgan.bench.measure import Settings, Visit, covered
-from bigsgan.bench.plot import bar_lengths, write_bars
 from bigsgan.bench.table import Table, as_json, number, shown
 from bigsgan.bench.train import Result, label, record
 from bigsgan.bench.variants import chosen_variants, plan_variants
@@ -315,19 +313,3 @@ def test_tables():
     ]  # fmt: skip
     assert shown(table, as_markdown=False).splitlines()[2:5] == ["variant    s", "zero0    1.5", "b         12"]
     assert [number(value) for value in (0.01234, 1234.5, 12.34, None)] == ["0.0123", "1234", "12.3", "-"]
-
-
-def test_a_chart_has_a_bar_for_each_variant(tmp_path):
-    bars = [("baseline", (1.0, 1.0, 1.0)), ("zero3", (1.5, 2.0, 4.0))]
-    assert bar_lengths(bars, 400) == [(100, 100, 100), (150, 200, 400)]
-    out = tmp_path / "plot.png"
-    write_bars(out, "title", bars)
-    with Image.open(out) as image:
-        colours = image.convert("RGB").getcolors(100_000)
-        assert (86, 138, 190) in {colour for _, colour in colours}
-        width = image.width
-    write_bars(out, "title", [*bars, ("mixed_precision+compiled_layers+reused_fakes", (1.0, 1.0, 1.0))])
-    with Image.open(out) as image:
-        assert width < image.width < 1.5 * width  # names of combinations do not reach into the bars
-    with pytest.raises(UserError):
-        write_bars(tmp_path / "none" / "plot.png", "title", bars)

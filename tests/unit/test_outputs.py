@@ -106,7 +106,6 @@ COMMANDS = {
     "sample --run run --out notes.gif --interpolate 4": "--out: must be a new file, or one that is a .gif file",
     "export --run run --out recipe.yaml": "--out: must be a new file, or one that is a .safetensors file already, got",
     "export --run run --out notes.pt2": "--out: must be a new file, or one that is a .pt2 file already, got",
-    "bench train --plot notes.png": "--plot: must be a new file, or one that is a .png file already, got",
     "bench profile --out traces": "--out: must be a new file, or one that is a trace.json file already, got",
     "data prepare images recipe.yaml --resolution 8 --format zip": "DST: 'recipe.yaml' exists, and was not made by",
 }
