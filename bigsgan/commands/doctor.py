@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
+from bigsgan.commands.parsing import Commands, add_recipe, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import check_run_directory
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     text = "check to run, or the part before its point, such as environment; may be repeated (default: all)"
     command.add_argument("--only", action="append", default=[], metavar="NAME", help=text)
     command.add_argument("--list", action="store_true", help="print the checks, with what they show, need and take")
-    add_form(command, "print all numbers as JSON", "print the report as Markdown")
+    command.add_argument("--json", action="store_true", help="print all numbers as JSON")
     command.set_defaults(run=run)
 
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         recipe = load_recipe(options.config, options.overrides)
         plan = plan_on_ranks(recipe, launched.world_size(), options.config)
     launched.check_launcher()
-    report = Report(options.form, sys.stdout, _command(options))
+    report = Report(options.json, sys.stdout, _command(options))
     module = import_quietly("bigsgan.doctor.examine")
     return int(module.main(checks, plan, directory, report))
 

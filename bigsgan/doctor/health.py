@@ -1,25 +1,28 @@
-"""Checks of a run's health, from the files in its directory: checkpoints, reports, room."""
+"""Checks of a run's health, from the files in its directory: checkpoints and reports."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from bigsgan.checkpoint import tags
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
-from bigsgan.doctor.rows import LATEST, num_ranks, reports
-from bigsgan.doctor.storage import directory_of
 from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.memory import size
+from bigsgan.runtime.paths import parse_json
 from bigsgan.training.alarms import Alarms
+
+LATEST = 20
+"""Number of latest reports that describe a run's present state."""
 
 VERIFYING_SECONDS = 40.0
 """How long rank 0 reads the newest checkpoint; it verifies a larger one in part."""
@@ -28,10 +31,6 @@ MOST_SKIPPED = 0.1
 """Largest share of updates that fp16 may skip; float32 and bf16 may skip none."""
 
 LOST_SCALE = 2.0**-8
-SLOWER = 0.7
-WAITS = 0.2
-"""Share of the time waiting for images above which data loading is the cause of a slow run."""
-
 LATE = 10
 """A running run is late after this many times the usual time between reports."""
 
@@ -84,20 +83,6 @@ def _verified(checkpoint: tags.Checkpoint) -> tuple[str, int]:
     return next((damage for damage, _ in found if damage), ""), sum(verified for _, verified in found)
 
 
-def finite(subject: Subject) -> Finding:
-    """Check that the latest reports have no non-finite value, which a report has as null."""
-    rows = _latest(subject)
-    if not rows:
-        return not_applicable("no report yet")
-    found = {name: row["nimg"] for row in rows for name, value in row.items() if value is None}
-    if found:
-        name, nimg = next(iter(found.items()))
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        remedy = "look at logs/ for the first layer that was not finite; lower the learning rates, or use bf16 for fp16"
-        return failed(f"{name}{more} not finite at {nimg} images", remedy, {"not_finite": found}, len(found))
-    return passed(f"all values of the latest {len(rows)} reports are finite", {"reports": len(rows)})
-
-
 def alarms(subject: Subject) -> Finding:
     """Check that the latest reports raise no alarm of training failure, recomputed with all reports before them."""
     rows = reports(subject.run_directory())
@@ -137,25 +122,6 @@ def skips(subject: Subject) -> Finding:
     return passed(f"{max(shares.values()):.1%} of the latest updates were skipped", numbers)
 
 
-def speed(subject: Subject) -> Finding:
-    """Compare images a second of the latest reports with earlier ones of as many ranks."""
-    rows = [row for row in reports(subject.run_directory()) if row.get("images_per_second")]
-    rows = [row for row in rows if num_ranks(row) == num_ranks(rows[-1])]
-    rates = [row["images_per_second"] for row in rows]
-    if len(rates) < 10:
-        return not_applicable("fewer than 10 reports of this number of ranks")
-    now, before = statistics.median(rates[-5:]), statistics.median(rates[:-5])
-    waits = statistics.median(row.get("data_wait") or 0 for row in rows[-5:])
-    numbers = {"images_per_second": now, "before": before, "data_wait": waits}
-    text = f"{now:.4g} images/s, {before:.4g} before; waits for images {waits:.0%} of the time"
-    if now < SLOWER * before:
-        remedy = "look for other processes on the hosts, hot GPUs (nvidia-smi -q -d PERFORMANCE) and a slow disk"
-        if waits > WAITS:
-            remedy = "raise data.num_workers, or look at the disk or network that holds the data"
-        return failed(text, remedy, numbers, before / now)
-    return passed(text, numbers)
-
-
 def age(subject: Subject) -> Finding:
     """Check the age of the newest report if a process has the run open; a run that has ended or stopped passes."""
     run = subject.run_directory()
@@ -179,21 +145,20 @@ def age(subject: Subject) -> Finding:
     return passed(f"{state} at {nimg} of {recipe.total_nimg} images, newest report {_span(seconds)} ago", numbers)
 
 
-def room(subject: Subject) -> Finding:
-    """Check that two more checkpoints as large as the newest fit on the disk."""
-    run = subject.run_directory()
-    newest = tags.newest_or_none(run / "checkpoints")
-    free, each = shutil.disk_usage(directory_of(run)).free, _bytes_of(newest) if newest else 0
-    numbers = {"free_bytes": free, "checkpoint_bytes": each}
-    text = f"{size(free)} free, a checkpoint takes {size(each)}"
-    if free < max(2 * each, 1 << 20):
-        return failed(text, "free some space, or lower checkpoints.keep", numbers)
-    return passed(text, numbers)
-
-
 def _is_about_a_file(record: logging.LogRecord) -> bool:
     """Whether a message's first argument is a path that still exists: a running run removes old checkpoints."""
     return bool(record.args) and isinstance(record.args, tuple) and os.path.exists(str(record.args[0]))
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    """Rows of a run's metrics.jsonl, without lines that are not rows."""
+    rows = []
+    with suppress(OSError):
+        for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                if isinstance(row := parse_json(line), dict) and isinstance(row.get("nimg"), int):
+                    rows.append(row)
+    return rows
 
 
 def _latest(subject: Subject) -> list[dict[str, Any]]:

@@ -78,8 +78,6 @@ CHECKS = (
         ("ranks", "group"),
     ),
     Check("layouts.checkpoints", "another layout reads what one has saved", 6, "saving:checkpoints", ("group",)),
-    Check("speed.disk", "the disk of `out` takes a checkpoint in time", 10, "speed:disk"),
-    Check("speed.data", "images are read as fast as updates take them", 10, "speed:data", ("config",)),
     Check("recipe.updates", "updates take the planned memory", 60, "updates:updates", ("config", "group")),
     Check(
         "recipe.compiled",
@@ -99,12 +97,9 @@ CHECKS = (
     _anew("checkpoints", "another layout reads what one saves", "layouts.checkpoints"),
     Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "new_ranks:killed", _NEW),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
-    Check("run.finite", "the latest reports have finite values", 0.1, "health:finite", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
     Check("run.skips", "few updates are skipped, and the loss scale holds", 0.1, "health:skips", ("run",)),
-    Check("run.speed", "images a second do not fall", 0.1, "health:speed", ("run",)),
     Check("run.age", "a running run still reports", 0.1, "health:age", ("run",)),
-    Check("run.room", "the disk has room for two more checkpoints", 0.1, "health:room", ("run",)),
 )
 
 

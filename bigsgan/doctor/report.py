@@ -1,4 +1,4 @@
-"""The doctor's report: a table printed line by line, JSON, or Markdown. No torch here."""
+"""The doctor's report: a table printed line by line, or JSON. No torch here."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
 
 
 class Report:
-    """Prints results: a table, line by line, or at the end all of them as JSON or Markdown."""
+    """Prints results: a table, line by line, or at the end all of them as JSON."""
 
-    def __init__(self, form: str | None, file: TextIO, command: Sequence[str]) -> None:
+    def __init__(self, as_json: bool, file: TextIO, command: Sequence[str]) -> None:
         """Begin without results.
 
         Args:
-            form: "json" or "markdown", while the table's lines go to standard error; None for the table alone.
+            as_json: Whether to print JSON, while the table's lines go to standard error.
             file: File to print to.
             command: Runs the doctor again, without the choice of checks.
         """
-        self._form, self._file, self._command = form, file, command
-        self._lines = sys.stderr if form else file
+        self._as_json, self._file, self._command = as_json, file, command
+        self._lines = sys.stderr if as_json else file
         self._about: dict[str, Any] = {}
         self._width = 0
         self._results: list[Result] = []
@@ -60,10 +60,7 @@ class Report:
 
     def end(self) -> None:
         """Print all results, or below the table the number of checks by status."""
-        if self._form is None:
-            text = f"\n{tally(self._results)}"
-        else:
-            text = self._json() if self._form == "json" else self._markdown()
+        text = self._json() if self._as_json else f"\n{tally(self._results)}"
         print(text, file=self._file, flush=True)
 
     def _print_line(self, text: str) -> None:
@@ -73,50 +70,6 @@ class Report:
         checks = [as_record(result, rerun_command(self._command, result)) for result in self._results]
         record = {**self._about, "failed": [c["name"] for c in checks if c["status"] == "fail"], "checks": checks}
         return json.dumps(finite(record), indent=2, allow_nan=False, default=str)
-
-    def _markdown(self) -> str:
-        lines = [describe(self._about), "", *_devices(self._about, self._results), ""]
-        lines += ["| check | result | seconds | found |", "| --- | --- | ---: | --- |"]
-        for result in self._results:
-            said = _cell(result.finding.said)
-            lines.append(f"| `{result.check.name}` | {result.finding.status} | {result.seconds:.1f} | {said} |")
-        failed = [result for result in self._results if result.finding.status == "fail"]
-        lines += ["", tally(self._results)]
-        lines += ["" for _ in failed[:1]]
-        for result in failed:
-            command = rerun_command(self._command, result)
-            lines.append(f"- `{result.check.name}`: {result.finding.remedy}. Again: `{command}`")
-        return "\n".join([*lines, "", *_numbers(self._results)])
-
-
-def _devices(facts: dict[str, Any], results: Sequence[Result]) -> list[str]:
-    """A table of ranks, their hosts and devices."""
-    looked = next((result.findings for result in results if result.check.name == "environment.devices"), [])
-    lines = ["| rank | host | device |", "| ---: | --- | --- |"]
-    for rank, host in enumerate(facts["host_of_rank"]):
-        device = looked[rank].numbers.get("name", looked[rank].said) if looked else "not asked for"
-        lines.append(f"| {rank} | {host} | {_cell(str(device))} |")
-    return lines
-
-
-def _numbers(results: Sequence[Result]) -> list[str]:
-    """All numbers as JSON, one line for each check; one value if all ranks agree."""
-    lines = []
-    for result in results:
-        by_rank = [_rounded(finite(dict(each.numbers))) for each in result.findings]
-        if any(by_rank):
-            same = all(each == by_rank[0] for each in by_rank)
-            lines.append(f"{result.check.name}: {json.dumps(by_rank[0] if same else by_rank, default=str)}")
-    return ["Numbers, of each rank where they differ:", "", "```text", *lines, "```"] if lines else []
-
-
-def _rounded(value: Any) -> Any:
-    """Round each float to four digits."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {str(key): _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def as_record(result: Result, command: str) -> dict[str, Any]:
@@ -176,7 +129,3 @@ def tally(results: Sequence[Result]) -> str:
 def rerun_command(command: Sequence[str], result: Result) -> str:
     """The command that runs a check alone."""
     return shlex.join([*command, "--only", result.check.name])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from bigsgan.doctor import host, same_hosts, speed, storage, versions
+from bigsgan.doctor import host, same_hosts, storage, versions
 from bigsgan.engines.deepspeed import native_ops
 from bigsgan.runtime import comm
 
@@ -37,26 +37,6 @@ def lock_of_a_killed_build():
 def locks_that_keep_nobody_out():
     """As a file system that is mounted without them: here alone, so that another process gets the lock."""
     return mock.patch.object(fcntl, "flock", return_value=None)
-
-
-def full_disk():
-    def write(descriptor, content, real=os.write):
-        if comm.rank() == FAULTY and len(content) > 1 << 20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, content)
-
-    return mock.patch.object(os, "write", write)
-
-
-@contextmanager
-def slow_disk():
-    """A quarter of the pieces, each of which takes its time."""
-
-    def wait(descriptor):
-        time.sleep(0.5)
-
-    with mock.patch.object(speed, "_PIECE", 4 << 20), mock.patch.object(os, "fdatasync", wait):
-        yield
 
 
 def old_library():

@@ -36,8 +36,6 @@ FOUND = [  # fault, check, what it says
         "environment.locks",
         "(and 1 more rank): a second process got a lock in {out} that is held",
     ),
-    ("full_disk", "speed.disk", "rank 1 on {host}: {out} cannot be written: No space left on device"),
-    ("slow_disk", "speed.disk", "less than 20 MB/s"),
     ("old_library", "environment.versions", "rank 1 on {host}: deepspeed 0.18.2 is older than 0.19.8"),
     ("another_version", "environment.alike", "rank 1 on {host}: differs from rank 0 in version of torch: '2.8.0', "),
     ("another_file", "environment.alike", "rank 1 on {host}: differs from rank 0 in bigsgan/draws.py"),

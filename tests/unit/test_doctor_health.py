@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.doctor import health
 from bigsgan.doctor.registry import CHECKS, chosen
 from tests.alone import entry, save
-from tests.examined import alone, examined, small_disk
+from tests.examined import alone, examined
 from tests.tiny import tiny_recipe
 
 HEALTHY = {
@@ -52,7 +51,7 @@ def look(name, run):
 
 def test_a_healthy_run(run):
     names = [check.run.partition(":")[2] for check in chosen([], examines_run=True)]
-    assert len(names) == 7
+    assert len(names) == 4
     assert {name: look(name, run).status for name in names} == dict.fromkeys(names, "pass")
     assert look("age", run).said.startswith("is stopped at 3200 of 1000000 images")
     assert look("checkpoints", run).numbers["complete"] == [3200, 1600]
@@ -60,7 +59,7 @@ def test_a_healthy_run(run):
 
 def test_a_run_that_begins(run):
     (run / "metrics.jsonl").unlink()
-    for name in ("finite", "alarms", "skips", "age", "speed"):
+    for name in ("alarms", "skips", "age"):
         assert look(name, run).status == "not applicable"
 
 
@@ -119,13 +118,6 @@ def test_a_checkpoint_that_the_run_removes_meanwhile(run, monkeypatch):
     assert (found.status, found.numbers["complete"]) == ("pass", [3200])
 
 
-def test_a_value_that_is_not_finite(run):
-    report(run, 2, **{"loss/generator": None})
-    found = look("finite", run)
-    assert (found.status, found.said) == ("fail", "loss/generator not finite at 3200 images")
-    assert found.numbers == {"not_finite": {"loss/generator": 3200}}
-
-
 @pytest.mark.parametrize(
     "latest, changes, name, remedy",
     [
@@ -178,37 +170,6 @@ def test_a_loss_scale_that_falls(run, scale, status):
     assert look("skips", run).status == status
 
 
-@pytest.mark.parametrize(
-    "rate, wait, status, remedy",
-    [(90.0, 0.0, "pass", ""), (50.0, 0.0, "fail", "other processes"), (50.0, 0.6, "fail", "data.num_workers")],
-)
-def test_a_run_that_gets_slower(run, rate, wait, status, remedy):
-    report(run, 5, images_per_second=rate, data_wait=wait)
-    found = look("speed", run)
-    assert found.status == status
-    assert remedy in found.remedy
-
-
-def test_a_run_that_goes_on_on_fewer_ranks(run):
-    report(run, 15, images_per_second=50.0, **{"memory/rank0_gib": 1.0})
-    found = look("speed", run)
-    assert (found.status, found.numbers["before"]) == ("pass", 50.0)
-    report(run, 5, images_per_second=50.0, **{"memory/rank0_gib": 1.0})
-    assert look("speed", run).status == "not applicable"
-
-
-@pytest.mark.parametrize("rate, status", [(100.0, "pass"), (50.0, "fail")])
-def test_a_run_that_goes_on_on_32_ranks(run, rate, status):
-    """After 64, which were twice as fast. Reports of so many ranks have no memory of each."""
-    rates = [200.0] * 20 + [100.0] * 15 + [rate] * 5
-    for i, each in enumerate(rates):
-        row = {"nimg": 80 * (i + 1), **HEALTHY, "images_per_second": each, "ranks": 64 if i < 20 else 32}
-        with (run / "metrics.jsonl").open("a" if i else "w") as rows:
-            rows.write(json.dumps(row) + "\n")
-    found = look("speed", run)
-    assert (found.status, found.numbers["before"]) == (status, 100.0)
-
-
 def test_a_run_that_reports_no_more(run):
     long_ago = time.time() - 7200
     os.utime(run / "metrics.jsonl", (long_ago, long_ago))
@@ -245,15 +206,6 @@ def test_one_rank_asks_for_the_lock_of_a_run(run, monkeypatch):
     assert asked == [run / ".lock"]
 
 
-def test_a_disk_that_is_nearly_full(run, tmp_path):
-    with small_disk(tmp_path / "disk", "2m"):
-        moved = tmp_path / "disk" / "run"
-        subprocess.run(["cp", "-a", run, moved], check=True)
-        assert look("room", moved).status == "pass"
-        (moved / "samples").write_bytes(bytes(1500 << 10))
-        assert look("room", moved).status == "fail"
-
-
 def test_all_of_them_are_in_the_list():
     listed = {check.run for check in CHECKS if check.name.startswith("run.")}
-    assert listed == {f"health:{name}" for name in ("checkpoints", "finite", "alarms", "skips", "speed", "age", "room")}
+    assert listed == {f"health:{name}" for name in ("checkpoints", "alarms", "skips", "age")}
