@@ -40,10 +40,8 @@ def locks_that_keep_nobody_out():
 
 
 def old_library():
-    def version(name, real=versions.version):
-        return "0.18.2" if (comm.rank(), name) == (FAULTY, "deepspeed") else real(name)
-
-    return mock.patch.object(versions, "version", version)
+    found = {**versions.packages(), **({"deepspeed": "0.18.2"} if comm.rank() == FAULTY else {})}
+    return mock.patch.object(versions, "packages", return_value=found)
 
 
 def another_version():

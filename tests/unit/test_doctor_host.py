@@ -119,47 +119,28 @@ def test_ranks_of_other_hosts_have_other_cores(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, number, status, said",
+    "name, number, said",
     [
-        ("torch", "2.7.1", "fail", "torch 2.7.1 is older than 2.8"),
-        ("torch", "2.8.0+cu126", "pass", "torch 2.8.0+cu126"),
-        ("torch", "2.16.0", "pass", "newer than tested: torch"),
-        ("deepspeed", "0.19.7", "fail", "deepspeed 0.19.7 is older than 0.19.8"),
-        ("deepspeed", "0.19.12", "pass", "deepspeed 0.19.12"),
-        ("deepspeed", "0.20.0", "pass", "newer than tested: deepspeed"),
+        ("torch", "2.7.1", "torch 2.7.1 is older than 2.8"),
+        ("torch", "2.8.0+cu126", ""),
+        ("deepspeed", "0.19.7", "deepspeed 0.19.7 is older than 0.19.8"),
+        ("deepspeed", "0.19.12", ""),
+        ("deepspeed", None, "deepspeed is not installed"),
     ],
 )
-def test_versions(monkeypatch, name, number, status, said):
-    real = versions.version
-    monkeypatch.setattr(versions, "version", lambda package: number if package == name else real(package))
+def test_versions(monkeypatch, name, number, said):
+    real = versions.packages()
+    monkeypatch.setattr(versions, "packages", lambda: {k: v for k, v in {**real, name: number}.items() if v})
     found = alone(versions.versions)
-    assert found.status == status
-    assert said in found.said
-    assert ("newer" in found.said) == ("newer" in said)
+    assert (found.status, found.said) == ("fail", said) if said else found.status == "pass"
+    assert said or f"{name} {number}" in found.said
 
 
-def test_the_tested_versions_are_those_of_the_package():
+def test_the_oldest_versions_are_those_of_the_package():
     text = (REPOSITORY / "pyproject.toml").read_text()
-    oldest = {name: tested.oldest for name, tested in versions.TESTED.items()}
-    assert f'requires-python = ">={oldest["Python"]},' in text
-    assert f'"torch>={oldest["torch"]}"' in text
-    assert f'"deepspeed>={oldest["deepspeed"]},' in text
-    assert not versions.newer_than(torch.__version__, versions.TESTED["torch"].newest), "raise TESTED"
-
-
-def test_libraries_of_gpus(monkeypatch, tmp_path):
-    own = {"CUDA": "13.0", "NCCL": "2.27.3", "driver": "580.65.06", "triton": "3.8.0"}
-    others = [own, {**own, "NCCL": "2.26.2", "driver": None}]
-    monkeypatch.setattr(versions, "of_libraries", lambda: others[sys._getframe(1).f_locals["subject"].ranks.rank])
-    first, second = examined(versions.versions, ["a", "b"])
-    assert (first.status, second.status) == ("pass", "fail")
-    assert second.said == "differs from rank 0 in NCCL 2.26.2, 2.27.3 there, driver is missing, 580.65.06 there"
-    text = "NVRM version: NVIDIA UNIX {}x86_64 Kernel Module{}  520.61.05  Thu Jun  5 2025\nGCC version:  gcc 12\n"
-    monkeypatch.setattr(versions, "DRIVER", tmp_path / "version")
-    assert versions.driver_version() is None
-    for words in (("", ""), ("Open ", " for x86_64")):
-        versions.DRIVER.write_text(text.format(*words))
-        assert versions.driver_version() == "520.61.05"
+    assert f'requires-python = ">={versions.OLDEST["Python"]},' in text
+    assert f'"torch>={versions.OLDEST["torch"]}"' in text
+    assert f'"deepspeed>={versions.OLDEST["deepspeed"]},' in text
 
 
 def test_a_lock_of_a_killed_build(monkeypatch, tmp_path):
