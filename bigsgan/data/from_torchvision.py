@@ -5,50 +5,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-import os
 from typing import Any
 
 import numpy as np
 import torchvision.datasets
 from PIL import Image
-from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
+from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import open_image
 
 
-class TorchvisionImages(ImageDataset):
-    """A data set of torchvision, with its images converted like those of a folder."""
-
-    in_memory = False
-
-    def __init__(self, source: Any, data: Data) -> None:
-        self.source, self.data = source, data
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        name = f"{self.data.root}: image {index} of {self.data.dataset}"
-        try:
-            sample = self.source[index]
-        except CorruptImage:
-            raise
-        except Exception as error:  # the decoders of some sixty data sets raise all kinds of errors
-            raise CorruptImage(name, reason(error)) from error
-        image = image_tensor(sample[0], name, self.data.resolution, self.data.image_channels)
-        return image, operator.index(sample[1]) if self.data.num_classes else 0
-
-    def fingerprint(self) -> Fingerprint:
-        """Return a digest of paths, classes or pixels."""
-        return of_attributes(self.source, len(self), os.path.expanduser(str(self.data.root)))
-
-
-def build_torchvision(data: Data) -> TorchvisionImages:
+def build_torchvision(data: Data) -> OutsideImages:
     """Open a class of torchvision.datasets in ``data.root``, without downloading.
 
     Split arguments (``train``, ``split``) keep torchvision's defaults, the training split wherever there is one.
@@ -79,7 +49,7 @@ def build_torchvision(data: Data) -> TorchvisionImages:
         remedy = f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them"
         raise UserError("data.root", data.root, problem, remedy) from error
     _check_torchvision(source, data)
-    return TorchvisionImages(source, data)
+    return OutsideImages(source, data, f"{data.dataset} in {data.root}")
 
 
 def _torchvision_classes() -> dict[str, Any]:

@@ -6,6 +6,7 @@ Shapes: C channels, R pixels a side; H and W pixels of an image as the data set 
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,17 @@ _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, 
 
 
 class OutsideImages(ImageDataset):
-    """A data set of the user's own, with its images cropped, resized and converted like those of a folder."""
+    """A data set of other code, with its images cropped, resized and converted like those of a folder."""
 
-    def __init__(self, source: Any, data: Data) -> None:
-        self.source, self.data = source, data
+    def __init__(self, source: Any, data: Data, name: str) -> None:
+        self.source, self.data, self.name = source, data, name
         self.in_memory = bool(getattr(source, "in_memory", False))
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        name = f"image {index} of {self.data.kind}"
+        name = f"image {index} of {self.name}"
         try:
             sample = self.source[index]
         except CorruptImage:
@@ -52,7 +53,7 @@ class OutsideImages(ImageDataset):
 
     def fingerprint(self) -> Fingerprint:
         """Return a digest of the attributes with an item for each image."""
-        return of_attributes(self.source, len(self), str(self.data.root))
+        return of_attributes(self.source, len(self), os.path.expanduser(str(self.data.root)))
 
     def _converted(self, image: Any, name: str) -> Tensor:
         size, channels = self.data.resolution, self.data.image_channels
@@ -80,7 +81,7 @@ def build_outside(data: Data) -> OutsideImages:
     if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
         raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
     _check_sample(source, data)
-    return OutsideImages(source, data)
+    return OutsideImages(source, data, data.kind)
 
 
 def _check_sample(source: Any, data: Data) -> None:

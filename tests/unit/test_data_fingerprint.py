@@ -16,7 +16,7 @@ from PIL import Image
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.fingerprint import STAT_FILES, Fingerprint, some_of
-from bigsgan.data.from_torchvision import TorchvisionImages
+from bigsgan.data.outside import OutsideImages
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.training import build
 
@@ -138,7 +138,7 @@ class Listed:
 def test_another_order_of_torchvisions_names_counts():
     def of(root, names, pixels=None):
         data = Data(kind="torchvision", dataset="Omniglot", root=root)
-        return TorchvisionImages(Listed(root, names, pixels), data).fingerprint()
+        return OutsideImages(Listed(root, names, pixels), data, "Omniglot").fingerprint()
 
     first = of("/here", ["a.png", "b.png"])
     assert first.difference(of("/there", ["a.png", "b.png"])) is None
