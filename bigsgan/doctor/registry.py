@@ -25,7 +25,6 @@ CHECKS = (
     Check("environment.alike", "all ranks have the same packages and recipe", 0.2, "same_hosts:same_files", ("ranks",)),
     Check("environment.versions", "Python, torch and deepspeed are supported", 0.1, "versions:versions"),
     Check("environment.devices", "each rank has a GPU that computes, with its memory free", 2, "devices:devices"),
-    Check("environment.builds", "no killed build blocks the compilation of ops", 2, "builds:stale_locks"),
     Check("environment.compilers", "what the recipe compiles can be compiled", 3, "recipes:compilers", ("config",)),
     Check("environment.room", "checkpoints of the recipe fit on the disk", 1, "recipes:room", ("config",)),
     Check("arithmetic.float64", "gradients in float32 agree with float64", 5, "arithmetic:float64", ("group",)),

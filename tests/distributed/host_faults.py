@@ -8,30 +8,15 @@ import os
 import resource
 import shutil
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from bigsgan.doctor import host, same_hosts, storage, versions
-from bigsgan.engines.deepspeed import native_ops
 from bigsgan.runtime import comm
 
 FAULTY = 1
-
-
-@contextmanager
-def lock_of_a_killed_build():
-    """In this rank's own directory of builds, an hour old."""
-    with tempfile.TemporaryDirectory() as directory, mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=directory):
-        lock = Path(directory, "cpu_adam", "lock")
-        lock.parent.mkdir()
-        if comm.rank() == FAULTY:
-            lock.touch()
-            os.utime(lock, (time.time() - 3600,) * 2)
-        with mock.patch.object(native_ops, "_FILE_IS_LOCK", True):
-            yield
 
 
 def locks_that_keep_nobody_out():

@@ -30,7 +30,6 @@ FOUND = [  # fault, check, what it says
     ("stale_statistic", "layouts.zero", "norm1.statistics.running_mean differs between ranks 0 and 1"),
     ("stale_power_iteration", "layouts.zero", "differs between ranks 0 and 1"),
     # Of one rank's host; see host_faults.py.
-    ("lock_of_a_killed_build", "environment.builds", "rank 1 on {host}: a killed build left "),
     (
         "locks_that_keep_nobody_out",
         "environment.locks",

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ import torch
 
 from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.data import Data
-from bigsgan.doctor import builds, devices, host, same_hosts, versions
-from bigsgan.engines.deepspeed import native_ops
+from bigsgan.doctor import devices, host, same_hosts, versions
 from bigsgan.errors import UserError
 from bigsgan.runtime import gpus
 from tests import REPOSITORY
@@ -141,26 +139,6 @@ def test_the_oldest_versions_are_those_of_the_package():
     assert f'requires-python = ">={versions.OLDEST["Python"]},' in text
     assert f'"torch>={versions.OLDEST["torch"]}"' in text
     assert f'"deepspeed>={versions.OLDEST["deepspeed"]},' in text
-
-
-def test_a_lock_of_a_killed_build(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", True)
-    op = tmp_path / "cpu_adam"
-    op.mkdir()
-    assert alone(builds.stale_locks).status == "pass"
-    (op / "lock").touch()
-    assert alone(builds.stale_locks).status == "pass"  # a build that begins
-    long_ago = time.time() - 2 * native_ops.GRACE_SECONDS
-    os.utime(op / "lock", (long_ago, long_ago))
-    found = alone(builds.stale_locks)
-    assert (found.status, found.said) == ("fail", f"a killed build left {op / 'lock'} behind")
-    assert found.remedy.endswith(f"rm {op / 'lock'}")
-    with subprocess.Popen(["sleep", "60"], cwd=op) as builder:
-        assert alone(builds.stale_locks).status == "pass"
-        builder.kill()
-    monkeypatch.setattr(native_ops, "_FILE_IS_LOCK", False)
-    assert alone(builds.stale_locks).status == "pass"
 
 
 def test_gpus_that_torch_cannot_use(monkeypatch, tmp_path):

@@ -136,23 +136,6 @@ def needs_cpu_adam(file: DeepSpeedFile) -> bool:
     return file.offload_optimizer != "none" and bool(file.content.get("zero_force_ds_cpu_optimizer", False))
 
 
-def build_directories() -> list[Path]:
-    """Return the directories of all ops whose build began on this machine."""
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")  # unless it is set, torch adds a directory for its version
-    root = Path(given or cpp_extension.get_default_build_root())
-    return sorted(path for path in root.glob("*" if given else "*/*") if path.is_dir())
-
-
-def is_left_behind(build_directory: Path) -> bool:
-    """Whether the lock in a build directory is that of a killed build; every run would wait for it."""
-    lock = build_directory / "lock"
-    try:
-        age = time.time() - lock.stat().st_mtime
-    except FileNotFoundError:
-        return False
-    return _FILE_IS_LOCK and age > GRACE_SECONDS and not _is_building(build_directory)
-
-
 def _build(op: Op, needed: bool) -> None:
     """Let the first rank of each host that needs the ops build them; all ranks wait. Every rank calls this."""
     wait_for_all = comm.patient_barrier()
