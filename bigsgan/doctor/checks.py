@@ -11,13 +11,12 @@ from typing import Any, Literal, Protocol
 from bigsgan.config import RunPlan
 
 Status = Literal["pass", "fail", "not applicable"]
-Need = Literal["config", "run", "ranks", "hosts", "gpu", "group", "only"]
+Need = Literal["config", "run", "ranks", "gpu", "group", "only"]
 
 NEEDS: dict[Need, str] = {
     "config": "--config",
     "run": "--run",
     "ranks": "several ranks",
-    "hosts": "several hosts",
     "gpu": "a GPU",
     "group": "the ranks' connection",
     "only": "its name after --only",

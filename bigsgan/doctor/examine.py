@@ -79,7 +79,6 @@ class Examiner:
             "config": self.subject.plan is not None,
             "run": self.subject.run is not None,
             "ranks": self.subject.ranks.size > 1,
-            "hosts": len(set(self.subject.ranks.hosts)) > 1,
         }
         for need in needs:
             if not present.get(need, True):

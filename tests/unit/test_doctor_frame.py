@@ -237,7 +237,6 @@ def test_what_lacks_is_said():
     for need, flag in (("config", "--config"), ("run", "--run")):
         assert examiner._lacking([need]) == f"needs {flag}"
     assert examiner._lacking(["ranks"]) == "needs several ranks"
-    assert examiner._lacking(["hosts"]) == "needs several hosts"
 
 
 def test_a_gpu_that_runs_do_not_use_lacks(monkeypatch):
