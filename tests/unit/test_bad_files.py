@@ -19,35 +19,10 @@ pytestmark = pytest.mark.usefixtures("beside_a_recipe")
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "empty": ("", ("out", "must be given", "add it to the recipe")),
     "a key is missing": (RECIPE.replace("ema:", "# "), ("ema", "must be given", "add it to the recipe")),
-    "a key is misspelt": (RECIPE.replace("batch:", "bathc:"), ("bathc", "unknown key", "did you mean batch?")),
-    "a key stands twice": (
-        RECIPE + "seed: 1\nseed: 2\n",
-        ("bad.yaml", "must be valid YAML: duplicate key 'seed' (line 16, column 1)", "fix that line"),
-    ),
-    "a list": ("- out: run\n", ("bad.yaml", "must be a mapping, got [{'out': 'run'}]", "write `key: value` lines")),
-    "no YAML": ("out: [\n", ("bad.yaml", "must be valid YAML: expected the node content, but found", "fix that line")),
-    "a recursive anchor": (
-        RECIPE + "engines: &e {generator: *e}\n",
-        ("bad.yaml", "must be valid YAML: an anchor holds an alias of itself (line", "fix that line"),
-    ),
-    "an alias bomb": (
-        RECIPE + BOMB,
-        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
-    ),
-    "an alias bomb as a key": (
-        RECIPE + BOMB + "? *a29\n: 1\n",
-        ("bad.yaml", "it holds more than 10000 values, aliases counted each time", "fix that line"),
-    ),
-    "a mapping that is a list": (
-        "data: !!map [1, 2]\n",
-        ("bad.yaml", "must be valid YAML: !!map must tag a mapping (line 1, column", "fix that line"),
-    ),
-    "a number that is a list": (
-        "batch: !!int [1, 2]\n",
-        ("bad.yaml", "expected a scalar node, but found seq", "fix that line"),
-    ),
-    "a number that is a mapping": ("batch: !!float {a: b}\n", ("bad.yaml", "expected a scalar node", "fix that line")),
-    "true that is a list": ("batch: !!bool [true]\n", ("bad.yaml", "expected a scalar node", "fix that line")),
+    "a recursive anchor": (RECIPE + "engines: &e {generator: *e}\n", ("bad.yaml", "must be valid", "fix that line")),
+    "an alias bomb": (RECIPE + BOMB, ("bad.yaml", "it holds more than 10000 values, aliases counted", "fix that line")),
+    "a mapping that is a list": ("data: !!map [1, 2]\n", ("bad.yaml", "must be valid YAML: !!map", "fix that line")),
+    "a number that is a list": ("batch: !!int [1, 2]\n", ("bad.yaml", "expected a scalar node, but", "fix that line")),
     "a large file": ("# " + "x" * 300_000 + "\n", ("--config", "larger than 256 KiB", "give a readable text file")),
     "a large key": ("k" * 500 + ": 1\n", ("k" * 400 + "...", "unknown key", "the keys of this section are")),
 }
@@ -55,38 +30,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 DEEPSPEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "not JSON": ("{'stage': 1}", ("engines.generator.ds_config", "must be valid JSON, got", "fix the file")),
-    "optimizer": (
-        {"optimizer": {"type": "OneBitAdam"}},
-        ("{path}: optimizer.type", "is removed from DeepSpeed 0.19.8", "use optimizer.gen"),
-    ),
-    "batch": (
-        {"train_batch_size": 32},
-        ("{path}: train_batch_size", "must be 64, as in the recipe, got 32 (named by", "the recipe's batch"),
-    ),
-    "clipping": (
-        {"gradient_clipping": 1.0},
-        ("{path}: gradient_clipping", "must be 0.0, as in the recipe, got 1.0 (named by", "clip_norm"),
-    ),
-    "misspelt": (
-        {"zero_optimisation": {}},
-        ("{path}: zero_optimisation", "unknown key", "did you mean zero_optimization?"),
-    ),
-    "stage": (
-        {"zero_optimization": {"stage": 7}},
-        ("{path}: zero_optimization.stage", "must be 0, 1, 2 or 3, got 7", "choose one of these"),
-    ),
-    "fp16": (
-        {"fp16": {"enabled": True}},
-        ("{path}: fp16.enabled", "must be false at ZeRO 0, got true (DeepSpeed 0.19 does", "stage to 1"),
-    ),
-    "offload": (
-        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-        (
-            "{path}: zero_optimization.offload_param.device",
-            "must be none at ZeRO 2, got 'cpu'",
-            "zero_optimization.stage to 3",
-        ),
-    ),
+    "clipping": ({"gradient_clipping": 1.0}, ("{path}: gradient_clipping", "must be 0.0, as in the", "clip_norm")),
 }
 
 

@@ -120,13 +120,6 @@ def test_what_deepspeed_reduces_itself_is_not_replayed(stock, tmp_path, monkeypa
     compile_checks.check_cuda_graphs(of_generator, "discriminator")
 
 
-def test_the_switch_for_stock_deepspeed_names_its_values(tmp_path):
-    with pytest.raises(UserError) as caught:
-        tiny_plan(tmp_path, 1, ["engines.stock_deepspeed=true"], {})
-    assert caught.value.field == "engines.stock_deepspeed"
-    assert caught.value.problem == "must be 'neither', 'generator', 'discriminator' or 'both'"
-
-
 def test_gradients_of_another_type_are_not_replayed(tmp_path):
     ds = zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
     with pytest.raises(

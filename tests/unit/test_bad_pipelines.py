@@ -36,26 +36,10 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         )
         for name in ("r1", "r2")
     },
-    "fp16 at ZeRO 0": (
-        ["engines.generator.ds_config=fp16.json"],
-        (
-            "{directory}/fp16.json: fp16.enabled",
-            "must be false at ZeRO 0, got true (DeepSpeed 0.19 does",
-            "zero_optimization.stage to 1",
-        ),
-    ),
     "DeepSpeed's timers": (
         ["engines.generator.ds_config=timers.json"],
         (
             "{directory}/timers.json: wall_clock_breakdown",
-            "must be false with pipeline_stages, got true",
-            "pipeline_trace.json",
-        ),
-    ),
-    "DeepSpeed's profiler": (
-        ["engines.generator.ds_config=profiler.json"],
-        (
-            "{directory}/profiler.json: flops_profiler.enabled",
             "must be false with pipeline_stages, got true",
             "pipeline_trace.json",
         ),
@@ -67,10 +51,6 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
             "must be bf16 at ZeRO 0, got 'fp32'",
             "stage to 1",
         ),
-    ),
-    "a batch for more replicas": (
-        ["batch=9", "accumulation=2"],
-        ("batch", "must be a multiple of 2, got 9 (2 micro-batches on 1 rank ", "batch=10"),
     ),
 }
 
@@ -110,25 +90,15 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
     assert cli.main(["train", "--config", "recipe.yaml", "--dry-run", STAGES[0], "objective.r1={weight: 1}"]) == 0
 
 
-def test_a_plan_is_of_some_ranks(capsys):
-    arguments = ["plan", "--config", "recipe.yaml", "--pipeline", "--gpus", "0"]
-    check(capsys, arguments, "--gpus", "must be 1 to 1048576, got 0", "give a number in this range")
-
-
 @pytest.mark.parametrize(
     "options, field, problem, remedy",
     [
         (["--gpu-memory", "1e-300"], "--gpu-memory", "must be at least 0.000976562", "give a size in GiB, such as 80"),
         (["--gpu-memory", "80", "--host-memory", "1e-300"], "--host-memory", "must be at least 0.000976562", "give a"),
         (["--gpu-memory", "0"], "--gpu-memory", "must be a positive size in GiB, got 0.0", "give a number such as 80"),
-        (["--gpu-memory", "-80"], "--gpu-memory", "must be a positive size in GiB, got -80.0", "give a number such as"),
-        (["--gpu-memory", "nan"], "--gpu-memory", "must be a positive size in GiB, got nan", "give a number such as"),
         (["--gpu-memory", "inf"], "--gpu-memory", "must be a positive size in GiB, got inf", "give a number such as"),
-        (["--gpu-memory", "much"], "--gpu-memory", "must be a number, got 'much'", "write a number such as 1"),
         (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "must be 1 to 1048576, got 0", "give a number in this range"),
         (["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"], "--nodes", "must divide the number", "give a divisor"),
-        (["--gpu-memory", "80", "--nodes", "0"], "--nodes", "must divide the number of GPUs", "give a divisor of 1"),
-        (["--gpu-memory", "80", "--host-memory", "0"], "--host-memory", "must be a positive size in", "give a number"),
         (["--gpu-memory", "80", "--pipeline"], "--pipeline", "cannot be combined with --gpu-memory", "give only one"),
         (["--nodes", "2"], "--nodes", "needs --gpu-memory", "add --gpu-memory 80"),
         (["engines.generator.ranks=1"], "--gpus", "must be given with engines.*.ranks", "add --gpus 8"),

@@ -181,13 +181,6 @@ def test_what_the_recipe_owns_names_its_key(tmp_path, key):
         assert key not in read(tmp_path, {key: off}).content
 
 
-def test_sections_whose_features_are_all_off_ask_for_nothing(tmp_path):
-    off = {"partition_activations": False, "cpu_checkpointing": False, "number_checkpoints": None, "profile": False}
-    assert read(tmp_path, {"activation_checkpointing": off}).content == {}
-    with pytest.raises(UserError):
-        read(tmp_path, {"activation_checkpointing": {**off, "number_checkpoints": 4}})
-
-
 @pytest.mark.parametrize("key, shown", [("sequence_parallel_size", "{}"), ("tensor_parallel", '{{"autotp_size": {}}}')])
 def test_one_rank_is_not_parallel(tmp_path, key, shown):
     assert read(tmp_path, {key: json.loads(shown.format(1))}).content == {}
@@ -227,16 +220,6 @@ def test_every_key_that_deepspeed_reads_is_known():
     assert content.seen >= {"zero_optimization", "autotuning", "tensor_parallel", "elasticity", "steps_per_print"}
     assert not FILE.keys.keys() & top
     assert {name for name in TAKEN if "." not in name} <= FILE.keys.keys()
-
-
-def test_the_line_is_printed_once_for_both_networks(tmp_path, capsys):
-    tiny_recipe(tmp_path)
-    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": AUTO_ADAM}))
-    command = ["train", "--config", str(tmp_path / "tiny.yaml"), "--dry-run"]
-    assert cli.main([*command, "--deepspeed_config", str(tmp_path / "ds.json")]) == 0
-    assert capsys.readouterr().err == (
-        f"{tmp_path}/ds.json: the recipe, or `bigsgan export`, decides instead of optimizer\n"
-    )
 
 
 @pytest.mark.parametrize("option", [["--autotuning", "run"], ["--autotuning"], ["--deepspeed_config", "experiment"]])

@@ -49,12 +49,6 @@ def test_stage_precision_and_offload(tmp_path):
     assert read(tmp_path, {"bf16": {"enabled": True}}).precision == "bf16"
 
 
-def test_nvme_is_seen(tmp_path):
-    device = {"device": "nvme", "nvme_path": "/nvme"}
-    assert read(tmp_path, {"zero_optimization": {"stage": 3, "offload_optimizer": device}}).uses_nvme
-    assert not read(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}).uses_nvme
-
-
 def test_parameters_in_host_memory_have_no_keys_of_nvme(tmp_path):
     for key, value in {"nvme_path": "/x", "buffer_count": 6, "buffer_size": 1e9, "max_in_cpu": 0}.items():
         with pytest.raises(UserError, match=rf"offload_param\.{key}: must be unset with device cpu, got "):
@@ -135,66 +129,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "list": ([1], "engines.generator.ds_config: must be a JSON object, got"),
     "optimizer is text": ({"optimizer": "Adam"}, "optimizer: must be an object, got 'Adam'; fix it, or"),
     "tensorboard": ({"tensorboard": {"enabled": True}}, "the recipe owns it; remove it and use monitor"),
-    "autocast": (
-        {"torch_autocast": {"enabled": True}},
-        "torch_autocast: must be unset, as the recipe owns it; remove it and use",
-    ),
     "batch": ({"train_batch_size": 32}, "train_batch_size: must be 64, as in the recipe, got 32 (named by"),
-    "micro batch": (
-        {"train_micro_batch_size_per_gpu": 64},
-        "train_micro_batch_size_per_gpu: must be 16, as in the recipe, got 64 (named",
-    ),
-    "accumulation": (
-        {"gradient_accumulation_steps": 1},
-        "gradient_accumulation_steps: must be 2, as in the recipe, got 1 (named by",
-    ),
-    "clipping": ({"gradient_clipping": 1.0}, "gradient_clipping: must be 0.0, as in the recipe, got 1.0 (named by"),
-    "text for a batch": (
-        {"train_batch_size": "64"},
-        "train_batch_size: must be 64, as in the recipe, got '64' (named by",
-    ),
-    "null for a batch": ({"train_batch_size": None}, "train_batch_size: must be 64, as in the recipe"),
+    "text for a batch": ({"train_batch_size": "64"}, "train_batch_size: must be 64, as in the recipe, got '64' (named"),
     "misspelt": ({"zero_optimisation": {}}, "zero_optimisation: unknown key; did you mean zero_optimization?"),
-    "misspelt batch": ({"train_batchsize": 64}, "did you mean train_batch_size?"),
     "old name": ({"bfloat16": {"enabled": True}}, "bfloat16: is the old name of bf16; rename it to bf16"),
     "zero is a number": ({"zero_optimization": 2}, 'zero_optimization: must be an object, got 2; write {"stage": 1}'),
-    "stage": (
-        {"zero_optimization": {"stage": 4}},
-        "zero_optimization.stage: must be 0, 1, 2 or 3, got 4; choose one of these",
-    ),
-    "stage is true": (
-        {"zero_optimization": {"stage": True}},
-        "zero_optimization.stage: must be 0, 1, 2 or 3, got true; choose one of these",
-    ),
-    "stage is text": (
-        {"zero_optimization": {"stage": "2"}},
-        "zero_optimization.stage: must be 0, 1, 2 or 3, got '2'; choose one of these",
-    ),
-    "stage is a float": (
-        {"zero_optimization": {"stage": 2.0}},
-        "zero_optimization.stage: must be 0, 1, 2 or 3, got 2.0; choose one of these",
-    ),
+    "stage": ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: must be 0, 1, 2 or 3, got 4; choose one"),
+    "stage is a float": ({"zero_optimization": {"stage": 2.0}}, "zero_optimization.stage: must be 0, 1, 2 or 3, got"),
     "bf16 is true": ({"bf16": True}, 'bf16: must be an object, got true; write {"enabled": true}'),
-    "enabled is text": (
-        {"fp16": {"enabled": "yes"}},
-        "fp16.enabled: must be true or false, got 'yes'; write true or false",
-    ),
-    "both": (
-        {"bf16": {"enabled": True}, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}},
-        "fp16.enabled: must be false with bf16.enabled, got true; enable only one of",
-    ),
-    "fp16 at ZeRO 0": (
-        {"fp16": {"enabled": True}},
-        "fp16.enabled: must be false at ZeRO 0, got true (DeepSpeed 0.19 does",
-    ),
+    "enabled is text": ({"fp16": {"enabled": "yes"}}, "fp16.enabled: must be true or false, got 'yes'; write true or"),
+    "both": ({"bf16": {"enabled": True}, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "fp16.enabled"),
+    "fp16 at ZeRO 0": ({"fp16": {"enabled": True}}, "fp16.enabled: must be false at ZeRO 0, got true (DeepSpeed 0.19"),
     "bf16 masters": (
         {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
         "bf16.bf16_master_weights_and_grads: is not supported; remove it: the EMA",
     ),
-    "cpu_offload": (
-        {"zero_optimization": {"stage": 2, "cpu_offload": True}},
-        'zero_optimization.cpu_offload: is not supported; write "offload_optimizer":',
-    ),
+    "cpu_offload": ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "zero_optimization.cpu_offload: is not"),
     "part of an offload": (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
         "zero_optimization.offload_optimizer.ratio: must be 1, got 0.5 (DeepSpeed",
@@ -214,10 +164,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parameters on nvme": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
         "zero_optimization.offload_param.device: must be none or cpu, got 'nvme'",
-    ),
-    "offload is text": (
-        {"zero_optimization": {"stage": 3, "offload_param": "nvme"}},
-        "zero_optimization.offload_param: must be an object, got 'nvme'; write",
     ),
     "device": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},

@@ -34,18 +34,12 @@ def terms(tmp_path, section, *overrides):
     [
         ("diversity'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("Largest', network: discriminator", "has a method means that returns no mean over samples"),
-        ("LargestBesideMore', network: discriminator", "has a method means that returns no mean over samples"),
         ("Several'", "must return a tensor of floats of one shape from its method means, returns [tensor("),
-        ("noisy'", "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
-        ("without_gradient'", "has no gradient"),
         ("of_reals'", "has no gradient"),  # of G's: the images are not its own
-        ("of_two'", "fails for one random sample: IndexError"),
-        ("of_both'", "must read images, logits or gradients, not several"),
         ("of_gradients_and_logits', network: discriminator", "must read images, logits or gradients, not several"),
         ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
-        ("Wing', network: discriminator, arguments: {width: 1.0}", "cannot be called: its call takes images"),
         ("broken'", "fails for random samples: RuntimeError: shape '[-1, 7]' is invalid"),
         ("Features', arguments: {channels: 3}", "fails for random samples: RuntimeError: Given groups=1"),
     ],
@@ -145,7 +139,6 @@ def test_a_lazy_term_of_images_counts_so_many_times(tmp_path):
     [
         ("hing", "objective.loss: must be 'hinge', .* or 'relativistic' or a section, got 'hing'; did you mean hinge?"),
         ("{use: 'a:b', pair: true}", "objective.loss.pair: unknown key; did you mean objective.loss.pairs?"),
-        ("{use: nonsense}", "objective.loss.use: must be package.module:attribute, got 'nonsense'"),
         ("{pairs: true}", "objective.loss.use: must be given"),
         ("3", "objective.loss: must be 'hinge', .* or a section, got 3; choose one of these"),
     ],

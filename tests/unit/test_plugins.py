@@ -61,20 +61,9 @@ def test_a_name_leads_to_a_class_or_function(outside):
     "name, text",
     [
         ("parts.own", "must have the form package.module:attribute, got 'parts.own'"),
-        ("parts.own:", "must have the form package.module:attribute, got 'parts.own:'; write package.module:attribute"),
-        ("../parts:a", "must have the form package.module:attribute"),
-        (
-            "missing.own:Faces",
-            r"cannot be imported \(ModuleNotFoundError: No module named 'missing'.*; install its pac",
-        ),
-        (
-            "parts.other:Faces",
-            r"cannot be imported \(ModuleNotFoundError: No module named 'parts.other'.*; install its",
-        ),
-        (
-            "parts.broken:a",
-            r"cannot be imported \(ModuleNotFoundError: .*nothing_of_this_name.*broken.py:1\)\); fix pa",
-        ),
+        ("missing.own:Faces", r"cannot be imported \(ModuleNotFoundError: No module named 'missing'.*; install its"),
+        ("parts.other:Faces", r"cannot be imported \(ModuleNotFoundError: No module named 'parts.other'.*; install"),
+        ("parts.broken:a", r"cannot be imported \(ModuleNotFoundError: .*nothing_of_this_name.*broken.py:1\)\); fix"),
         ("parts.ends:a", r"cannot be imported \(SystemExit: 3 \(ends.py:1\)\); fix parts.ends"),
         ("parts.own:Face", "is not in parts.own, which has no Face; did you mean Faces?"),
         ("parts.own:NUMBER", r"cannot be called \(it is of type int\); give the name of a class or function"),
@@ -101,11 +90,7 @@ def test_the_signature_is_the_section(outside):
         ("Faces", {}, r"data.arguments.size: must be given \(parts.own:Faces needs it\); add it to the recipe"),
         ("Faces", {"size": 1, "widht": 2}, "data.arguments.widht: unknown key; did you mean width?"),
         ("Faces", {"size": 1, "zzz": 2}, "zzz: unknown key; the arguments of parts.own:Faces are size, width$"),
-        (
-            "Faces",
-            {"size": 1, "resolution": 4},
-            r"resolution: must be left out, got 4 \(it follows from the recipe's ot",
-        ),
+        ("Faces", {"size": 1, "resolution": 4}, r"resolution: must be left out, got 4 \(it follows from the recipe's"),
         ("fails", {"a": 1}, "data.arguments.a: unknown key; parts.own:fails takes none"),
         ("positional", {}, "data.arguments.size: cannot be given: parts.own:positional takes it by its place alone"),
         ("fails", {}, r"data.kind: 'parts.own:fails' fails: ZeroDivisionError: division by zero \(own.py:8\); fix its"),
@@ -176,19 +161,12 @@ def test_entry_points_are_listed_and_named(installed, capsys):
     "changes, text",
     [
         ({"data": {"kind": "face"}}, r"^data.kind: must be 'digits', .* or package.module:attribute, got 'face'; "),
-        ({"data": {"kind": "digit"}}, r"^data.kind: must be 'digits', .*; did you mean digits\?"),
         ({"data": {"arguments": {"a": 1}}}, r"^data.arguments: must be unset with data.kind=digits, got \{'a': 1\}"),
         ({"callbacks": ["told"]}, r"^callbacks.0.*: must be package.module:attribute, got 'told'"),
         ({"callbacks": [{"use": "a:b", "argument": {}}]}, r"^callbacks.0.argument: unknown key; did you mean callba"),
         ({"metrics": ["sharp10"]}, r"^metrics.names: must be one of fid, .* images, or package.module:attribute, got"),
-        (
-            {"metrics": ["a:M", "b:M"]},
-            r"^metrics.names: 'b:M' has values of the same name as those of a:M \(metrics/M\)",
-        ),
-        (
-            {"metrics": {"names": ["a:M"], "every_nimg": 8, "arguments": {"b:M": {}}}},
-            r"^metrics.arguments: must be a name of your own code in metrics.names, got 'b:M'",
-        ),
+        ({"metrics": ["a:M", "b:M"]}, r"^metrics.names: 'b:M' has values of the same name as those of a:M"),
+        ({"metrics": {"names": ["a:M"], "every_nimg": 8, "arguments": {"b:M": {}}}}, r"^metrics.arguments: must be a"),
     ],
 )
 def test_bad_names_in_a_recipe(outside, changes, text):

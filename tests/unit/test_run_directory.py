@@ -18,7 +18,6 @@ from bigsgan.config.run_directory import (
     flat,
     read_saved_recipe,
     refuse_foreign_metrics,
-    refuse_output,
     write_recipe,
 )
 from bigsgan.config.run_plan import plan_run
@@ -32,36 +31,24 @@ from tests.tiny import tiny_recipe
 FREE = {
     "total_nimg=2000000",
     "report_nimg=5",
-    "sample_nimg=5",
-    "checkpoint_nimg=5",
     "checkpoints.keep=9",
     "checkpoints.keep_best={metric: fid}",
     "engines.generator.pipeline_stages=2",
     "data.root=/elsewhere",
     "data.num_workers=0",
-    "data.prefetch=9",
     "data.max_corrupt=0",
-    "data.max_ignored=0",
     "engines.generator.ds_config=ds_configs/zero1.json",
     "engines.discriminator.activation_checkpointing=true",
 }
 
 FIXED = {
-    "seed=99": r"seed: must be \d+, as in the run '",
     "batch=64": r"batch: must be \d+, as in the run '",
-    "accumulation=2": "accumulation: must be 1, as in the run '",
     "data.kind=synthetic": "data.kind: must be 'digits', as in the run '",
-    "data.horizontal_flip=true": "data.horizontal_flip: must be false, as in the run '",
     "generator.channels=12": r"generator.channels: must be \d+, as in the run '",
     "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run '",
-    "optimizer.generator.betas=[0.5, 0.9]": r"optimizer.generator.betas: must be \[0.0, 0.999\], as in the run '",
-    "optimizer.discriminator.clip_norm=1": "optimizer.discriminator.clip_norm: must be unset, as in the run '",
     "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
     "objective.schedule=overlapped": "objective.schedule: must be 'exact', as in the run '",
-    "objective.schedule=generator_first": "objective.schedule: must be 'exact', as in the run '",
-    "engines.generator.accumulation=2": "engines.generator.accumulation: must be unset, as in the run '",
     "ema.power={snapshot_nimg: 8}": "ema.power.widths: must be unset, as in the run '",
-    "ema.half_life_nimg=17": r"ema.half_life_nimg: must be \d+, as in the run '",
 }
 
 
@@ -165,11 +152,6 @@ def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
         compare(saved, tiny_recipe(tmp_path, "generator.channels=3"), ["generator.channels"])
 
 
-def test_taking_a_section_away_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"^objective.r1.antithetic: must be false, as in the run '"):
-        compare(tiny_recipe(tmp_path, "objective.r1.weight=1"), tiny_recipe(tmp_path))
-
-
 def test_a_run_may_be_moved(tmp_path):
     recipe = tiny_recipe(tmp_path)
     assert compare(recipe, recipe.model_copy(update={"out": "elsewhere"})) == [f"out: {recipe.out!r} -> 'elsewhere'"]
@@ -207,18 +189,6 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
         read_saved_recipe(tmp_path)
     assert caught.value.field == str(tmp_path / "config.yaml")
     assert "must be a valid recipe (service: unknown key; " in str(caught.value)
-
-
-def test_outputs_that_cannot_be_written_are_refused_beforehand(tmp_path):
-    refuse_output(tmp_path / "new.png")
-    with pytest.raises(
-        UserError, match=r"^--out: must be a file, got '.*' \(it is a directory\); give the path of a file in it"
-    ):
-        refuse_output(tmp_path)
-    with pytest.raises(
-        UserError, match=r"^--out: must lie in a directory, got '.*' \(that directory does not exist\); make"
-    ):
-        refuse_output(tmp_path / "missing" / "new.png")
 
 
 def test_the_shape_of_what_networks_see_stays(tmp_path):
