@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from bigsgan import cli, shipped
 from bigsgan.doctor import registry
 from tests import REPOSITORY
 from tests.distributed import agreement
 from tests.gpu import __main__ as checks
-from tests.gpu import kernels, variants
 from tests.gpu.__main__ import CHECKS, Check
 
 PYTHON = [sys.executable, "-c"]
@@ -54,45 +51,6 @@ def test_what_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     assert "most recent call first" in (tmp_path / "out" / "slow.log").read_text()  # of stacks
     assert checks.main(["--only", "good,shared", "--out", str(tmp_path / "out")]) == 0
     assert checks.main(["--only", "unknown"]) == 2
-
-
-@pytest.mark.slow
-def test_tests_share_the_gpu_and_measurements_do_not(tmp_path, monkeypatch, capsys):
-    """Each writes when it began and ended; what is not a test is alone, and has all threads."""
-    code = "import os, time; begin = time.time(); time.sleep(1); "
-    code += "print(os.environ.get('OMP_NUM_THREADS'), begin, time.time())"
-    words = {"first": ["pytest"], "measured": [], "second": ["pytest"], "measured too": []}
-    monkeypatch.setattr(checks, "CHECKS", [Check(name, "", 60, [*PYTHON, code, *more]) for name, more in words.items()])
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert checks.main(["--jobs", "2", "--out", str(tmp_path)]) == 0
-    spans = {}
-    for name in words:
-        *_, threads, begin, end = (tmp_path / f"{name.replace(' ', '_')}.log").read_text().split()
-        assert threads == ("None" if "measured" in name else str(max(1, len(os.sched_getaffinity(0)) // 2)))
-        spans[name] = float(begin), float(end)
-    assert "first: " in capsys.readouterr().out
-    assert max(spans[name][0] for name in ("first", "second")) < min(spans[name][1] for name in ("first", "second"))
-    assert max(spans[name][1] for name in ("first", "second")) < spans["measured"][0]
-    assert spans["measured"][1] < spans["measured too"][0]
-    with pytest.raises(SystemExit, match="2"):
-        checks.main(["--jobs", "0"])
-
-
-@pytest.mark.slow
-def test_benches_take_their_options(capsys):
-    """As far as they can be checked without a GPU: what they are asked is a recipe and variants that there are."""
-    for check in CHECKS:
-        if "bench" in check.command:
-            words = check.command[check.command.index("bench") + 2 :]
-            overrides = [word for word in words if "=" in word]
-            config = words[words.index("--config") + 1]
-            assert cli.main(["train", "--dry-run", "--config", config, *overrides]) == 0
-            variants = words[words.index("--variants") + 1]
-            help_text = subprocess.run(
-                [sys.executable, "-m", "bigsgan", "bench", "train", "--help"], capture_output=True, text=True
-            ).stdout.replace("\n", " ")
-            for name in variants.replace("+", ",").split(","):
-                assert name in help_text
 
 
 COLLECT = """
@@ -152,52 +110,3 @@ def test_the_doctor_takes_its_options(check, capsys):
     assert words[0] == "--only"
     assert words[1] in [each.name for each in registry.CHECKS]
     assert cli.main(["train", "--dry-run", *words[2:]]) == 0
-
-
-def test_times_of_variants_are_printed(capsys):
-    """On a CPU of small shapes, and attention as it is in float32 but for bf16's roundings."""
-    assert variants.main() == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert "bfloat16" in first
-    times = [re.fullmatch(r"Convolution(.*): ([.0-9]+) without cudnn.benchmark, ([.0-9]+) with it", x) for x in lines]
-    assert len([each for each in times if each and min(map(float, each.groups()[1:])) > 0]) == 2
-    attention = [re.fullmatch(r"Attention(.*), (written out|flash): ([.0-9]+), (.*) off", line) for line in lines]
-    assert [each[2] for each in attention if each and float(each[3]) > 0 and 1e-4 < float(each[4]) < 1e-2] == [
-        "written out", "flash",
-    ]  # fmt: skip
-    assert sum("efficient: not here" in line for line in lines) == 1
-
-
-def test_times_of_kernels_are_printed(capsys):
-    """On a CPU both are torch's operations."""
-    kernels.each_kernel(2, 8, 4, torch.device("cpu"))
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("(2, 8, 4, 4): copy ")
-    times = [re.fullmatch(r"  .*: torch (.*), kernel (.*); backward: torch (.*), kernel (.*)", line) for line in lines]
-    assert [len(each.groups()) for each in times if each and min(map(float, each.groups())) > 0] == [4] * 7
-
-
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("_spread", "pooling, upsampling"),
-        ("void at::native::avg_pool2d_backward_out_cuda_frame_nhwc<c10::BFloat16>", "pooling, upsampling"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
-        ("fmha_cutlassB_bf16_aligned_64x64_k64_seqaligned_sm80", "attention"),
-        ("sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc", "convolutions"),
-        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", "convolutions"),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", "products"),
-        ("void at::native::batch_norm_collect_statistics_channels_last_kernel", "norms"),
-        ("_divide", "others"),
-    ],
-)
-def test_a_kernels_group_follows_from_its_name(name, group):
-    assert kernels.group_of(name) == group
-
-
-@pytest.mark.parametrize("words", [["--list"], ["--only", "graphs", "--list"]])
-def test_the_list_says_what_is_proved(words, capsys):
-    assert checks.main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == (1 if "--only" in words else len(CHECKS))
-    assert lines[-1].split("  ")[0] == "graphs"
