@@ -9,10 +9,9 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bigsgan.config.data import Data
-from bigsgan.data import build_dataset, listing
+from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, image_tensor
 
@@ -52,8 +51,6 @@ CONVERSIONS = {
     "LA": (plain("LA", (77, 128)), "png", (166, 166, 166)),  # 38.65 + 127
     "RGB": (plain("RGB", (1, 2, 3)), "png", (1, 2, 3)),
     "RGBA": (plain("RGBA", (200, 100, 0, 51)), "png", (244, 224, 204)),  # a fifth of the colour, and 204
-    "RGBA transparent": (plain("RGBA", (9, 9, 9, 0)), "png", (255, 255, 255)),
-    "RGBA opaque": (plain("RGBA", (9, 8, 7, 255)), "png", (9, 8, 7)),
     "P": (palette((10, 20, 30), transparent=False), "png", (10, 20, 30)),
     "P transparent": (palette((10, 20, 30), transparent=True), "png", (255, 255, 255)),
     "CMYK": (plain("CMYK", (51, 102, 0, 51)), "tif", (163, 122, 204)),  # 204 * (204, 153, 255) / 255
@@ -279,10 +276,6 @@ def test_unreadable_files_are_reported_by_path(tmp_path):
     assert dataset[4][0].shape == (1, 2, 2)
 
 
-def test_images_are_what_torchvision_takes_for_them_and_more():
-    assert set(IMG_EXTENSIONS) < set(listing.IMAGE_EXTENSIONS)
-
-
 @pytest.mark.parametrize("resolution", [4, 8, 16, 32])
 def test_digits_are_enlarged_by_pillows_bicubic_filter(resolution):
     dataset = build_dataset(Data(kind="digits", resolution=resolution))
@@ -296,11 +289,6 @@ def test_digits_are_enlarged_by_pillows_bicubic_filter(resolution):
         assert image.dtype == torch.uint8
         assert image.shape == (1, resolution, resolution)
         assert np.abs(image[0].numpy() - expected).max() <= 0.501  # rounded once
-
-
-def test_digits_without_classes_have_label_zero():
-    dataset = build_dataset(Data(kind="digits", num_classes=0))
-    assert {dataset[index][1] for index in range(len(dataset))} == {0}
 
 
 def test_synthetic_images_are_a_function_of_the_index():
@@ -399,10 +387,3 @@ def test_torchvision_labels_that_are_no_classes_need_an_unconditional_run(tmp_pa
         build_dataset(torchvision_section(tmp_path, "VOCSegmentation", resolution=2))
     dataset = build_dataset(torchvision_section(tmp_path, "VOCSegmentation", num_classes=0, resolution=2))
     assert dataset[0][0].tolist() == [[[90, 90], [90, 90]]]
-
-
-def test_torchvision_data_that_is_no_images_is_refused(tmp_path):
-    (tmp_path / "MovingMNIST").mkdir()
-    np.save(tmp_path / "MovingMNIST/mnist_test_seq.npy", np.zeros((20, 1, 64, 64), np.uint8))
-    with pytest.raises(UserError, match=r"data.dataset: must be a data set of images, got 'MovingMNIST'; "):
-        build_dataset(torchvision_section(tmp_path, "MovingMNIST", num_classes=0))

@@ -67,14 +67,6 @@ def test_a_pipe_in_the_place_of_an_archive_is_refused(kind, name):
 
 
 @TIMEOUT
-def test_a_pipe_in_the_place_of_an_index_is_passed_over():
-    write_image("images/a.png")
-    assert prepare("images", "data", "tar") == 0
-    os.mkfifo("data/.bigsgan-index-plain.npz")
-    assert build_dataset(section("tar"))[0][0].tolist() == [[[7] * 8] * 8]
-
-
-@TIMEOUT
 def test_preparing_leaves_pipes_out_and_does_not_read_from_one(capsys):
     write_image("images/a.png")
     os.mkfifo("images/b.png")
@@ -109,13 +101,6 @@ def test_links_that_multiply_are_refused(num_classes):
             os.symlink(f"../level{i + 1}", f"data/a/level{i}/{side}")
     with pytest.raises(UserError, match=r"must be reachable by at most 1000 paths; remove links"):
         build_dataset(section("folder", num_classes=num_classes))
-
-
-@TIMEOUT
-@pytest.mark.parametrize("kind", ["folder", "tar", "zip", "side_by_side"])
-def test_names_too_long_for_the_file_system_are_refused(kind):
-    with pytest.raises(UserError, match=r"^data.root: 'x+\.\.\. does not exist"):
-        build_dataset(section(kind, root="x" * 5000))
 
 
 def test_names_that_are_no_utf_8_are_logged_and_printed(tmp_path, capsys):

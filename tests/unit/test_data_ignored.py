@@ -80,19 +80,6 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path, kind, caplog):
     assert warned(caplog) == [f"{root}: {TOLD}"]  # once in a process
 
 
-def test_nothing_is_said_of_nothing(tmp_path, caplog):
-    for kind in ("folder", "zip", "tar"):
-        assert len(opened(kind, write(kind, tmp_path / kind, [*files(3, ".png"), "a/.b.txt"]))) == 3
-    assert warned(caplog) == []
-
-
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_images_beside_class_folders_are_counted(tmp_path, kind, caplog):
-    root = write(kind, tmp_path / "data", ["a/1.png", "b/1.png", "loose.png"])
-    assert len(opened(kind, root, num_classes=2)) == 2
-    assert warned(caplog) == [f"{root}: 1 other file ignored: 1 .png, such as loose.png"]
-
-
 @pytest.mark.parametrize("kind", ["folder", "zip", "side_by_side"])
 @pytest.mark.parametrize("suffix", [".heic", ".gif", ".mat", ".unknown", ""])
 def test_most_of_a_data_set_is_not_ignored(tmp_path, kind, suffix):
@@ -140,15 +127,6 @@ def test_more_files_than_images_may_be_ignored_on_request(tmp_path, kind, caplog
     assert "--max-ignored: must be at least 0, got -1" in capsys.readouterr().err
 
 
-def test_numbered_images_beside_one_without_a_number(tmp_path):
-    """Of photo.jpg and photo.2.jpg, WebDataset makes one sample with two fields."""
-    root = write("tar", tmp_path / "data", ["photo.jpg", "photo.2.jpg", "photo.3.jpg", "photo.seg.jpg"])
-    with pytest.raises(
-        UserError, match=r"has 2 files that would be ignored, and 1 image \(3 other files ignored: 3 .jpg"
-    ):
-        opened("tar", root)
-
-
 def test_keys_of_shards_end_at_the_first_dot(tmp_path):
     """Fifteen of twenty images were left out without a word."""
     names = [*(f"photo{i:03}.2024.jpg" for i in range(15)), *(f"photo{i:03}.jpg" for i in range(15, 20))]
@@ -164,17 +142,6 @@ def test_keys_of_shards_end_at_the_first_dot(tmp_path):
         shards.keep_indices()
     with pytest.raises(UserError, match=r"contains no images \(15 other files ignored: 15 .jpg, such as photo000.2024"):
         opened("tar", write("tar", tmp_path / "all", names[:15]))
-
-
-def test_links_in_shards_are_counted(tmp_path, caplog):
-    root = write("tar", tmp_path / "data", ["1.png", "2.png"])
-    with tarfile.open(root / "1.tar", "w") as archive:
-        link = tarfile.TarInfo("3.png")
-        link.type, link.linkname = tarfile.LNKTYPE, "1.png"
-        archive.addfile(link)
-    (root / "readme.md").write_text("shards")
-    assert len(opened("tar", root)) == 2
-    assert warned(caplog) == [f"{root}: 2 other files ignored: 1 .md, 1 .png, such as readme.md"]
 
 
 def test_images_of_shards_without_classes(tmp_path, caplog):
@@ -216,12 +183,6 @@ def test_an_archive_of_another_format_is_named(tmp_path):
 def test_an_empty_zip_file_contains_no_images(tmp_path, num_classes):
     with pytest.raises(UserError, match=r"data.root: '.*' contains no images; give a zip file with files of .jpg"):
         opened("zip", write("zip", tmp_path / "data", []), num_classes=num_classes)
-
-
-def test_a_pair_of_folders_and_its_others(tmp_path, caplog):
-    inputs, targets = write("folder", tmp_path / "in", ["1.png", "1.txt"]), write("folder", tmp_path / "out", ["1.png"])
-    assert len(opened("paired_folders", targets, input_root=str(inputs))) == 1
-    assert warned(caplog) == [f"{inputs}: 1 other file ignored: 1 .txt, such as 1.txt"]
 
 
 def test_inputs_to_translate_and_their_others(tmp_path, caplog):

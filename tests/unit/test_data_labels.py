@@ -81,25 +81,6 @@ def test_classes_are_those_of_the_listing_and_not_the_folders(tmp_path, kind, fo
     assert set(values(opened(kind, root, 0)).values()) == {0}
 
 
-@pytest.mark.parametrize("kind", ["zip", "folder"])
-def test_the_number_of_classes_is_that_of_the_listing(tmp_path, kind):
-    """The shape of CIFAR-10: fifty folders, ten classes."""
-    members = {f"{i:05}/img{i:08}.png": png(i) for i in range(50)}
-    root = write(kind, tmp_path / "data", members, [[name, i % 10] for i, name in enumerate(members)])
-    assert values(opened(kind, root, 10)) == {i: i % 10 for i in range(50)}
-    with pytest.raises(UserError, match=r"data.num_classes: must be 10 .*, got 50 \(.* has 10 classes in dataset.json"):
-        opened(kind, root, 50)
-
-
-@pytest.mark.parametrize("kind", ["zip", "folder"])
-def test_null_labels_are_no_classes(tmp_path, kind):
-    root = write(kind, tmp_path / "data", images(), None)
-    for num_classes in (0, 1):
-        assert values(opened(kind, root, num_classes)) == dict.fromkeys(range(NUM), 0)
-    with pytest.raises(UserError, match=r"data.num_classes: must be 0 .*, got 3 .* 0 classes in dataset.json\); set"):
-        opened(kind, root, 3)
-
-
 NAMES = list(images())
 LABELS = [[name, i % 3] for i, name in enumerate(NAMES)]
 BAD: dict[str, tuple[object, str]] = {
@@ -108,26 +89,12 @@ BAD: dict[str, tuple[object, str]] = {
         r"has lists of numbers as labels in its dataset.json, such as that of 00000/img00000000.png "
         r"\(conditions that are vectors are not supported\); write the number of one class for each image",
     ),
-    "dictionaries": ([[name, {"age": 3}] for name in NAMES], r"has lists of numbers as labels in its dataset.json"),
-    "unlabelled": (
-        LABELS[:-2],
-        r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2 images\); ",
-    ),
-    "empty": ([], r"has 00000/img00000000.png, which its dataset.json does not list \(it lacks 30 images\); "),
-    "missing": (
-        [*LABELS, *([f"00003/{i}.png", 1] for i in range(31))],
-        r"has no 00003/0.png, which its dataset.json lists \(dataset.json lists 31 files that are not read\); ",
-    ),
+    "unlabelled": (LABELS[:-2], r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2"),
+    "missing": ([*LABELS, *([f"00003/{i}.png", 1] for i in range(31))], r"has no 00003/0.png, which its dataset.json"),
     "negative": ([[name, -1] for name in NAMES], r"has a class below 0 in its dataset.json, that of 00000/img00000000"),
-    "fractions": (
-        [[name, 0.5] for name in NAMES],
-        r"has a label that is not the number of a class in its dataset.json, 0.5 of 00000/img00000000.png; number",
-    ),
+    "fractions": ([[name, 0.5] for name in NAMES], r"has a label that is not the number of a class in its"),
     "words": ([[name, "cat"] for name in NAMES], r"has a label that is not the number of a class .*, 'cat' of 00000"),
-    "nulls": ([[name, None] for name in NAMES], r"has a label that is not the number of a class .*, None of 00000"),
-    "huge": ([[name, 1e300] for name in NAMES], r"has a label that is not the number of a class .*, 1e\+300 of 00000"),
     "no pairs": ([1, 2], r"has no readable dataset.json: .*; (pack it again with|write) .\"labels\": "),
-    "text": ("cat", r"has no readable dataset.json: "),
 }  # fmt: skip
 
 
@@ -150,31 +117,6 @@ def test_listings_that_do_not_fit_are_refused(tmp_path, kind, name):
     with pytest.raises(UserError, match=rf"data.root: '{root}' {message}"):
         opened(kind, root, 3)
     assert len(opened(kind, root, 0)) == NUM  # which needs no labels
-
-
-@pytest.mark.parametrize("kind", ["zip", "folder"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"labels": 5}'])
-def test_damaged_listings_are_refused(tmp_path, kind, text):
-    root = write(kind, tmp_path / "data", images(), text=text)
-    with pytest.raises(UserError, match=rf"data.root: '{root}' has no readable dataset.json: "):
-        opened(kind, root, 3)
-
-
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_another_programs_listing_may_be_left_out(tmp_path, kind):
-    """As of Kaggle, whose dataset.json describes a data set; its folders are the classes."""
-    root = write(kind, tmp_path / "data", images(), '{"title": "cats"}')
-    with pytest.raises(UserError, match=r"has no readable dataset.json: .*, or remove that file if the folders are"):
-        opened(kind, root, 3)
-
-
-@pytest.mark.timeout(20)
-def test_a_pipe_in_the_place_of_the_listing_is_not_read(tmp_path):
-    root = write("folder", tmp_path / "data", images())
-    (root / "dataset.json").unlink()
-    os.mkfifo(root / "dataset.json")
-    with pytest.raises(UserError, match="cannot be read: a pipe, socket or device"):
-        opened("folder", root, 3)
 
 
 def prepare(source: Path, made: Path, kind: str) -> int:

@@ -124,13 +124,6 @@ def test_ranks_together_read_what_one_rank_reads(accumulation, world_size, flip)
             assert torch.equal(labels, expected.labels)
 
 
-def test_accumulation_cuts_the_same_batch_into_contiguous_parts():
-    (whole,) = real_images(NumberedImages()).next_phase()
-    parts = real_images(NumberedImages(), accumulation=3).next_phase()
-    assert [len(part.labels) for part in parts] == [4, 4, 4]
-    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-
-
 def test_flips_mirror_the_images_at_their_positions():
     plain = real_images(NumberedImages())
     flipped = real_images(NumberedImages(), data_section(horizontal_flip=True))
@@ -227,15 +220,6 @@ def test_too_many_corrupt_images_stop_the_run():
         f"(the last is /data/{corrupt[2]}.png: truncated); "
         "repair or remove the images that the log names, or raise data.max_corrupt"
     )
-
-
-def test_max_corrupt_zero_stops_at_the_first():
-    real = real_images(NumberedImages(corrupt=(0,)), data_section(max_corrupt=0), batch=50)
-    with pytest.raises(
-        UserError,
-        match=r"data.max_corrupt: 0 is less than .* found, 1 \(the last is /data/0.png.*or raise data",
-    ):
-        real.next_phase()
 
 
 def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever():
@@ -337,21 +321,3 @@ def test_the_unreadable_images_that_are_skipped_grow_with_the_data_set(num_image
     """Eleven damaged files are nothing among millions; a number that the recipe gives is kept."""
     assert Data().most_corrupt(num_images) == most
     assert data_section(max_corrupt=3).most_corrupt(num_images) == 3
-
-
-class ManyImages(NumberedImages):
-    """Blank images, of which some cannot be read."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return super().__getitem__(index if index in self.corrupt else 0)
-
-
-@pytest.mark.parametrize("num", [20, 21])
-def test_eleven_unreadable_images_of_many_do_not_end_a_run(num):
-    corrupt = EpochOrder(DRAWS, 20_000).indices(range(240))[: 10 * num : 10].tolist()
-    real = real_images(ManyImages(20_000, tuple(corrupt)), data_section(max_corrupt=None), batch=240)
-    if num == 20:
-        assert len(real.next_phase()[0].labels) == 240
-        return
-    with pytest.raises(UserError, match=r"data.max_corrupt: 20 is less than .* has found, 21 "):
-        real.next_phase()

@@ -11,12 +11,6 @@ from bigsgan.draws import Draws
 LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_size in (1, 2, 4)]
 
 
-def test_positions_of_one_micro_batch():
-    # Phase 1 of batch 12 is 12 .. 23; its second half is 18 .. 23; the last of three slices of that is 22 and 23.
-    assert Slice(batch=12, accumulation=2, replica=2, num_replicas=3).positions(1, start=12) == range(22, 24)
-    assert Slice(batch=12, accumulation=1, replica=0, num_replicas=1).positions(0) == range(12)
-
-
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)
 def test_ranks_side_by_side_make_each_micro_batch(accumulation, world_size):
     batch = 24
@@ -45,12 +39,6 @@ def test_ranks_side_by_side_make_each_micro_batch(accumulation, world_size):
 )
 def test_a_phase_keeps_clear_of_what_is_passed_over(position, batch, skipped, start):
     assert phase_start(position, batch, skipped) == start
-
-
-@pytest.mark.parametrize("accumulation, world_size", [(1, 5), (5, 1), (2, 4)])
-def test_a_batch_that_does_not_divide_is_refused(accumulation, world_size):
-    with pytest.raises(ValueError, match="batch 12 does not divide"):
-        Slice(12, accumulation, 0, world_size).positions(0)
 
 
 @pytest.mark.parametrize("accumulation, world_size", LAYOUTS)

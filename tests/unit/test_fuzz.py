@@ -250,18 +250,6 @@ def test_recipe_files(light, depth):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_recipe_bytes(light, depth):
-    @depth
-    @given(st.integers(0, len(RECIPE)), st.binary(max_size=20), st.integers(0, 20))
-    def check(at: int, inserted: bytes, left_out: int) -> None:
-        Path("recipe.yaml").write_bytes(RECIPE.encode()[:at] + inserted + RECIPE.encode()[at + left_out :])
-        run(["train", "--config", "recipe.yaml", "--dry-run"], light)
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", DEPTHS)
 def test_deepspeed_files(light, depth):
     inner = st.dictionaries(st.sampled_from(["stage", "enabled", "device", "offload_optimizer"]) | TEXT, VALUES)
     content = st.dictionaries(st.sampled_from(sorted(FILE.keys)) | TEXT, inner | VALUES, max_size=4).map(json.dumps)

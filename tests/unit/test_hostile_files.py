@@ -51,11 +51,6 @@ def write(path: Path, state: dict[str, torch.Tensor], header: dict[str, str]) ->
     return path
 
 
-def test_what_is_changed_below_is_good(tmp_path, exported):
-    network = bigsgan.load(write(tmp_path / "x.safetensors", exported["state"], exported["header"]))
-    assert network(torch.zeros(2, network.recipe.latent_size)).shape[0] == 2
-
-
 @pytest.mark.parametrize("device", ["nonsense", "cuda:63"])
 def test_a_device_that_is_not_there_is_not_the_files_fault(tmp_path, exported, device):
     path = write(tmp_path / "x.safetensors", exported["state"], exported["header"])
@@ -65,22 +60,17 @@ def test_a_device_that_is_not_there_is_not_the_files_fault(tmp_path, exported, d
 
 HEADERS: dict[str, dict[str, str]] = {
     "no mapping": {"recipe": "[]"},
-    "null": {"recipe": "null"},
     "brackets": {"recipe": "[" * 100_000},
     "large": {"recipe": json.dumps("x" * 2_000_000)},
     "another network": {"network": "both"},
     "psi": {"truncation": "much"},
-    "psi without end": {"truncation": "inf"},
     "psi that is none": {"truncation": "nan"},
 }
 SECTIONS: dict[str, dict[str, Any]] = {
     "depth": {"generator.depth": 2**62},
-    "resolution": {"data.resolution": 2**62},
     "odd resolution": {"data.resolution": 17},
-    "layers": {"generator": {"family": "mlp", "depth": 2**62}},
     "blocks": {"generator": {"family": "r3gan", "widths": [8] * 3, "cardinalities": [1] * 3, "blocks": [2**62] * 3}},
     "width": {"generator.channels": 2**16, "data.resolution": 512, "generator.depth": 64},
-    "text": {"generator": "large"},
 }
 
 
@@ -112,23 +102,15 @@ def test_pipes_and_other_tensors_are_no_exported_networks(tmp_path, exported):
 
 
 MANIFESTS: dict[str, dict[str, Any]] = {
-    "layout": {"layout": None},
     "recipe": {"recipe": [1]},
     "metrics": {"metrics": 3},
-    "a metric": {"metrics": {"fid": [1]}},
     "numbers": {"numbers": {"counters": None}},
-    "a number": {"numbers": {"generator": {"scale": "much"}}},
     "a large number": {"numbers": {"generator": {"count": 2**70}}},
-    "counters": {"numbers": {"counters": {"update": "x"}}},
     "position": {"numbers": {"counters": {"position": -5}}},
-    "half an update": {"numbers": {"counters": {"update": 0.5}}},
-    "an end": {"numbers": {"counters": {"skipped.0.first": 8}}},
     "other images": {"numbers": {"counters": {"nimg": 40}}},
     "kinds": {"kinds": {"counters": 5}},
-    "holders": {"holders": 5},
     "a holder": {"holders": {"counters/master/x": [0]}},
     "a missing file": {"holders": {"counters/master/x": "0-99999999999"}},
-    "division": {"layout": {"generator.division": 7}},
     "bounds": {"layout": {"generator.division": [0, "x"]}},
     "nimg": {"nimg": 64.0},
     "world size": {"world_size": "2"},
@@ -230,7 +212,6 @@ HIDDEN = {
     "two directories": with_two_directories,
     "two records": with_zip64,
     "an end that Python does not find": lambda content: content + b"PK\5\6",
-    "a comment": lambda content: content[:-2] + b"\4\0PK\5\6",
     "bytes before it": lambda content: b"PK\3\4" + content,
 }
 
@@ -332,8 +313,6 @@ def test_a_mutated_network_is_read_or_refused_in_one_line(tmp_path, monkeypatch,
 
 UNFIT = {
     "sparse": (torch.zeros(2, 3, 4, 4).to_sparse(), "is not a plain tensor"),
-    "meta": (torch.zeros(2, 3, 4, 4, device="meta"), "is not a plain tensor"),
-    "complex": (torch.zeros(2, 3, 4, 4, dtype=torch.complex64), r"is of torch\.complex64"),
     "integer": (torch.zeros(2, 3, 4, 4, dtype=torch.int8), r"is of torch\.int8"),
     "quantized": (torch.quantize_per_tensor(torch.zeros(2, 3, 4, 4), 0.1, 0, torch.qint8), "is not a plain tensor"),
     "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "is not a plain tensor"),
@@ -350,10 +329,3 @@ def test_tensors_that_are_no_weights_are_refused(tmp_path, name):
     said += r"|'.*' contains code \(torch\._utils\._rebuild_nested_tensor\))"  # to torch 2.15
     with pytest.raises(UserError, match=said):
         read_source("pix2pix", tmp_path / "x.pth", None)
-
-
-def test_counters_may_be_integers(tmp_path):
-    state = UNet(5, 2, "batch").state_dict()
-    assert any(not tensor.is_floating_point() for tensor in state.values())
-    torch.save(state, tmp_path / "x.pth")
-    assert read_source("pix2pix", tmp_path / "x.pth", None).states["generator"]
