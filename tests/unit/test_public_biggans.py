@@ -189,24 +189,10 @@ def test_bn_eps_is_that_of_the_blocks(tmp_path):
     check(tmp_path, biggan_pytorch, "generator", network, LATENTS, LABELS, norm_eps=1e-2)
 
 
-def test_chunks_of_a_latent_need_a_shared_embedding(tmp_path):
-    with pytest.raises(UserError, match=r"generator.hierarchical: .*set generator.hierarchical=false"):
-        tiny_recipe(tmp_path, "generator.shared_embedding=false")
-
-
 def test_weights_without_spectral_norm_are_refused():
     state = {name: t for name, t in state_of("biggan", "generator").items() if not name.endswith(("u0", "sv0"))}
     with pytest.raises(
         UserError, match="weights: must have spectral norm, as all BigGANs here; give a generator trained with it"
-    ):
-        biggan_pytorch.generator_state(state)
-
-
-def test_weights_of_another_norm_are_refused():
-    """norm_style gn and nonorm have no statistics."""
-    state = {n: t for n, t in state_of("biggan", "generator").items() if not (n.startswith("blocks") and "stored" in n)}
-    with pytest.raises(
-        UserError, match="weights: must have batch norm in its blocks, as all BigGANs here; give one with"
     ):
         biggan_pytorch.generator_state(state)
 

@@ -281,13 +281,6 @@ def test_other_generators_are_refused(name):
         generator_state(OTHERS[name]())
 
 
-def test_a_discriminator_of_an_image_alone_is_refused_by_name():
-    with pytest.raises(
-        UserError, match=r"weights: 'model.0.weight' does not read the input beside the image, as in CycleGAN's"
-    ):
-        discriminator_section({**Patches(3, 2, "instance").state_dict(), "model.0.weight": torch.zeros(2, 3, 4, 4)})
-
-
 @pytest.mark.parametrize("generator", [UNet(8, 1, "batch"), ResNet(9, 1, "batch")], ids=["unet", "resnet"])
 @pytest.mark.parametrize(
     "discriminator", [None, Patches(3, 2, "batch"), Pixels(2, "batch")], ids=["none", "patches", "pixels"]

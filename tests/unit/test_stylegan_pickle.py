@@ -213,44 +213,30 @@ def a_module_twice() -> Code:
 # Values that a pickle asks for; ``command`` leaves a file.
 EVIL: dict[str, Callable[[str], Code]] = {
     "os.system": lambda command: call(SYSTEM, command),
-    "posix.system": lambda command: call(mention("posix", "system"), command),
     "eval": lambda command: call(mention("builtins", "eval"), f"__import__('os').system({command!r})"),
-    "exec": lambda command: call(mention("builtins", "exec"), f"import os; os.system({command!r})"),
-    "getattr": lambda command: call(call(mention("builtins", "getattr"), mention("os", "path"), "join"), command),
     "getattr of an allowed function": lambda _: call(mention("builtins", "getattr"), STORAGE, "__globals__"),
-    "a method of an allowed class": lambda _: mention("collections", "OrderedDict.fromkeys"),
     "globals of an allowed function": lambda _: mention("torch.storage", "_load_from_bytes.__globals__"),
     "torch.load": lambda command: call(mention("torch", "load"), command),
-    "torch.hub.load": lambda command: call(mention("torch.hub", "load"), command),
-    "numpy.load": lambda command: call(mention("numpy", "load"), command),
-    "copyreg": lambda _: mention("copyreg", "_reconstructor"),
     "an extension": lambda _: Code(pickle.EXT1 + b"\x01"),
     "a persistent id": lambda command: Code(code(command) + pickle.BINPERSID),
     "code in a storage": lambda command: call(STORAGE, legacy(_Evil(command))),
     "pickled code as a storage": lambda command: call(STORAGE, pickle.dumps(_Evil(command), protocol=2)),
-    "another object as a storage": lambda _: call(STORAGE, legacy({"a": torch.zeros(1)})),
     "a path as a storage": lambda command: call(STORAGE, command),
     "a call of a placeholder": lambda command: call(module(), command),
     "a call of a tensor": lambda command: call(tensor(), command),
-    "a call of a number": lambda command: call(call(mention("numpy", "dtype"), "f8"), command),
     "attributes for a placeholder": lambda _: changed(module(), (None, {"attributes": {}})),
     "attributes for a function": lambda _: changed(PERSISTENT, (None, {"_function": ORDERED})),
-    "attributes for a tensor": lambda _: changed(tensor(), (None, {"content": 1})),
     "attributes for a dictionary": lambda _: changed(call(ORDERED), {"items": ORDERED}),
     "attributes for a class": lambda _: changed(EASY, (None, {"__init__": ORDERED})),
-    "attributes for an instance": lambda _: changed(Code(EASY + b")" + pickle.NEWOBJ), {"items": ORDERED}),
     "an instance of a function": lambda _: Code(PERSISTENT + b")" + pickle.NEWOBJ),
-    "a placeholder of nothing": lambda _: call(PERSISTENT),
     "a placeholder of another layout": lambda _: call(PERSISTENT, {"state": 3}),
     "a tensor beyond its storage": lambda _: tensor(1),
     "a tensor with a long stride": lambda _: tensor(stride=(3, 1)),
-    "a tensor before its storage": lambda _: tensor(-1),
     "a tensor of negative size": lambda _: tensor(size=(-2, 2)),
     "a tensor of another shape than its strides": lambda _: tensor(stride=(1,)),
     "a tensor without a storage": lambda _: tensor(storage=call(ORDERED)),
     "a parameter that is none": lambda _: module(_parameters={"weight": "text"}),
     "a module that is none": lambda _: module(_modules={"child": call(ORDERED)}),
-    "a module without entries": lambda _: module(_buffers=3),
     "a module in itself": lambda _: a_module_in_itself(),
     "a module twice": lambda _: a_module_twice(),
 }
@@ -328,8 +314,3 @@ def test_a_class_name_may_be_anything(tmp_path):
     state = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_init_kwargs": {}}
     network = call(PERSISTENT, {"class_name": nested, "state": state})
     assert read_snapshot(written(tmp_path, {"G": network})).networks["G"].state == {}
-
-
-def test_a_dotted_name_is_named_in_the_refusal(tmp_path):
-    with pytest.raises(UserError, match=r"it asks for os\.system"):
-        read_snapshot(written(tmp_path, {"G": call(SYSTEM, "true")}))
