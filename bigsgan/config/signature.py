@@ -19,7 +19,8 @@ from bigsgan.errors import UserError
 _PLAIN = (bool, int, float, str, list, tuple, dict, NoneType, Any)
 """Types of arguments that a recipe's values are checked against; others are left to the function."""
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def build(

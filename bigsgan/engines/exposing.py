@@ -30,7 +30,7 @@ def parameter_at(network: nn.Module, ending: str) -> tuple[nn.Module, str]:
     names = [name for name, _ in network.named_parameters()]
     found = [name for name in names if name == ending or name.endswith(f".{ending}")]
     if len(found) != 1:
-        problem = "names several parameters of G" if found else "names no parameter of G"
+        problem = "is of several parameters of G" if found else "is of no parameter of G"
         remedy = "give more of its name" if found else "give the end of a parameter's name"
         shown = ", ".join((found or names)[-8:])
         raise UserError(FIELD, ending, problem, remedy, f"such as {shown}")

@@ -30,7 +30,7 @@ def report(directory: Path, *names: str) -> dict[str, dict[str, object]]:
 
 @pytest.mark.slow
 def test_a_kill_and_what_follows_it(tmp_path):
-    found = report(tmp_path, "nccl.machine", "nccl.killed")
+    found = report(tmp_path, "nccl.links", "nccl.killed")
     assert [check["status"] for check in found.values()] == ["pass", "pass"]
     numbers = found["nccl.killed"]["ranks"][0]["numbers"]
     assert numbers["statuses"] == [1, -9]
@@ -42,4 +42,7 @@ def test_a_kill_and_what_follows_it(tmp_path):
 def test_the_whole_report(tmp_path):
     found = report(tmp_path, "nccl")
     assert {check["status"] for check in found.values()} == {"pass"}
+    numbers = found["nccl.speed"]["ranks"][0]["numbers"]
+    assert 0 < numbers["share"] < 1.5
+    assert len(numbers["images_per_second_alone"]) == 2
     assert list(tmp_path.iterdir()) == []

@@ -93,8 +93,8 @@ def test_the_weight_is_that_of_the_mean_gradients():
 @pytest.mark.parametrize(
     "old, new, field, problem",
     [
-        ("1.module.second", "second", "objective.adversarial.adaptive.parameter", "names several"),
-        ("1.module.second", "third", "objective.adversarial.adaptive.parameter", "names no parameter"),
+        ("1.module.second", "second", "objective.adversarial.adaptive.parameter", "is of several"),
+        ("1.module.second", "third", "objective.adversarial.adaptive.parameter", "is of no parameter"),
         ("l1: 3, ", "", "objective.adversarial.adaptive", "needs a term of G's images in every update"),
         ("weight: 0.7", "weight: -1", "objective.adversarial.weight", "must be"),
     ],

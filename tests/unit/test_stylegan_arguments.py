@@ -191,7 +191,11 @@ SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
     "embed_features": ("generator", {"mapping.embed.weight": (5, 3)}, r"mapping_kwargs\.embed_features' is 5"),
     "layer_features": ("generator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
     "cmap_dim": ("discriminator", {"b4.out.weight": (5, 8)}, r"weights: 'mapping_kwargs.layer_features' is 12; only"),
-    "no cmap_dim": ("discriminator", {"mapping.embed.weight": (0, 3)}, r"weights: 'cmap_dim' is 0, a discriminator that"),
+    "no cmap_dim": (
+        "discriminator",
+        {"mapping.embed.weight": (0, 3)},
+        r"weights: 'cmap_dim' is 0, a discriminator that",
+    ),
     "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
 }
 

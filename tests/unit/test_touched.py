@@ -28,8 +28,8 @@ DOCUMENTED = {
     "reduce_bucket_size",
 }  # fmt: skip
 """What DeepSpeed's pages describe, and of the keys of its files that which is read."""
-NOT_DEEPSPEEDS = {"_asdict", "_replace", "_schema"}
-"""Underscores of named tuples, and of torch's operators."""
+NOT_DEEPSPEEDS = {"_asdict", "_replace", "_schema", "_parameters"}
+"""Underscores of named tuples, and of torch's operators and modules."""
 
 
 def own_name(name: str) -> str:
