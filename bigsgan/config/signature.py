@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError, create_model
 
@@ -86,11 +86,11 @@ def checked_arguments(
     return found
 
 
-def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def typed(function: _Function) -> _Function:
     """Let a function behind the Python interface refuse arguments that are not of the annotated types."""
 
     @functools.wraps(function)
-    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+    def call(*given: Any, **named: Any) -> Any:
         types = get_type_hints(function)
         for name, value in inspect.signature(function).bind(*given, **named).arguments.items():
             if not _is_of(value, types[name]):
@@ -98,7 +98,7 @@ def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 raise UserError(name, value, problem, "see the docstring", detail)
         return function(*given, **named)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
 def _is_of(value: Any, annotation: Any) -> bool:
