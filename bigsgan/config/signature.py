@@ -19,8 +19,7 @@ from bigsgan.errors import UserError
 _PLAIN = (bool, int, float, str, list, tuple, dict, NoneType, Any)
 """Types of arguments that a recipe's values are checked against; others are left to the function."""
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def build(
