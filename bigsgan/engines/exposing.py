@@ -17,12 +17,13 @@ FIELD = "objective.adversarial.adaptive.parameter"
 """The recipe's key."""
 
 
-def parameter_at(network: nn.Module, ending: str) -> tuple[nn.Module, str]:
+def parameter_at(network: nn.Module, ending: str, whose: str = "G") -> tuple[nn.Module, str]:
     """Return the module that holds a parameter, and the parameter's name in it.
 
     Args:
         network: The whole network, or a part of it.
         ending: The last parts of the parameter's name, such as ``decoder.conv_out.weight``.
+        whose: What the network is, for a message.
 
     Raises:
         UserError: No parameter's name ends so, or several do.
@@ -30,7 +31,7 @@ def parameter_at(network: nn.Module, ending: str) -> tuple[nn.Module, str]:
     names = [name for name, _ in network.named_parameters()]
     found = [name for name in names if name == ending or name.endswith(f".{ending}")]
     if len(found) != 1:
-        problem = "is of several parameters of G" if found else "is of no parameter of G"
+        problem = f"is of several parameters of {whose}" if found else f"is of no parameter of {whose}"
         remedy = "give more of its name" if found else "give the end of a parameter's name"
         shown = ", ".join((found or names)[-8:])
         raise UserError(FIELD, ending, problem, remedy, f"such as {shown}")

@@ -26,6 +26,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
+from bigsgan.engines.exposing import parameter_at
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
@@ -168,6 +169,13 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     )
 
 
+def _check_exposed(plan: RunPlan, generator: Engine) -> None:
+    """Refuse an adaptive weight at a parameter that the stage which makes G's images does not hold."""
+    section, place = plan.objective.adversarial.adaptive, plan.placement("generator")
+    if section is not None and comm.rank() in place.output_ranks():
+        parameter_at(generator.network, section.parameter, "G's last stage" if place.num_stages > 1 else "G")
+
+
 def _images_for_later(plan: RunPlan, slices: Mapping[str, Mapping[str, Slice]], draws: SampleDraws) -> dict[str, Any]:
     """Build what keeps G's images for later steps of D, as the recipe asks for it, by the names of their entries."""
     part, rank, device = slices["discriminator"]["discriminator"], comm.rank(), comm.device()
@@ -211,6 +219,7 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
     recipe = plan.recipe
     executor = build_executor(plan, _kept_divisions(plan, start))
     engines = executor.engines
+    by_each(comm, lambda: _check_exposed(plan, engines["generator"]))
     if start.initial is not None:
         load_initial_weights(recipe, start.initial, engines)
     if recipe.init_from:

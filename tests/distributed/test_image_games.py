@@ -35,6 +35,7 @@ LAYOUTS = {
     "D in stages": (2, [*stages(1, 2), "accumulation=2"], {"generator": zero(3), "discriminator": zero(1)}),
     "both in stages": (2, [*stages(2, 2), "accumulation=2"], both(1)),
     "compiled by layer": (2, ["engines.generator.compile=layers", "accumulation=2"], both(2)),
+    "layers recomputed": (2, ["engines.generator.activation_checkpointing=true", "accumulation=2"], both(3)),
     "compiled": (1, ["engines.generator.compile=whole"], both(1)),
     "G in stages, recomputed": (2, [*stages(2, 1), "pipeline.generator_phase=recompute", "accumulation=2"], both(1)),
     "both in stages, recomputed": (2, [*stages(2, 2), *AGAIN], both(1)),
@@ -59,7 +60,15 @@ STAGED = (
     "both in stages, phase by phase",
     "stages of their own",
 )
-WHOLE = ("one rank, micro-batches", "ZeRO 3", "ranks of their own", "D in stages", "compiled by layer", "G first")
+WHOLE = (
+    "one rank, micro-batches",
+    "ZeRO 3",
+    "ranks of their own",
+    "D in stages",
+    "compiled by layer",
+    "layers recomputed",
+    "G first",
+)
 OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
 BY_GAME = {
@@ -109,3 +118,10 @@ def test_a_pool_and_several_steps_of_d(ranks, layout):
         found.append(scenarios.merge(ranks(num).run(scenarios.train, options, ds, 4)))
     far, where = worst(*found)
     assert far <= 10 * SAME, where
+
+
+def test_a_parameter_of_another_stage(ranks):
+    ranks(2).run(plugins.give, [f"tests.image_games:{name}" for name in NAMES])
+    game = [each.replace("1.module.second", "0.module.second") for each in ADAPTIVE]
+    with pytest.raises(RuntimeError, match="is of no parameter of G's last stage"):
+        ranks(2).run(scenarios.train, [*game, *stages(2, 1), *AGAIN], both(1), 1)
