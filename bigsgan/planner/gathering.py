@@ -1,17 +1,17 @@
-"""Predicts how much of a network ZeRO 3 has gathered on a rank while layers run.
+"""Predicts how much of a network ZeRO 3 has gathered on a rank while modules run.
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
-them, and given back after it unless the order of modules, which DeepSpeed has recorded in an earlier pass of the kind
-(engines/deepspeed/prefetching.py), says that they are needed again soon. Here a network's layers stand for modules:
-what a layer holds besides is far more than a part of its parameters.
+them, and given back after it unless the order of modules says that they are needed again soon. Here a network's layers
+stand for modules: what a layer holds besides is far more than a part of its parameters. That order is recorded
+in a pass, kept for the next of its kind (engines/deepspeed/prefetching.py), and discarded when a pass differs from it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,14 @@ class _Group:
     landed: bool = False
 
 
+@dataclass
+class _Record:
+    """The order in which passes of one kind use modules, which are identified by their parameters."""
+
+    mode: Literal["invalid", "record", "complete"] = "invalid"
+    order: list[tuple[int, ...]] = field(default_factory=list)
+
+
 class Gathering:
     """The parameters of one network on one of the ranks that share them.
 
@@ -52,7 +60,8 @@ class Gathering:
     def __init__(self, sizes: Sequence[int], limits: Limits) -> None:
         """Begin with a new engine, whose parameters have ``sizes`` elements."""
         self._sizes, self._limits = sizes, limits
-        self._order: Sequence[tuple[int, ...]] = ()
+        self._records: dict[Hashable, _Record] = {}
+        self._record = _Record()
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._step = self._num_available = 0
@@ -61,11 +70,16 @@ class Gathering:
         self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
         self.held, self.whole = 0, sum(sizes)
 
-    def begin(self, order: Sequence[tuple[int, ...]]) -> None:
-        """Begin a pass that uses layers in this order; they are identified by their parameters."""
+    def begin(self, kind: Hashable) -> None:
+        """Begin a forward pass of the whole network; passes of one kind use the modules in the same order."""
         self._drop_groups()
-        self._order = order
-        self._queue = deque((p, i) for i, used in enumerate(order) for p in used)
+        record = self._record = self._records.setdefault(kind, _Record())
+        if record.mode == "record":
+            record.mode = "complete"
+        elif record.mode == "invalid":
+            record.mode, record.order = "record", []
+        known = record.order if record.mode == "complete" else []
+        self._queue = deque((p, i) for i, used in enumerate(known) for p in used)
         self._fetched_for, self._step, self._num_available = {}, 0, 0
 
     def update(self) -> None:
@@ -85,12 +99,19 @@ class Gathering:
 
     def _fetch(self, used: tuple[int, ...]) -> int:
         """Gather a module's parameters, and some for the next modules; return the most held meanwhile."""
+        record = self._record
+        if record.mode == "complete" and record.order[self._step : self._step + 1] != [used]:
+            record.mode, record.order = "invalid", []
+            self._drop_groups()
+        if record.mode == "record":
+            record.order.append(used)
         self._launch([p for p in used if p not in self._available and p not in self._in_flight])
         most = self.held
         for p in used:
             if p in self._in_flight:
                 most = max(most, self._wait(p))
-        self._prefetch(used)
+        if record.mode == "complete":
+            self._prefetch(used)
         self._step += 1
         return max(most, self.held)
 
@@ -147,9 +168,11 @@ class Gathering:
             self._num_available -= self._sizes[p]
 
     def _not_needed_soon(self, used: tuple[int, ...]) -> set[int]:
+        if self._record.mode != "complete":
+            return set(used)
         found = {p for p in used if p not in self._persistent and self._fetched_for.get(p, _NEVER) <= self._step}
         passed = 0
-        for following in self._order[self._step :]:
+        for following in self._record.order[self._step :]:
             if passed >= self._limits.reuse_distance or not found:
                 break
             found -= set(following)

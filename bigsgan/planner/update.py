@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from bigsgan.planner.gathering import Gathering
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
 
-_UPDATES = 2
+_UPDATES = 3
 """Number of updates after which ZeRO 3 gathers the same way in each further one."""
 
 
@@ -63,6 +62,8 @@ class Moment(NamedTuple):
     earlier: bool = False  # whether gradients of earlier micro-batches have arrived
     updates: bool = False  # whether the parameters change
     pinned: bool = False  # whether ZeRO 3 keeps all parameters gathered
+    # equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py)
+    kind: Hashable = None
 
 
 class Update:
@@ -219,7 +220,8 @@ class Update:
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
         name, network = phase.phase.label, phase.phase.network
-        return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, **more)
+        kind = name, phase.phase.opens_graphs, isinstance(phase.passes, WholePass)
+        return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
 
 
 class Peak(NamedTuple):
@@ -279,18 +281,16 @@ def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states
     """
     assert states.limits is not None
     gathering, own = Gathering(sizes, states.limits), [moment for moment in moments if moment.network == network]
-    arrays = [np.zeros(1, np.int64)]
+    gathering.update()
+    arrays = [np.array([gathering.held], np.int64)]
     for _ in range(_UPDATES if own else 0):
-        arrays = [_gather_one(number, own, gathering) for number in range(len(own))]
+        arrays = [_gather_one(moment, gathering) for moment in own]
     return [array * states.itemsize for array in arrays]
 
 
-def _gather_one(number: int, moments: Sequence[Moment], gathering: Gathering) -> np.ndarray:
-    moment = moments[number]
+def _gather_one(moment: Moment, gathering: Gathering) -> np.ndarray:
     if moment.begins:
-        following = itertools.takewhile(lambda each: not each.begins, moments[number + 1 :])
-        stretches = [each.stretch for each in (moment, *following) if each.stretch is not None]
-        gathering.begin([use.parameters for stretch in stretches for use in stretch.uses])
+        gathering.begin(moment.kind)
     before = gathering.held
     if moment.updates:
         gathering.update()
