@@ -1,8 +1,7 @@
 """Predicts how much of a network ZeRO 3 has gathered on a rank while modules run.
 
 Follows DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py: parameters are fetched when a module needs
-them, and given back after it unless the order of modules says that they are needed again soon. Here a network's layers
-stand for modules: what a layer holds besides is far more than a part of its parameters. That order is recorded
+them, and given back after it unless the order of modules says that they are needed again soon. That order is recorded
 in a pass, kept for the next of its kind (engines/deepspeed/prefetching.py), and discarded when a pass differs from it.
 """
 
@@ -33,7 +32,7 @@ class Limits(NamedTuple):
 class _Group:
     """Parameters that one collective gathers into a buffer, which stays until each of them was waited for.
 
-    They are then copied out of it.
+    If there is more than one, they are then copied out of the buffer.
     """
 
     size: int
@@ -67,6 +66,7 @@ class Gathering:
         self._step = self._num_available = 0
         self._available: set[int] = set()
         self._in_flight: dict[int, _Group] = {}
+        self._active: dict[int, int] = dict.fromkeys(range(len(sizes)), 0)
         self._persistent = {p for p, size in enumerate(sizes) if size <= limits.persistence}
         self.held, self.whole = 0, sum(sizes)
 
@@ -89,12 +89,16 @@ class Gathering:
 
     def run(self, uses: Sequence[Use], num_moments: int) -> np.ndarray:
         """Elements gathered at each moment of a stretch with these uses, (T,) int64."""
-        held = np.full(num_moments, self.held, np.int64)
-        for use in uses:
-            held[use.start] = self._fetch(use.parameters)
-            held[use.start + 1 :] = self.held
-            self._release(use.parameters)
-            held[use.stop :] = self.held
+        moments = [(use.start, True, use.parameters) for use in uses]
+        moments += [(use.stop, False, use.parameters) for use in uses]
+        held = np.empty(num_moments, np.int64)
+        before = 0
+        for moment, begins, used in sorted(moments):
+            held[before:moment] = self.held
+            most = self._fetch(used) if begins else self._release(used)
+            held[moment : moment + 1] = most
+            before = moment + 1
+        held[before:] = self.held
         return held
 
     def _fetch(self, used: tuple[int, ...]) -> int:
@@ -108,6 +112,7 @@ class Gathering:
         self._launch([p for p in used if p not in self._available and p not in self._in_flight])
         most = self.held
         for p in used:
+            self._active[p] += 1
             if p in self._in_flight:
                 most = max(most, self._wait(p))
         if record.mode == "complete":
@@ -126,6 +131,9 @@ class Gathering:
         group = self._in_flight.pop(parameter)
         if not group.landed:
             self._add(group.missing)
+            if len(group.missing) == 1:  # one parameter stays in the buffer
+                self.held -= group.size
+                group.size = 0
             group.landed = True
         most = self.held
         self._leave(group, parameter)
@@ -161,11 +169,16 @@ class Gathering:
                 size += self._sizes[parameter]
         self._launch(chosen)
 
-    def _release(self, used: tuple[int, ...]) -> None:
-        """Give back parameters that no module needs soon."""
+    def _release(self, used: tuple[int, ...]) -> int:
+        """Give back parameters that no module needs soon; return the elements held before."""
+        before = self.held
+        for p in used:
+            self._active[p] -= 1
         for p in self._not_needed_soon(used) & self._available:
-            self._give_back({p})
-            self._num_available -= self._sizes[p]
+            if not self._active[p]:
+                self._give_back({p})
+                self._num_available -= self._sizes[p]
+        return before
 
     def _not_needed_soon(self, used: tuple[int, ...]) -> set[int]:
         if self._record.mode != "complete":

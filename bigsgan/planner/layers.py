@@ -190,19 +190,83 @@ def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
 
 @contextmanager
 def watched(network: nn.Module, census: Census) -> Iterator[None]:
-    """Take the gradients of parameters away inside the block as they arrive, and let a census know."""
+    """Let a census know, inside the block, when parameters are used, and take their gradients away as they arrive.
+
+    A module's parameters are used during its forward pass, and in the backward pass from the gradients of what it
+    returned to those of what it was given, as ZeRO 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
+    """
     census.ignore([*network.parameters(), *network.buffers()])
     census.expect_gradients(network.parameters())
-
-    def take(parameter: Tensor) -> None:
-        parameter.grad = None
-        census.gradient_arrived(parameter.numel())
-
+    numbers = {id(parameter): number for number, parameter in enumerate(network.parameters())}
     with ExitStack() as hooks:
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                hooks.enter_context(parameter.register_post_accumulate_grad_hook(take))
+        for module in network.modules():
+            if own := list(module.parameters(recurse=False)):
+                watch = _Watch(census, tuple(numbers[id(p)] for p in own))
+                handles = [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
+                handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
+                for handle in handles:
+                    hooks.enter_context(handle)
         yield
+
+
+class _Watch:
+    """Hooks of one module with parameters of its own."""
+
+    def __init__(self, census: Census, parameters: tuple[int, ...]) -> None:
+        self._census, self._parameters = census, parameters
+        self._forward: list[Any] = []
+        self._backward: list[Any] = []
+        self._missing = 0
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Before the forward pass."""
+        self._forward.append(self._census.begin_use(self._parameters))
+        return tuple(self._marked(value, self._arrived_at_input, True) for value in inputs)
+
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        """After the forward pass."""
+        self._census.end_use(self._forward.pop())
+        if isinstance(output, tuple):
+            return tuple(self._marked(value, self._arrived_at_output, False) for value in output)
+        return self._marked(output, self._arrived_at_output, False)
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """After a parameter's gradient is complete."""
+        parameter.grad = None
+        self._census.gradient_arrived(parameter.numel())
+
+    def _marked(self, value: Any, call: Any, is_input: bool) -> Any:
+        if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
+            return value
+        self._missing += is_input
+        return _Mark.apply(value, call)
+
+    def _arrived_at_output(self) -> None:
+        if not self._backward:
+            self._backward.append(self._census.begin_use(self._parameters))
+
+    def _arrived_at_input(self) -> None:
+        self._missing -= 1
+        if self._missing == 0 and self._backward:
+            self._census.end_use(self._backward.pop())
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; calls a function when the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.call()
+        return grad, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 class _Source(torch.autograd.Function):

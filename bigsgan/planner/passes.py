@@ -34,7 +34,7 @@ class Passes:
 
     def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
         """Join neighbouring layers; with ``checkpointing`` each is recomputed in the backward pass."""
-        self._tapes, self._checkpointing = _with_uses(tapes), checkpointing
+        self._tapes, self._checkpointing = _renumber(tapes), checkpointing
         tapes = self._tapes
         self._carries, self._sizes = _number_tensors(tapes)
         self._own = [0 if checkpointing else tape.kept for tape in tapes]
@@ -106,11 +106,11 @@ def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[i
     return carries, sizes
 
 
-def _with_uses(tapes: Sequence[LayerTape]) -> list[LayerTape]:
-    """Let each layer need its parameters, which are numbered through all layers, for as long as it computes."""
-    found, first = [], 0
+def _renumber(tapes: Sequence[LayerTape]) -> list[LayerTape]:
+    """Number the parameters through all layers."""
+    renumbered, offset = [], 0
     for tape in tapes:
-        own = tuple(range(first, first + tape.num_parameters))
-        found.append(tape._replace(**{name: getattr(tape, name).using(own) for name in STRETCHES}))
-        first += tape.num_parameters
-    return found
+        stretches = {name: getattr(tape, name).renumbered(offset) for name in STRETCHES}
+        renumbered.append(tape._replace(**stretches))
+        offset += tape.num_parameters
+    return renumbered

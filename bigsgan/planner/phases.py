@@ -116,7 +116,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         sends=(0, to_others) if part.is_last or not part.is_held else entering(part.bounds[1]),
         data=data,
         num_beyond=phase.num - shown,
-        pinned=isinstance(passes, WholePass),
+        pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         before=program.peak(num) if program and teaches and part.is_last else 0,
         exposed=_exposed(plan, num) if phase.exposes and part.is_last else 0,
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from bigsgan.engines.orders import Turn
 from bigsgan.engines.phases import Phase, Task
-from bigsgan.planner.census import Stretch
-from bigsgan.planner.gathering import Gathering
+from bigsgan.planner.census import Stretch, Use
+from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
 
@@ -280,22 +281,45 @@ def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states
     ``sizes`` are the elements of each parameter.
     """
     assert states.limits is not None
-    gathering, own = Gathering(sizes, states.limits), [moment for moment in moments if moment.network == network]
+    own = tuple(_Step.of(moment) for moment in moments if moment.network == network)
+    return [array * states.itemsize for array in _gather(own, tuple(sizes), states.limits)]
+
+
+class _Step(NamedTuple):
+    """The part of a ``Moment`` that matters for gathering. It does not depend on the number of samples."""
+
+    begins: bool
+    updates: bool
+    pinned: bool
+    kind: Hashable
+    uses: tuple[Use, ...] | None
+    num_moments: int
+
+    @classmethod
+    def of(cls, moment: Moment) -> _Step:
+        stretch = moment.stretch
+        uses, num = (None, 1) if stretch is None else (stretch.uses, len(stretch.live))
+        return cls(moment.begins, moment.updates, moment.pinned, moment.kind, uses, num)
+
+
+@lru_cache(maxsize=256)
+def _gather(steps: tuple[_Step, ...], sizes: tuple[int, ...], limits: Limits) -> list[np.ndarray]:
+    gathering = Gathering(sizes, limits)
     gathering.update()
     arrays = [np.array([gathering.held], np.int64)]
-    for _ in range(_UPDATES if own else 0):
-        arrays = [_gather_one(moment, gathering) for moment in own]
-    return [array * states.itemsize for array in arrays]
+    for _ in range(_UPDATES if steps else 0):
+        arrays = [_gather_one(step, gathering) for step in steps]
+    return arrays
 
 
-def _gather_one(moment: Moment, gathering: Gathering) -> np.ndarray:
-    if moment.begins:
-        gathering.begin(moment.kind)
+def _gather_one(step: _Step, gathering: Gathering) -> np.ndarray:
+    if step.begins:
+        gathering.begin(step.kind)
     before = gathering.held
-    if moment.updates:
+    if step.updates:
         gathering.update()
         return np.array([before, gathering.held], np.int64)
-    if moment.stretch is None:
+    if step.uses is None:
         return np.array([before], np.int64)
-    array = gathering.run(moment.stretch.uses, len(moment.stretch.live))
-    return np.maximum(array, gathering.whole) if moment.pinned else array
+    array = gathering.run(step.uses, step.num_moments)
+    return np.maximum(array, gathering.whole) if step.pinned else array
