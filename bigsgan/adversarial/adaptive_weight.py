@@ -47,12 +47,16 @@ class AdaptiveWeight:
         self.parameter = section.parameter
         self._section, self._factor, self._num_passes = section, factor, num_passes
         self._sum_over_replicas, self._statistics = sum_over_replicas, statistics
-        self._seen: dict[int, Tensor] = {}  # by micro-batch, (2, numel)
+        self._seen: dict[int, Tensor] = {}  # by micro-batch, (2, numel), or their sum at 0
         self._weight: Tensor | None = None
 
     def weigh(self, index: int, grads: Sequence[Tensor]) -> None:
         """Take the gradients of A and R by W, the means over this rank's samples of a micro-batch."""
-        self._seen[index] = torch.stack([each.flatten() for each in grads])
+        own = torch.stack([each.flatten() for each in grads])
+        if self._section.over == "micro_batch":
+            self._seen[index] = own
+        else:
+            self._seen[0] = self._seen[0] + own if self._seen else own
 
     def weighted(self, index: int, grads: Tensor) -> Tensor:
         """Return the gradient at the images of a micro-batch, (n, C, H, W), after all have been weighed.
@@ -70,13 +74,13 @@ class AdaptiveWeight:
         if self._section.over == "micro_batch":
             return self._ratio(self._seen.pop(index))
         if self._weight is None:
-            total = torch.stack([*self._seen.values()]).sum(dim=0)
-            self._weight = self._ratio(self._sum_over_replicas(total) / self._num_passes)
-            self._seen.clear()
+            self._weight = self._ratio(self._sum_over_replicas(self._seen.pop(0)) / self._num_passes)
         return self._weight
 
     def _ratio(self, grads: Tensor) -> Tensor:
         adversarial, rest = grads.norm(dim=1)
         weight = self._factor * (rest / (adversarial + _LEAST)).clamp(max=self._section.largest)
+        # The update is skipped if one overflows, as if the gradient did: no ratio of such norms means anything.
+        weight = torch.where(torch.isfinite(adversarial + rest), weight, torch.nan)
         self._statistics.add(STATISTIC, weight)
         return weight

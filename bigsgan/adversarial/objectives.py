@@ -108,7 +108,7 @@ class DiscriminatorObjective:
         read: dict[str, Any] = {f"{name}_logits": each for name, each in self._by_segment(outputs).items()}
         read |= zip(PREDICTED, features, strict=False)
         real, fake = read["real_logits"].detach(), read["fake_logits"].detach()
-        for term in self._terms:
+        for term in self._terms if self._learns else ():
             term.observe(real, fake)
         loss = _total(self._of_logits, read, self._statistics)
         if tangents is not None:

@@ -7,6 +7,7 @@
     G differentiates    the slope of G at its styles                       for path length in forward mode
     G makes images      fakes = G(latents)
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
+    G weighs            the slopes of L's parts at one parameter           for an adaptive weight
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
 If a step of D and G's update share their fakes, G makes images once. ``objective.schedule`` may let G's update come
@@ -112,6 +113,7 @@ class AdversarialStep:
         self._plan, self._section, self._sources = plan, plan.objective, sources
         self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
+        self._learns = True
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
@@ -127,6 +129,7 @@ class AdversarialStep:
             self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
         adaptive = self._section.adversarial.adaptive is not None  # it has the factor then
         weights = {**scheduled.penalty_weights, "generator": 1.0 if adaptive else scheduled.adversarial}
+        self._learns = scheduled.discriminator_learns
         for term in self._terms:
             term.begin_update(weights)
         self.executor(self._works(update, scheduled))
@@ -326,6 +329,8 @@ class AdversarialStep:
 
     def _record(self, name: str, engine: Engine) -> None:
         if engine.outcomes.last is False or engine.grad_norm is None:  # not finite, or known to other ranks only
+            return
+        if name == "discriminator" and not self._learns:  # it is 0, which alarms would take for the usual
             return
         if isinstance(engine.grad_norm, Tensor):
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm, self._images(name))

@@ -189,7 +189,9 @@ class PlainLoop:
         section, part = self._recipe.objective, self._slices["discriminator"]["discriminator"]
         number = counters[0] * section.d_steps + counters[1]
         num_made = self._recipe.generator.images_per_sample
-        objective = DiscriminatorObjective(self._terms, self._statistics, number, num_made)
+        objective = DiscriminatorObjective(
+            self._terms, self._statistics, number, num_made, numbers.discriminator_learns
+        )
         self._choose_kernels(objective.differentiates_inputs)
         for j, fake in enumerate(fakes):
             samples, draws = part.positions(j), self._draws

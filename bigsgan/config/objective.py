@@ -281,7 +281,7 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
     adversarial: Adversarial = Adversarial()
     discriminator_from_nimg: NaturalInt = 0
-    """Images before which D does not learn: its loss is 0."""
+    """Images before which D does not learn: its loss is 0; ``orthogonal`` and weight decay go on."""
     terms: list[OwnTerm] = Field(default=[])
     """Parts of the losses from your own code."""
 

@@ -327,6 +327,10 @@ def _check_objective(recipe: Recipe) -> None:
     if recipe.statistics == "every_pass" and objective.adversarial.adaptive:
         problem, detail = "must be every_update with objective.adversarial.adaptive", "G's passes are repeated then"
         raise UserError("statistics", "every_pass", problem, "remove it, or give a fixed weight", detail)
+    if objective.feature_matching and objective.adversarial.adaptive:
+        problem, detail = "must be 0 with objective.adversarial.adaptive", "it would be weighed with the loss on logits"
+        remedy = "remove it, or give a fixed weight"
+        raise UserError("objective.feature_matching", objective.feature_matching, problem, remedy, detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
         what = "with a generator from images" if recipe.translates else "with objective.fake_labels=data"
         detail = "images are made an update before D reads the data that they would depend on"

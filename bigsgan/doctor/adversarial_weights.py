@@ -18,7 +18,7 @@ def adversarial_weights(section: Adversarial, nimg: int, network: Any, parts: Se
     if section.adaptive is None:
         return [weight] * len(parts)
     ending = section.adaptive.parameter
-    (last,) = (parameter for name, parameter in network.named_parameters() if name.endswith(ending))
+    (last,) = (parameter for name, parameter in network.named_parameters() if f".{name}".endswith(f".{ending}"))
     grads: Any = [[torch.autograd.grad(each, last, retain_graph=True)[0] for each in part[:2]] for part in parts]
     if section.adaptive.over == "batch":
         grads = [[sum(each) / len(parts) for each in zip(*grads, strict=True)]] * len(parts)

@@ -16,6 +16,10 @@ from bigsgan.errors import UserError
 FIELD = "objective.adversarial.adaptive.parameter"
 """The recipe's key."""
 
+_LARGEST, _LEAST = 2.0**-6, 1e-30
+"""Of a gradient at images: the largest element where it is pulled back, so that fp16 holds a sum over a million pixels;
+and what all but zeros exceed."""
+
 
 def parameter_at(network: nn.Module, ending: str, whose: str = "G") -> tuple[nn.Module, str]:
     """Return the module that holds a parameter, and the parameter's name in it.
@@ -28,13 +32,17 @@ def parameter_at(network: nn.Module, ending: str, whose: str = "G") -> tuple[nn.
     Raises:
         UserError: No parameter's name ends so, or several do.
     """
-    names = [name for name, _ in network.named_parameters()]
+    holders = dict(network.named_parameters(remove_duplicate=False))
+    names = list(holders)
     found = [name for name in names if name == ending or name.endswith(f".{ending}")]
     if len(found) != 1:
         problem = f"is of several parameters of {whose}" if found else f"is of no parameter of {whose}"
         remedy = "give more of its name" if found else "give the end of a parameter's name"
         shown = ", ".join((found or names)[-8:])
         raise UserError(FIELD, ending, problem, remedy, f"such as {shown}")
+    if sum(holders[found[0]] is each for each in holders.values()) > 1:
+        remedy = "name a parameter that one module uses"
+        raise UserError(FIELD, ending, f"is shared by several modules of {whose}", remedy)
     path, _, name = found[0].rpartition(".")
     return network.get_submodule(path), name
 
@@ -43,14 +51,14 @@ class Exposure:
     """What a pass has left of a network with an exposed parameter.
 
     Attributes:
-        later: The parameters of the modules that it has called since, among them the exposed one's.
-        num_bytes: Bytes of what these have read.
+        later: By identity, the parameters of the modules that it has called since, among them the exposed one's.
+        num_bytes: Bytes of what those of these that have no parts have read.
     """
 
     def __init__(self, ending: str) -> None:
         self._ending = ending
         self._copy: Tensor | None = None
-        self.later: list[nn.Parameter] = []
+        self.later = dict[int, nn.Parameter]()
         self.num_bytes = 0
 
     @property
@@ -76,22 +84,27 @@ class Exposure:
     def note(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         """Take note of a module that is about to be called."""
         if self._copy is not None:
-            self.later += module.parameters(recurse=False)
-            self.num_bytes += sum(each.nbytes for each in inputs if isinstance(each, Tensor))
+            self.later |= {id(each): each for each in module.parameters(recurse=False)}
+            if next(module.children(), None) is None:
+                self.num_bytes += sum(each.nbytes for each in inputs if isinstance(each, Tensor))
 
 
-def gradients(graph: Graph, grads: Tensor, scale: float) -> list[Tensor]:
+def gradients(graph: Graph, grads: Tensor) -> list[Tensor]:
     """Return the gradients by an exposed parameter, float32, for each part of a loss.
+
+    Each part is scaled by a power of two of its own, so that half types neither overflow nor lose small numbers.
 
     Args:
         graph: From a copy of the parameter to images, (n, C, H, W).
         grads: The gradients of the parts at the images, side by side, (n, parts * C, H, W).
-        scale: Factor on these, so that half types hold them.
     """
     (images, *_), (copy, *_) = graph
-    parts = grads.split(images.shape[1], dim=1)
-    found = [torch.autograd.grad(images, copy, part * scale, retain_graph=True)[0] for part in parts]
-    return [each.float() / scale for each in found]
+    found = []
+    for part in grads.split(images.shape[1], dim=1):
+        scale = torch.exp2((_LARGEST / part.abs().amax().clamp(min=_LEAST)).log2().floor())
+        (grad,) = torch.autograd.grad(images, copy, part * scale, retain_graph=True)
+        found.append(grad.float() / scale)
+    return found
 
 
 @contextmanager

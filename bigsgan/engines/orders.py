@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Learns, MakesImages, Phase, Placed, PullsBack, Task, Weighs
+from bigsgan.engines.phases import Judges, Learns, MakesImages, Phase, Placed, PullsBack, Task, Weighs
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.engines.tasks import awaited, in_turn, of_micro_batch
@@ -109,9 +109,10 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     is alive at a time. Where G's update comes first, D's steps come last. Where updates overlap, G makes images for D's
     next steps before its own.
     """
-    last, pulls_back = next((number, phase) for number, phase in enumerate(phases) if isinstance(phase, PullsBack))
+    last = next(number for number, phase in enumerate(phases) if isinstance(phase, PullsBack))
+    judges = next(number for number, phase in enumerate(phases) if isinstance(phase, Judges))
     learning = [number for number, phase in enumerate(phases) if isinstance(phase, Learns)]
-    if pulls_back.grads_from > learning[0]:
+    if judges > learning[0]:
         first = 1 + learning[-1]
         yield from _by_phase(range(first), phases)
         yield from _by_micro_batch(range(first, last + 1), phases)

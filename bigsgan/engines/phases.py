@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from bigsgan.config import RunPlan
 from bigsgan.config.objective import Segments
@@ -178,7 +178,6 @@ class Weighs(Phase):
     """
 
     network, update_of, label, forward, backward = "generator", "generator", "G weighs", False, True
-    needs_until: ClassVar[Kind] = "backward"
     only_on = -1
     grads_from: int
     graphs_from: int

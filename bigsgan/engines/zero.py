@@ -204,8 +204,9 @@ class ZeroEngine(DeepSpeedBacked):
             return
         if work.weigh is not None:
             assert grads is not None, "a phase that weighs reads gradients"
+            self._prefetching.expect("weigh")  # whose passes are never complete, so that no record is made or compared
             with self._pinned(self._later):  # hooks gather them for one backward pass only
-                work.weigh(index, gradients(graph, grads, self.loss_scale))
+                work.weigh(index, gradients(graph, grads))
             self._prefetching.end()
             work.outputs[index] = grads
             return
@@ -273,7 +274,7 @@ class ZeroEngine(DeepSpeedBacked):
         self._prefetching.expect("expose")
         with exposed(self.network, work.exposed) as found:
             (images,) = self._root(inputs, Pass(moving, trains=False))
-        work.graphs[index], self._later = Graph((images,), (found.copy,)), found.later
+        work.graphs[index], self._later = Graph((images,), (found.copy,)), [*found.later.values()]
         work.outputs[index] = images.detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:

@@ -13,7 +13,6 @@ from bigsgan.engines.exposing import exposed
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, Weighs, phases_of
 from bigsgan.engines.pipeline.layout import meta_inputs
-from bigsgan.models.build import network_on_meta
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
@@ -99,7 +98,8 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         outputs = seam
     elif phase.gives_slopes and part.is_first:
         outputs = slope
-    to_others = seam if plan.images_travel and part.is_last and phase.grads_from is not None else 0
+    arrives = isinstance(phase, Weighs) or (phase.grads_from is not None and not plan.objective.adversarial.adaptive)
+    to_others = seam if plan.images_travel and part.is_last and arrives else 0
     teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
     program = traces.program(plan.recipe)
     data = phase.num * image if isinstance(phase, Learns) and part.is_first else 0
@@ -118,18 +118,19 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         before=program.peak(num) if program and teaches and part.is_last else 0,
-        exposed=_exposed(plan, num) if phase.exposes and part.is_last else 0,
+        exposed=_exposed(traces, plan, num) if phase.exposes and part.is_last else 0,
     )
 
 
-def _exposed(plan: RunPlan, num: int) -> int:
-    """Bytes that the graph from G's exposed parameter to so many images keeps."""
-    section = plan.recipe.objective.adversarial.adaptive
+def _exposed(traces: Traces, plan: RunPlan, num: int) -> int:
+    """Bytes that the graph from G's exposed parameter to so many images keeps, and at ZeRO 3 the weights behind it."""
+    section = plan.objective.adversarial.adaptive
     assert section is not None, "an adaptive weight exposes a parameter"
-    network, inputs = network_on_meta(plan.recipe, "generator"), meta_inputs(plan, "generator", num)
+    network, inputs = traces.network(plan, "generator"), meta_inputs(plan, "generator", num)
     with exposed(network, section.parameter) as found:
         network(*inputs)
-    return found.num_bytes
+    is_sharded = plan.engines["generator"].file.stage == 3
+    return found.num_bytes + is_sharded * sum(each.nbytes for each in found.later.values())
 
 
 def _pixels(plan: RunPlan) -> int:

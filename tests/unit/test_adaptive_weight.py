@@ -13,8 +13,9 @@ from bigsgan.engines.base import Graph
 from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.errors import UserError
 from bigsgan.monitor import Statistics
+from bigsgan.planner.activations import Traces
 from bigsgan.planner.phases import _exposed
-from tests.image_games import ADAPTIVE, NAMES
+from tests.image_games import ADAPTIVE, NAMES, Encoder
 from tests.tiny import both, stages, tiny_plan, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -22,13 +23,32 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def given():
-    plugins.give([f"tests.image_games:{name}" for name in NAMES])
+    plugins.give([*(f"tests.image_games:{name}" for name in NAMES), f"{__name__}:Idle", f"{__name__}:doubt"])
 
 
 def test_factor():
     section = Adversarial(weight=0.5, from_nimg=100, ramp_nimg=49)
     assert [section.factor(nimg) for nimg in (0, 99, 100, 124, 149, 10**6)] == [0, 0, 0.01, 0.25, 0.5, 0.5]
     assert Adversarial().factor(0) == 1
+
+
+def doubt(fake_logits):
+    """A term of logits."""
+    return fake_logits.mean()
+
+
+class Idle(Encoder):
+    """A generator with a module whose result it drops."""
+
+    def __init__(self, image_channels):
+        super().__init__(image_channels, 4)
+        self.idle, self.image = nn.Linear(1, 1), nn.Upsample(scale_factor=4)
+
+    def forward(self, images, labels, seeds):
+        """As the autoencoder of two layers."""
+        latents, code, classes = super().forward(images, labels, seeds)
+        self.idle(images[:, :1, 0, :1])
+        return self.image(latents).mean(1, keepdim=True).expand_as(images), code, classes
 
 
 class Net(nn.Module):
@@ -51,12 +71,39 @@ def test_gradients_by_an_exposed_parameter():
         expected = [torch.autograd.grad(network(x), network.get_parameter(name), part)[0] for part in parts]
         with exposed(network, name) as found:
             images = network(x)
-        own = gradients(Graph((images,), (found.copy,)), torch.cat(parts, dim=1), scale=8.0)
+        own = gradients(Graph((images,), (found.copy,)), torch.cat(parts, dim=1))
         for ours, theirs in zip(own, expected, strict=True):
             torch.testing.assert_close(ours, theirs)
     assert torch.is_grad_enabled()
     assert "forward" not in vars(network.twice)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e5])
+def test_half_types_hold_gradients_of_any_size(size):
+    """Their scale is that of each part; the gradient of zeros is zero."""
+    layer, x = nn.Conv2d(3, 3, 1, bias=False).half(), torch.randn(8, 3, 64, 64)
+    part = size * torch.randn(8, 3, 64, 64).abs()
+    with exposed(layer, "weight") as found:
+        images = layer(x.half()).float()
+    own, zero = gradients(Graph((images,), (found.copy,)), torch.cat([part, 0 * part], dim=1))
+    expected = torch.einsum("nohw,nihw->oi", part, x)[:, :, None, None]
+    assert float((own - expected).norm() / expected.norm()) < 1e-2
+    assert not zero.any()
+
+
+def test_an_overflow_gives_no_weight():
+    own = AdaptiveWeight(Adaptive(parameter="x"), 1.0, 1, lambda total: total, Statistics(CPU))
+    own.weigh(0, [torch.tensor([torch.inf, 1.0]), torch.ones(2)])
+    assert own.weighted(0, torch.ones(1, 2, 1, 1)).isnan().all()
+
+
+def test_a_shared_parameter_is_refused():
+    network = Net()
+    network.last.weight = network.first.weight
+    for name in ("last.weight", "first.weight"):
+        with pytest.raises(UserError, match="is shared by several modules"), exposed(network, name):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -97,11 +144,17 @@ def test_the_weight_is_that_of_the_mean_gradients():
         ("1.module.second", "third", "objective.adversarial.adaptive.parameter", "is of no parameter"),
         ("l1: 3, ", "", "objective.adversarial.adaptive", "needs a term of G's images in every update"),
         ("weight: 0.7", "weight: -1", "objective.adversarial.weight", "must be"),
+        ("1.module.second", "module.idle", "objective.adversarial.adaptive.parameter", "do not depend"),
+        ("tests.image_games:divergence", f"{__name__}:doubt", "objective.terms.0.use", "must read images or outputs"),
     ],
 )
 def test_what_is_refused(tmp_path, old, new, field, problem):
+    game = [each.replace(old, new) for each in ADAPTIVE]
+    if "idle" in new:
+        game = [each.replace("tests.image_games:autoencoder", f"{__name__}:Idle") for each in game]
+    recipe = tiny_recipe(tmp_path, *game) if "-1" not in new else None
     with pytest.raises(UserError, match=problem) as caught:
-        Own.of(tiny_recipe(tmp_path, *(each.replace(old, new) for each in ADAPTIVE)), CPU)
+        Own.of(recipe or tiny_recipe(tmp_path, *game), CPU)
     assert caught.value.field == field
 
 
@@ -114,4 +167,4 @@ def test_bytes_that_wait(tmp_path):
     """What the exposed layer reads, a map of 4 channels of half the side."""
     plan = tiny_plan(tmp_path, 1, ADAPTIVE, both(1))
     side = plan.recipe.data.side // 2
-    assert _exposed(plan, 3) == 3 * 4 * side**2 * 4
+    assert _exposed(Traces(), plan, 3) == 3 * 4 * side**2 * 4

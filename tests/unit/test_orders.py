@@ -18,6 +18,7 @@ from bigsgan.engines.exchange import messages
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Phase, Task, game_of, update_phases
 from bigsgan.engines.pipeline.schedule import Cost
+from bigsgan.engines.tasks import in_turn
 from tests.tiny import both, stages, tiny_plan
 
 G, D = NETWORKS
@@ -228,6 +229,26 @@ def test_no_rank_waits_for_ever(tmp_path, layout, game):
         assert ranks.play() == []
         assert ranks.sent == ranks.ready  # each message was awaited, in the order in which it was sent
         assert sum(map(len, ranks.sent.values())) > 0
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("schedule", ["exact", "generator_first", "overlapped"])
+def test_each_task_of_whole_networks_comes_once(tmp_path, game, schedule):
+    options = ["batch=48", "accumulation=2", *(each for each in GAMES[game] if "schedule" not in each)]
+    if not any(each.startswith("objective=") for each in options):
+        options.append(f"objective.schedule={schedule}")
+    plan = tiny_plan(tmp_path, 1, options, both(1))
+    for phases in updates(plan):
+        (turns,) = ranks_of(plan, phases).turns
+        expected = [task for number, phase in enumerate(phases) for task in in_turn(number, phase)]
+        assert sorted(turn.task for turn in turns) == sorted(expected)
+        done = set[Task]()
+        for task, _ in turns:  # and after what it reads
+            phase = phases[task.phase]
+            for source in {"forward": [phase.images_from], "backward": [phase.grads_from], "step": []}[task.kind]:
+                kind = "forward" if task.kind == "forward" else "backward"
+                assert source is None or Task(source, kind, task.micro_batch) in done
+            done.add(task)
 
 
 @pytest.mark.parametrize("schedule", ["joint", "phases"])

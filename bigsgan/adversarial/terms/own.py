@@ -19,7 +19,7 @@ from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTe
 from bigsgan.config import Recipe
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
-from bigsgan.engines.exposing import parameter_at
+from bigsgan.engines.exposing import FIELD, exposed
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import random_inputs
@@ -80,7 +80,20 @@ def check_adaptive_weight(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None
     section = recipe.objective.adversarial.adaptive
     if section is None:
         return
-    parameter_at(network_on_meta(recipe, "generator"), section.parameter)
+    network, inputs = network_on_meta(recipe, "generator"), random_inputs(recipe, "generator", 2)
+    with exposed(network, section.parameter) as found:
+        images = network(*(each.to("meta") for each in inputs))
+    if not images.requires_grad or torch.autograd.grad(images.sum(), found.copy, allow_unused=True)[0] is None:
+        problem, remedy = "is of a parameter that G's images do not depend on", "name another"
+        raise UserError(FIELD, section.parameter, problem, f"{remedy}: its module must read it as it is called")
+    for number, term in enumerate(terms):
+        if term.network == "generator" and not (term.of_images or term.of_outputs):
+            field, name = f"objective.terms.{number}.use", recipe.objective.terms[number].use
+            problem, detail = (
+                "must read images or outputs with objective.adversarial.adaptive",
+                "it would be weighed too",
+            )
+            raise UserError(field, name, problem, "remove it, or give a fixed weight", detail)
     always = any(term.of_images and term.every == 1 for term in terms)
     if not (always or recipe.objective.l1 or recipe.objective.consistency):
         problem, remedy = "needs a term of G's images in every update", "set objective.l1, or give a term of images"

@@ -210,7 +210,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._choose_kernels(work)
         if work.weigh is not None:
             assert grads is not None, "the rank that makes the images gets the gradients"
-            work.weigh(index, gradients(graph, grads, self.loss_scale))
+            work.weigh(index, gradients(graph, grads))
             work.outputs[index] = grads
             return
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
