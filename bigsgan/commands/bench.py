@@ -29,7 +29,7 @@ def add(group: Commands) -> None:
     command.add_argument("--variants", default=",".join(VARIANTS), help=text)
     _add_count(command, "--rounds", 3, "in each of which every variant takes its turn (default 3)")
     _add_updates(command)
-    _add_form(command)
+    add_form(command)
     command.set_defaults(run=bench_train)
 
     text = "one steady update by phase and operation, with a timeline, and what of the device it uses"
@@ -38,7 +38,7 @@ def add(group: Commands) -> None:
     text = "directory for the timeline, trace.json"
     command.add_argument("--out", required=True, metavar="DIR", type=path_type("--out"), help=text)
     _add_updates(command)
-    _add_form(command)
+    add_form(command)
     command.set_defaults(run=bench_profile)
 
     text = "collectives of one update by phase, against the least that its ZeRO stages could send"
@@ -46,7 +46,7 @@ def add(group: Commands) -> None:
     add_recipe(command)
     text = "of `bench train` (default: the recipe as it is), such as zero1,zero2,zero3"
     command.add_argument("--variants", help=text)
-    _add_form(command)
+    add_form(command)
     command.set_defaults(run=bench_comm)
 
 
@@ -114,10 +114,6 @@ def _check_stages(plan: RunPlan) -> None:
 def _add_updates(command: argparse.ArgumentParser) -> None:
     _add_count(command, "--warmup", 2, "updates before the clock starts (default 2)")
     _add_count(command, "--steps", 5, "updates that are timed at a time (default 5)")
-
-
-def _add_form(command: argparse.ArgumentParser) -> None:
-    add_form(command, "print the results as JSON", "print them as Markdown")
 
 
 def _add_count(command: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:

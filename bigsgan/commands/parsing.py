@@ -149,10 +149,10 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
     add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
 
 
-def add_form(command: argparse.ArgumentParser, json: str, markdown: str) -> None:
-    """Add the options ``--json`` and ``--markdown``, of which one may be given, with their help."""
+def add_form(command: argparse.ArgumentParser) -> None:
+    """Add the options ``--json`` and ``--markdown``, of which one may be given."""
     form = command.add_mutually_exclusive_group()
-    for name, text in (("json", json), ("markdown", markdown)):
+    for name, text in (("json", "print the results as JSON"), ("markdown", "print them as Markdown")):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
 
 

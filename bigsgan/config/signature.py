@@ -106,6 +106,7 @@ def _is_of(value: Any, annotation: Any) -> bool:
         return any(_is_of(value, part) for part in parts)
     if annotation is int:  # numpy's too
         return isinstance(value, Integral) and not isinstance(value, bool)
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array, a tensor
     return isinstance(value, origin or annotation) and all(_is_of(each, parts[0]) for each in (value if parts else ()))
 
 

@@ -13,12 +13,14 @@ from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.preflight import versions
 
 PACKAGE = Path(__file__).parents[1]
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def same_files(subject: Subject) -> Finding:
     """Compare versions, the package's files, recipe and DeepSpeed files with rank 0's."""
     own: dict[str, Any] = {f"version of {name}": version for name, version in versions().items()}
     own |= {"version of Python": platform.python_version()} | (same_on_hosts(subject.plan) if subject.plan else {})
+    own["the NVIDIA driver"] = _DRIVER.read_text().partition("\n")[0] if _DRIVER.exists() else None
     own["files of bigsgan"] = _digest(json.dumps(files := _files()).encode())
     first, *_ = by_rank = subject.ranks.gather(own)
     differs = any(values != first for values in by_rank)

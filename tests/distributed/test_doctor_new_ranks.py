@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bigsgan.doctor import collectives
+from bigsgan.doctor.checks import Finding, Subject
+from bigsgan.runtime import comm
 from tests import REPOSITORY
 from tests.ports import free_port
 
@@ -46,3 +50,19 @@ def test_the_whole_report(tmp_path):
     assert 0 < numbers["share"] < 1.5
     assert len(numbers["images_per_second_alone"]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def rates_found() -> Finding:
+    return collectives.rates(Subject(SimpleNamespace(rank=comm.rank(), size=comm.world_size(), hosts=["a", "a"])))
+
+
+def test_rates_are_of_what_a_rank_sends(ranks):
+    for finding in ranks(2).run(rates_found):
+        rows = finding.numbers["sizes"]
+        names = ["all-reduce", "all-gather", "reduce-scatter"]
+        assert [(row["collective"], row["bytes"]) for row in rows] == [
+            (name, size) for size in collectives.RATED_SIZES for name in names
+        ]
+        for row in rows:
+            sent = row["bytes"] * (2 if row["collective"] == "all-reduce" else 1) // 2
+            assert row["rate"] == pytest.approx(sent / row["seconds"])

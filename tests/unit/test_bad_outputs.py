@@ -12,6 +12,7 @@ from PIL import Image
 
 from bigsgan import cli, export, sample
 from bigsgan.checkpoint import saver
+from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save, whole
@@ -123,3 +124,8 @@ def test_running_out_of_memory_without_training(command, run, monkeypatch, capsy
     name, *options = command.split()
     options += ["--num", "7"] if name == "sample" else []
     check(capsys, [name, *options, "--run", "run", "--out", "x"], "memory: ", *NO_MEMORY[command])
+
+
+def test_classes_of_a_run_without_classes():
+    with pytest.raises(UserError, match=r"^--classes: needs a run with classes; remove the option$"):
+        sample.choose_columns(0, [range(1)], 100)

@@ -242,3 +242,10 @@ def test_both_networks_have_one_log_of_collectives(tmp_path):
             (tmp_path / f"{name}.json").write_text(json.dumps({"comms_logger": logger}))
         with nullcontext() if is_same else pytest.raises(UserError, match="comms_logger: must be that of "):
             plan_run(recipe, 1)
+
+
+def test_sections_whose_features_are_all_off_ask_for_nothing(tmp_path):
+    off = {"partition_activations": False, "cpu_checkpointing": False, "number_checkpoints": None, "profile": False}
+    assert read(tmp_path, {"activation_checkpointing": off}).content == {}
+    with pytest.raises(UserError):
+        read(tmp_path, {"activation_checkpointing": {**off, "number_checkpoints": 4}})

@@ -228,3 +228,11 @@ def test_a_save_removes_what_killed_saves_left_and_nothing_else():
     assert json.loads((directory / "000000000064/manifest.json").read_text())["nimg"] == 64
     kept = {path.name for path in directory.iterdir()}
     assert kept == {*others, "000000000001.partial", "000000000064", "latest"}
+
+
+def test_a_run_directory_does_not_lie_in_a_file():
+    Path("file").write_text("")
+    with pytest.raises(
+        UserError, match=r"^out: must be a directory, got 'file/run' \(file is not a directory\); give "
+    ):
+        refuse_directory(Path("file/run"), "out")

@@ -12,6 +12,7 @@ from torch import nn
 
 import bigsgan
 from bigsgan import plugins
+from bigsgan.cli import main
 from bigsgan.config import plan_run
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.errors import UserError
@@ -483,3 +484,19 @@ def shares(latent_size, image_channels, resolution):
 
 def test_layers_do_not_share_parameters(tmp_path):
     assert "has a parameter of layers 0 and 1: module.weight; let one layer hold" in checked(tmp_path, "shares")
+
+
+def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
+    """An entry point's name is a family, and `bigsgan plugins` lists it."""
+    package = tmp_path / "somebody-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bigsgan.families]\nsomebodys = tests.outside:Generator\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = recipe_with(tmp_path, generator="somebodys")
+    assert network_on_meta(recipe, "generator").layers["0"].module.side == 4
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().out.split() == [
+        *("name", "kind", "stands", "for", "package", "version"),
+        *("somebodys", "families", "tests.outside:Generator", "somebody", "1.0"),
+    ]

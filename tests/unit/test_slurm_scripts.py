@@ -123,6 +123,10 @@ def test_every_rank_that_was_asked_for_is_started(job, script, variables, option
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "2 + 1 GPUs": (UNEQUAL, "nodes: have 2 and 1 GPUs; give --gpus-per-node, or --gpus-per-task 1 with --ntasks"),
+    "GPUs on one node": (
+        {"NODES": nodes("gpu:2(IDX:0-1)", "(null)")},
+        "nodes: have 2 and 0 GPUs; give",
+    ),
     "--ntasks 3 with 4 GPUs": ({"NODES": TWO, **THREE}, "--ntasks: 3 is not one for each of 4 GPUs; leave it out, or"),
     "--gpus-per-task 2": ({"NODES": TWO, "SLURM_NTASKS": "2", "SLURM_GPUS_PER_TASK": "2"}, "--gpus-per-task"),
     "--gpus-per-task 1 alone": ({"NODES": TWO, "SLURM_GPUS_PER_TASK": "1"}, "--ntasks: must be given with"),
@@ -313,3 +317,9 @@ def test_other_data_of_the_same_name_is_copied_too(job):
     (data / "shard.tar").write_text("new")
     os.utime(data, (0, 0))
     assert staged() == "new"
+
+
+def test_the_example_of_a_site_changes_nothing_as_it_stands(job):
+    plain, calls = job.run("--config", "R.yaml")
+    assert job.run("--config", "R.yaml", BIGSGAN_SITE=str(SCRIPTS / "site.example.sh"))[1] == calls
+    assert plain.returncode == 0

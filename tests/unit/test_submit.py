@@ -159,3 +159,10 @@ def test_without_the_number_of_ranks_or_the_environment(here, capsys):
     (here / "bin" / "sbatch").rename(here / "bin" / "bigsgan")
     assert run("--gpus-per-node", "1") == 2
     assert "must be on the PATH" in capsys.readouterr().err
+
+
+def test_a_limit_in_the_environment_counts_where_no_option_gives_one(here, monkeypatch, capsys):
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    assert run("--gpus-per-node", "1") == 2
+    assert "SBATCH_TIMELIMIT: must be at least 3 minutes, got '1'" in capsys.readouterr().err
+    assert run("--gpus-per-node", "1", "--time", "12") == 0
