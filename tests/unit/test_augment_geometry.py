@@ -56,12 +56,6 @@ def noise_image(height: int, width: int, channels: int = 1) -> Tensor:
     return torch.rand(1, channels, height, width, dtype=torch.float64, generator=generator) * 2 - 1
 
 
-@pytest.mark.parametrize("size", [(16, 16), (12, 17), (5, 4)])
-def test_no_transformation_is_the_identity(size):
-    x = noise_image(*size, channels=3)
-    assert_close(transformed(x), x, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("size", [(16, 16), (8, 24)])
 def test_integer_translation_reflects_at_the_border(size):
     x = noise_image(*size)
@@ -118,16 +112,8 @@ def test_general_transformations_read_where_their_inverse_points(given, source):
 
 
 def test_the_inverse_matrix_undoes_all_in_order():
-    given = geometry(
-        flip=1,
-        quarter_turns=3,
-        shift=(0.1, -0.06),
-        scale=1.4,
-        rotation_before=0.3,
-        stretch=0.7,
-        rotation_after=-1.1,
-        translation=(0.2, 0.05),
-    )
+    given = {"flip": 1, "quarter_turns": 3, "shift": (0.1, -0.06), "scale": 1.4, "rotation_before": 0.3}
+    given = geometry(**given, stretch=0.7, rotation_after=-1.1, translation=(0.2, 0.05))
 
     def rotation(angle: float) -> np.ndarray:  # of the picture, y pointing down
         c, s = math.cos(angle), math.sin(angle)
@@ -212,10 +198,3 @@ def test_strengths_are_distributed_as_published():
         assert abs(s[name].std() - math.pi / math.sqrt(3)) < 2 * error
     assert abs(s["translation"].std() / 0.125 - 1) < error
     assert abs(np.corrcoef(s["translation"].T)[0, 1]) < error
-
-
-def test_nothing_acts_at_probability_0():
-    s = strengths_of(1000, 0.0)
-    neutral = geometry()._asdict()
-    for name, value in s.items():
-        assert (value == neutral[name].numpy()).all(), name

@@ -126,9 +126,7 @@ def test_the_schedule_is_half_a_cosine():
         ({"target": 0.6, "policy": ["color"]}, "policy"),
         ({"kind": "diffaugment", "policy": ["color", "color"]}, "policy"),
         ({"kind": "diffaugment", "pipeline": "bg"}, "pipeline"),
-        ({"kind": "diffaugment", "p": 0.5}, "p"),
         ({"kind": "diffaugment", "final_p": 0.5}, "final_p"),
-        ({"kind": "diffaugment", "target": 0.6}, "target"),
     ],
 )
 def test_what_has_no_effect_is_refused(section, field):

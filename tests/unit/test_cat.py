@@ -314,32 +314,6 @@ def test_without_classes():
     assert d(images, y).shape == (2, 4)
 
 
-@pytest.mark.slow
-def test_parts_of_a_network_give_what_the_whole_gives():
-    z, y, images = samples(2, 1, 8)
-    g = drawn(generator(8, 1, 3, **TINY, latent_size=6), 0)
-    d = drawn(discriminator(8, 1, 3, **TINY, patch=1), 0)
-    for network, inputs in ((g, (z, y)), (d, (images, y))):
-        for cut in range(1, len(network.layers)):
-            carry = network.part(0, cut).fold(*inputs)
-            assert all(entry.requires_grad for entry in carry if entry.is_floating_point())
-            assert torch.equal(network.part(cut, len(network.layers))(*carry), network(*inputs))
-
-
-def test_bf16_products_on_float32_weights():
-    """Sums over blocks and logits stay float32; what products round is seen, and small."""
-    _, y, images = samples(2, 1, 8)
-    made = {}
-    for bf16 in (False, True):
-        network = discriminator(8, 1, 3, depth=4, width=32, heads=2, patch=1, bf16=bf16)
-        initialize(network, 0)
-        x, _ = network.part(0, 3).fold(images.float(), y)
-        made[bf16] = network(images.float(), y), x
-        assert x.dtype == made[bf16][0].dtype == torch.float32
-    for narrow, wide in zip(made[True], made[False], strict=True):
-        assert 1e-4 < (narrow - wide).norm() / wide.norm() < 2e-2
-
-
 def test_consistency_is_the_gradient_of_weighted_distances_to_the_last_image():
     images = torch.randn(3, 8, 4, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
     statistics = Statistics(torch.device("cpu"))

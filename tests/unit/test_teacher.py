@@ -152,10 +152,7 @@ BAD = {
     "missing": (None, "cannot be read: No such file or directory"),
     "not a program": (b"no program", "must be a TorchScript file"),
     "fails": (nn.Linear(3, 3), r"fails at images \(2, 3, 28, 28\): "),
-    "one tensor": (
-        nn.Conv2d(3, 6, 7, stride=7),
-        "must make two tensors, in a tuple or named x_norm_clstoken and x_norm",
-    ),
+    "one tensor": (nn.Conv2d(3, 6, 7, stride=7), "must make two tensors, in a tuple or named x_norm_clstoken and"),
 }
 
 
@@ -227,13 +224,8 @@ def write_shards(root, num, without=()):
     return root
 
 
-LATENTS = {
-    "kind": "latents",
-    "resolution": 8,
-    "image_channels": 3,
-    "num_classes": 1,
-    "codec": {"kind": "torchscript", "path": "x.pt", "factor": 2, "channels": 4},
-}
+CODEC = {"kind": "torchscript", "path": "x.pt", "factor": 2, "channels": 4}
+LATENTS = {"kind": "latents", "resolution": 8, "image_channels": 3, "num_classes": 1, "codec": CODEC}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
