@@ -179,20 +179,6 @@ GAMES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "stage, name",
-    [
-        (0, "micro_batches"),
-        (2, "reused_fakes"),
-        (1, "orthogonal"),
-        (1, "tangents"),
-    ],
-)
-def test_nothing_is_used_once_it_is_written_over(ranks, stage, name):
-    check(ranks(1), GAMES[name], both(stage))
-
-
 def in_each_stage():
     """CI sees each game at one stage."""
     for i, name in enumerate(GAMES):

@@ -52,13 +52,6 @@ def test_the_host_that_the_endpoint_names_has_the_store(monkeypatch, endpoint, c
     assert [options.rdzv_conf for options in started] == [expected]
 
 
-def test_its_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        elastic.main(["--help"])
-    assert ended.value.code == 0
-    assert "bigsgan.elastic [torchrun's options] -- " in capsys.readouterr().out
-
-
 def test_the_runs_options_stand_behind_two_dashes():
     with pytest.raises(UserError, match=r"^arguments: must contain --; write torchrun's options, then --"):
         elastic.main(["--nnodes=2", "--config=R.yaml"])

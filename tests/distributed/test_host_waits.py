@@ -121,21 +121,10 @@ ONCE = {
     "3-bf16": zero(3, **BF16),
     "2-host": zero(2, zero=HOST),
 }
-ONCE_TOO = {
-    "0-bf16": zero(0, **BF16),
-    "1": zero(1),
-    "3": zero(3),
-    "2-bf16-host": zero(2, zero=HOST, **BF16),
-    "1-fp16-host": zero(1, zero=HOST, **FP16),
-}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "ds",
-    [*ONCE.values(), *(pytest.param(ds, marks=pytest.mark.nightly) for ds in ONCE_TOO.values())],
-    ids=[*ONCE, *ONCE_TOO],
-)
+@pytest.mark.parametrize("ds", ONCE.values(), ids=ONCE)
 def test_an_update_waits_once_for_each_network(ranks, ds):
     """Where the host decides whether there is an update: gradients have to be finite."""
     for found in ranks(2).run(asked, LAZY_R1, dict.fromkeys(NETWORKS, ds))[0]:

@@ -26,13 +26,6 @@ def passed(seconds):
     return found
 
 
-@pytest.mark.slow
-def test_nobody_passes_before_all_have_come(ranks):
-    by_rank = ranks(2).run(passed, 0.5)
-    for barrier in zip(*by_rank, strict=True):
-        assert min(left for _, left in barrier) >= max(came for came, _ in barrier)
-
-
 def in_parts():
     """Barriers of a part of a divided job, and of the whole job, at which the other part is late."""
     division.divide([[0, 1], [2]])

@@ -1,4 +1,7 @@
-"""Power function averages against a float64 loop over the weights of every update, and what is made of snapshots."""
+"""Power function averages against a float64 loop over the weights of every update; snapshots, and what is kept of them.
+
+What is made of them for other widths is in tests/unit/test_post_hoc.py.
+"""
 
 from pathlib import Path
 
@@ -73,22 +76,6 @@ def average(weights, width):
     return found
 
 
-def profile(steps, width, points):
-    """Of the average after so many updates, at times in between."""
-    gamma = exponent(width)
-    return np.where(points <= steps, (gamma + 1) / steps * np.minimum(points / steps, 1) ** gamma, 0)
-
-
-def residual(width):
-    """What least squares on a fine grid leaves of a profile: its norm, and its integral."""
-    num = 200
-    points = (np.arange(NUM * num) + 0.5) / num
-    kept = np.stack([profile(steps, w, points) for steps in range(EVERY, NUM + 1, EVERY) for w in WIDTHS], axis=1)
-    wanted = profile(NUM, width, points)
-    left = wanted - kept @ np.linalg.lstsq(kept, wanted, rcond=None)[0]
-    return np.sqrt((left**2).sum() / num), abs(left.sum() / num)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -106,28 +93,12 @@ def test_averages_are_the_published_ones(ranks, name, tmp_path):
         for each, weights in live.items():
             expected = average(weights, width)
             assert np.abs(kept[f"average/power_{width}/{each}"] - expected).max() <= 1e-6 * np.abs(weights).max(), each
-    recipe = tiny_recipe(tmp_path, *overrides)
-    for width in (0.05, 0.07, 0.15):
-        nimg, network = reconstruct(tmp_path, recipe, width, None)
-        assert nimg == BATCH * NUM
-        check_within_the_bound(dict(network.named_parameters()), live, width)
-    for each, buffer in network.named_buffers():
-        assert np.array_equal(buffer.numpy().ravel(), kept[f"average/buffer/{each}"]), each
-
-
-def check_within_the_bound(found, live, width):
-    """By Cauchy and Schwarz, elementwise; and nearer to the average than the nearest of the kept ones."""
-    norm, integral = (0, 0) if width in WIDTHS else residual(width)
-    off, other = [], []
-    assert found.keys() == live.keys()
-    for each, weights in live.items():
-        got, expected = found[each].detach().numpy().ravel(), average(weights, width)
-        way = np.sqrt(((weights - weights[-1]) ** 2).sum(0))
-        bound = norm * way + integral * np.abs(weights[-1]) + 1e-6 * np.abs(weights).max()
-        assert (np.abs(got - expected) <= bound).all(), each
-        off.append(got - expected)
-        other.append(average(weights, 0.1) - expected if width != 0.1 else 0)
-    assert np.linalg.norm(np.concatenate(off)) < 0.25 * np.linalg.norm(np.concatenate(other))
+    nimg, network = reconstruct(tmp_path, tiny_recipe(tmp_path, *overrides), WIDTHS[0], None)
+    assert nimg == BATCH * NUM
+    for each, value in (*network.named_parameters(), *network.named_buffers()):
+        kind = "buffer" if each in dict(network.named_buffers()) else f"power_{WIDTHS[0]}"
+        expected = kept[f"average/{kind}/{each}"]
+        assert np.abs(value.detach().numpy().ravel() - expected).max() <= 1e-6 * np.abs(expected).max(), each
 
 
 def rewound(overrides, ds, directory):

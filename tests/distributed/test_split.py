@@ -91,24 +91,6 @@ def test_all_groups_are_as_patient_as_the_run(ranks, options, ds):
         assert min(found) >= 600
 
 
-OFFLOAD = {
-    "2 + 1, optimizers": (2, 1, both(2, zero={"offload_optimizer": {"device": "cpu"}})),
-    "1 + 1, all": (1, 1, both(3, zero={f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")})),
-    "1 + 1, G's": (
-        1,
-        1,
-        {"generator": zero(1, zero={"offload_optimizer": {"device": "cpu"}}), "discriminator": zero(1)},
-    ),
-}
-
-
-@NIGHTLY
-@pytest.mark.parametrize("name", OFFLOAD)
-def test_offload(ranks, name):
-    g, d, ds = OFFLOAD[name]
-    check(ranks(g + d), split(g, "accumulation=2", "batch=8", *PENALTIES["exact"]), ds)
-
-
 @NIGHTLY
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("stage_of_g, stage_of_d", [(0, 0), (2, 3)])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +13,8 @@ import psutil
 import pytest
 
 from bigsgan import checkpoint
-from tests import REPOSITORY
 from tests.distributed import launching
-from tests.distributed.launching import STATUS, TIMEOUT, launch, rank_processes, started
+from tests.distributed.launching import TIMEOUT, launch, rank_processes, started
 from tests.tiny import tiny_recipe
 
 pytestmark = launching.needs_two_devices
@@ -95,70 +92,4 @@ def test_a_rank_that_hangs_is_named_with_who_waits_for_it(victim, tmp_path):
     stack = (tmp_path / "run" / "logs" / f"rank{1 - victim:05d}.log").read_text().partition("ending this rank: ")[2]
     waits = f"; rank {1 - victim} ({HELD[1 - victim]}) waits for it in '{('G makes images', 'D judges')[victim]}'"
     assert (waits in line) == bool(re.search(r'exchange\.py", line \d+ in receive', stack)), line
-    resumes(tmp_path, *SPLIT)
-
-
-@pytest.mark.parametrize("target", [pytest.param(rank, marks=NIGHTLY) for rank in (0, 1)])
-def test_a_signal_to_one_side_saves_and_ends_both(target, tmp_path):
-    tiny_recipe(tmp_path)
-    with started("deepspeed", tmp_path, *RUN, *SPLIT) as process:
-        saving_ranks(process, tmp_path / "run")[target].send_signal(signal.SIGUSR1)
-        output, _ = process.communicate(timeout=TIMEOUT)
-    found = checkpoint.find_intact(tmp_path / "run")
-    assert process.returncode == 0, output
-    assert f"stopped by SIGUSR1 at {found.nimg} images, which are saved; the same command resumes" in output
-    resumes(tmp_path)
-
-
-FAILING = """
-import sys
-from bigsgan.engines.zero import ZeroEngine
-from bigsgan.errors import UserError
-from bigsgan.runtime import comm
-step = ZeroEngine.step
-def failing(engine, work):
-    if comm.rank() == {rank} and engine.outcomes.num_applied == 5:
-        raise {error}
-    step(engine, work)
-ZeroEngine.step = failing
-from bigsgan.cli import main
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
-
-
-def failed(directory: Path, rank: int, error: str, monkeypatch: pytest.MonkeyPatch, launcher: str = "deepspeed"):
-    """A run whose rank raises in the sixth update."""
-    tiny_recipe(directory)
-    script = directory / "failing.py"
-    script.write_text(FAILING.format(rank=rank, error=error))
-    begun = time.monotonic()
-    with monkeypatch.context() as patch:
-        patch.setattr(launching, "SCRIPT", str(script))
-        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        result = launch(launcher, directory, *RUN, *SPLIT)
-    assert time.monotonic() - begun < 100
-    return result
-
-
-@pytest.mark.parametrize("rank", [pytest.param(rank, marks=NIGHTLY) for rank in (0, 1)])
-def test_an_error_of_one_side_is_told_once_with_rank_network_and_phase(rank, tmp_path, monkeypatch):
-    result = failed(tmp_path, rank, "ValueError('a mistake of ours')", monkeypatch)
-    assert result.returncode == 1, result.stdout
-    (line,) = messages(result.stdout)
-    task = ("G pulls back", "D trains")[rank]
-    assert re.match(rf"rank {rank} \({HELD[rank]}\) on \S+ failed in phase 'update 5, {task}: step': ", line), line
-    assert line.endswith("ValueError: a mistake of ours")
-    assert result.stdout.count("ValueError: a mistake of ours") == 2  # the line's, and the traceback's
-    resumes(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "launcher", [pytest.param("deepspeed", marks=NIGHTLY), pytest.param("torchrun", marks=NIGHTLY)]
-)
-def test_what_one_side_cannot_read_is_told_once_on_both(launcher, tmp_path, monkeypatch):
-    error = "UserError('data.max_corrupt', 0, 'is less than the unreadable images', 'repair them')"
-    result = failed(tmp_path, 1, error, monkeypatch, launcher)
-    assert result.returncode == STATUS[launcher], result.stdout
-    assert messages(result.stdout) == ["data.max_corrupt: 0 is less than the unreadable images; repair them"]
-    assert f"{REPOSITORY / 'bigsgan'}{os.sep}" not in result.stdout, result.stdout  # no traceback of ours
     resumes(tmp_path, *SPLIT)
