@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.base import DTYPES
+from bigsgan.engines.phases import Judges
 from bigsgan.planner.counting import count_parameters
 from bigsgan.planner.sides import Speed, UpdateWork
 from bigsgan.planner.states import image_bytes
@@ -113,5 +114,6 @@ def sent_bytes(work: UpdateWork) -> dict[str, float]:
     for kind in work.kinds:
         for phase in kind.phases:
             if phase.sends:
-                found[phase.network] += kind.share * image_bytes(recipe) * recipe.batch
+                parts = recipe.objective.adversarial.parts if isinstance(phase, Judges) else 1
+                found[phase.network] += kind.share * parts * image_bytes(recipe) * recipe.batch
     return found
