@@ -107,15 +107,18 @@ def test_the_half_life_grows_over_the_warm_up(batch):
 
 def test_an_update_is_told_only_what_moves(tmp_path):
     recipe = tiny_recipe(tmp_path, "objective.r1.weight=3")
-    assert scheduled(recipe, 500) == (Rates(0.002), Rates(0.002), {}, None)
+    assert scheduled(recipe, 500) == (Rates(0.002), Rates(0.002), {}, 1.0, True, None)
     moving = tiny_recipe(
         tmp_path,
         "objective.r1={weight: 3, final_weight: 1, decay_nimg: 100}",
         "objective.r2={weight: 2}",
         "optimizer.discriminator={lr: 1, betas: [0, 0.8], decay: cosine, final_lr: 0.5, final_beta2: 0.9}",
         "optimizer.discriminator.decay_nimg=100",
+        "objective.adversarial={weight: 3, from_nimg: 50, ramp_nimg: 2}",
+        "objective.discriminator_from_nimg=51",
     )
-    (lr, none), (d_lr, d_beta2), weights, _ = scheduled(moving, 50)
+    (lr, none), (d_lr, d_beta2), weights, factor, learns, _ = scheduled(moving, 50)
+    assert (factor, learns) == (pytest.approx(1.0), False)
     assert (lr, none) == (0.002, None)
     assert (d_lr, d_beta2, weights) == (pytest.approx(0.75), pytest.approx(0.85), {"r1": pytest.approx(2.0)})
 
