@@ -94,26 +94,6 @@ def test_boundaries_are_what_a_real_pass_carries(tmp_path, network, precision):
     assert carries[2][0].dtype == DTYPES[precision]
 
 
-def test_parts_make_the_whole(tmp_path):
-    plan = tiny_plan(tmp_path, 1, [], {})
-    whole = real_network(plan, "generator")
-    parts = [whole.part(0, 1), whole.part(1, 4), whole.part(4, 5)]
-    names = [name for part in parts for name, _ in part.named_parameters()]
-    assert names == [name for name, _ in whole.named_parameters()]
-    inputs = torch.randn(4, 12), torch.arange(4)
-    carry: tuple[Tensor, ...] = inputs
-    for part in parts:
-        carry = part.fold(*carry)
-    assert torch.equal(carry[0], whole(*inputs))
-
-
-def test_a_spec_makes_its_tensor():
-    spec = TensorSpec(torch.Size([3, 5]), torch.bfloat16)
-    tensor = spec.empty(torch.device("cpu"))
-    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((3, 5), torch.bfloat16, "cpu")
-    assert spec.num_bytes == 30
-
-
 ROW = re.compile(r"stage (\d+)  layers (\d+)-(\d+)  ([\d,]+) parameters(.*)  sends ([\d.]+) MiB")
 
 

@@ -33,14 +33,6 @@ def test_ranks_are_deepspeeds(num_stages, num_replicas):
         assert placement.rank(stage, replica) == topology.get_rank(pipe=stage, data=replica)
 
 
-def test_four_ranks():
-    generator, discriminator = Placement(2, 2), Placement(2, 2, reversed=True)
-    assert [generator.stage(rank) for rank in range(4)] == [0, 0, 1, 1]
-    assert [discriminator.stage(rank) for rank in range(4)] == [1, 1, 0, 0]
-    assert [generator.replica(rank) for rank in range(4)] == [0, 1, 0, 1]
-    assert [discriminator.replica(rank) for rank in range(4)] == [0, 1, 0, 1]
-
-
 @pytest.mark.parametrize("num_stages, num_replicas", SIZES)
 def test_images_arise_where_they_are_read_if_the_stages_are_as_many(num_stages, num_replicas):
     generator = Placement(num_stages, num_replicas)

@@ -235,7 +235,6 @@ def test_every_so_many_penalized_phases_are_checked():
     "options, ds, sigma",
     [
         ([], {}, 0.01),
-        ([], zero(1, fp16={"enabled": True}), 0.03),
         ([], zero(1, bf16={"enabled": True}), 0.1),
         (["half_resolutions: 1"], {}, 0.1),
         (["half_resolutions: 1, half_type: fp16"], {}, 0.03),
