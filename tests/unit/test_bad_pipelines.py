@@ -14,43 +14,25 @@ pytestmark = pytest.mark.usefixtures("beside_a_recipe")
 
 STAGES = both_engines("pipeline_stages=2")
 PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    **{
-        f"ZeRO {stage}": (
-            [f"engines.discriminator.ds_config=ds_configs/zero{stage}.json"],
-            ("engines.discriminator.pipeline_stages", f"must be 1 with ZeRO {stage}, got 2", "use ZeRO 1"),
-        )
-        for stage in (2, 3)
-    },
+    "ZeRO 2": (
+        ["engines.discriminator.ds_config=ds_configs/zero2.json"],
+        ("engines.discriminator.pipeline_stages", "must be 1 with ZeRO 2, got 2", "use ZeRO 1"),
+    ),
     "offload": (
         ["engines.generator.ds_config=offload.json"],
         ("engines.generator.pipeline_stages", "must be 1 with offload, got 2 (in", "a file without offload"),
     ),
-    **{
-        f"{name} by a double backward": (
-            [f"objective.{name}={{weight: 1, method: double_backward}}"],
-            (
-                f"objective.{name}.method",
-                "must be auto or forward_mode with discriminator stages, got 'double_backward'",
-                "remove it, or set engines.discriminator.pipeline_stages=1",
-            ),
-        )
-        for name in ("r1", "r2")
-    },
+    "a double backward": (
+        ["objective.r1={weight: 1, method: double_backward}"],
+        ("objective.r1.method", "must be auto or forward_mode with discriminator stages", "pipeline_stages=1"),
+    ),
     "DeepSpeed's timers": (
         ["engines.generator.ds_config=timers.json"],
-        (
-            "{directory}/timers.json: wall_clock_breakdown",
-            "must be false with pipeline_stages, got true",
-            "pipeline_trace.json",
-        ),
+        ("{directory}/timers.json: wall_clock_breakdown", "must be false with pipeline_stages", "pipeline_trace.json"),
     ),
     "float32 accumulation at ZeRO 0": (
         ["engines.generator.ds_config=accumulation.json"],
-        (
-            "{directory}/accumulation.json: data_types.grad_accum_dtype",
-            "must be bf16 at ZeRO 0, got 'fp32'",
-            "stage to 1",
-        ),
+        ("{directory}/accumulation.json: data_types.grad_accum_dtype", "must be bf16 at ZeRO 0", "stage to 1"),
     ),
 }
 
@@ -60,9 +42,7 @@ def test_what_a_pipeline_cannot_do(name, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     Path("offload.json").write_text('{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}')
-    Path("fp16.json").write_text('{"fp16": {"enabled": true}}')
     Path("timers.json").write_text('{"wall_clock_breakdown": true}')
-    Path("profiler.json").write_text('{"flops_profiler": {"enabled": true}}')
     Path("accumulation.json").write_text('{"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}}')
     overrides, (field, *parts) = PIPELINES[name]
     expected = (field.replace("{directory}", str(Path.cwd())), *parts)
@@ -94,8 +74,6 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
     "options, field, problem, remedy",
     [
         (["--gpu-memory", "1e-300"], "--gpu-memory", "must be at least 0.000976562", "give a size in GiB, such as 80"),
-        (["--gpu-memory", "80", "--host-memory", "1e-300"], "--host-memory", "must be at least 0.000976562", "give a"),
-        (["--gpu-memory", "0"], "--gpu-memory", "must be a positive size in GiB, got 0.0", "give a number such as 80"),
         (["--gpu-memory", "inf"], "--gpu-memory", "must be a positive size in GiB, got inf", "give a number such as"),
         (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "must be 1 to 1048576, got 0", "give a number in this range"),
         (["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"], "--nodes", "must divide the number", "give a divisor"),

@@ -43,7 +43,6 @@ INCOMPLETE: dict[str, Callable[[Path], Any]] = {
     "truncated tensors": lambda path: truncate(path / FILE),
     "missing tensors": lambda path: (path / FILE).unlink(),
     "missing manifest": lambda path: (path / "manifest.json").unlink(),
-    "truncated manifest": lambda path: truncate(path / "manifest.json"),
     "empty manifest": lambda path: os.truncate(path / "manifest.json", 0),
     "a flipped digit": lambda path: replace_in(path / "manifest.json", '"count": 3', '"count": 7'),
     "another tag's manifest": lambda path: change(path / "manifest.json", nimg=64),

@@ -125,17 +125,6 @@ def test_a_directory_that_goes_after_a_rank_has_written_costs_this_checkpoint_al
     assert nimgs(tmp_path / "run") == [128]
 
 
-def test_a_full_disk_costs_this_checkpoint_alone(tmp_path, monkeypatch, caplog):
-    assert save_one(tmp_path, 64)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 60))  # ``entries`` takes 64
-    assert not save_one(tmp_path, 128)
-    assert "free some space" in caplog.text
-    assert names(tmp_path) == {"000000000064", "latest"}
-    assert_holds(checkpoint.newest(tmp_path), 64)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 10, 90))
-    assert save_one(tmp_path, 128)
-
-
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("function", ["write_tensors", "fsync", "prune"])
 def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, monkeypatch, function, background):
@@ -150,17 +139,6 @@ def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, m
     else:
         assert names(tmp_path) == {"000000000064", "latest"}
         assert_holds(checkpoint.newest(tmp_path), 64)
-
-
-def test_a_warning_calls_what_was_saved_by_its_name(tmp_path, monkeypatch, caplog):
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(saver, "prune", refuse)
-    snapshots = saver.Saver(tmp_path, checkpoint.SingleProcess(), Checkpoints(), what="EMA snapshot")
-    assert snapshots.save(64, entries(64.0), checkpoint.Description({}, {}, {}))
-    assert snapshots.finish()
-    assert "EMA snapshot at 64 images was saved, but older ones were not removed: " in caplog.text
 
 
 def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
@@ -186,12 +164,6 @@ def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
         )
     finally:
         subprocess.run(["umount", disk], check=True)
-
-
-def test_a_directory_that_cannot_be_made_is_no_crash(tmp_path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    assert not save_one(tmp_path / "file" / "checkpoints", 64)
-    assert "cannot be written" in caplog.text
 
 
 def test_a_directory_that_ranks_do_not_share_is_refused(tmp_path, caplog):

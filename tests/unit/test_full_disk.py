@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigsgan import cli, trainer
+from bigsgan import cli
 from bigsgan.checkpoint import find_intact
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
-from bigsgan.runtime.memory import size
 from tests import REPOSITORY
 from tests.runs import make_run
 from tests.tiny import tiny_recipe
@@ -112,21 +111,6 @@ def test_standard_output_on_a_full_disk(key, tmp_path):
     closed = ["bash", "-c", '"$@" >&-', "closed", *command]
     done = subprocess.run(closed, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_run_whose_output_is_closed_keeps_its_status(stream, monkeypatch):
-    monkeypatch.setattr(trainer, "exit_status", lambda work: 85)
-    monkeypatch.setattr(sys, stream, None)
-    assert trainer.main(None, None) == 85
-
-
-@pytest.mark.parametrize(
-    "num_bytes, text",
-    [(0, "0 bytes"), (2048, "2.0 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1.0 GiB"), (5 << 40, "5.0 TiB")],
-)
-def test_sizes_are_in_a_unit_that_says_something(num_bytes, text):
-    assert size(num_bytes) == text
 
 
 @pytest.mark.timeout(1300)

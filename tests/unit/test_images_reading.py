@@ -117,10 +117,8 @@ def sixteen(low: int, high: int, shape: tuple[int, ...] = (8, 8)) -> np.ndarray:
 RANGES = {
     # name: (pixels, suffix, what is told of two such images; nothing if more than half of the range is used)
     "whole": (sixteen(0, 65_535).astype(np.uint16), "png", ""),
-    "15 bits": (sixteen(0, 40_000).astype(np.uint16), "png", ""),
     "8 bits": (sixteen(0, 255).astype(np.uint8), "png", ""),
     "12 bits": (sixteen(0, 4095).astype(np.uint16), "png", "values from 0 to 4095, and use 6.25 % of the range from 0"),
-    "10 bits": (sixteen(3, 1023).astype(np.uint16), "tif", "values from 3 to 1023, and use 1.56 % of the range from 0"),
     "signed": (
         sixteen(-2000, 40_000).astype(np.int32), "tif",
         "values from -2000 to 40000, and use 61 % of the range from 0 (black) to 65535 (white); those outside it",

@@ -127,16 +127,6 @@ def test_pods_meet_before_they_are_ready_and_share_a_volume():
     assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
 
 
-def test_a_jobset_ends_where_its_job_found_bad_input():
-    (jobset,) = documents("jobset.yaml")
-    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    policy = jobset["spec"]["failurePolicy"]
-    assert policy["maxRestarts"] > 0
-    assert [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
-        ("FailJobSet", ["PodFailurePolicy"])
-    ]
-
-
 def test_both_manifests_start_the_same():
     (one, first), (other, second) = job("train.yaml"), job("jobset.yaml")
     (jobset,) = documents("jobset.yaml")

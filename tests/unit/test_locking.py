@@ -130,13 +130,6 @@ def test_only_a_file_of_its_own_is_locked_and_emptied(tmp_path, kind):
     assert not (tmp_path / "missing").exists()
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(
-        UserError, match=r".*: cannot be locked: No such file or directory; give a directory that you can write to"
-    ):
-        hold(tmp_path / "none" / ".lock")
-
-
 def test_a_full_disk_does_not_keep_anybody_out(tmp_path, monkeypatch):
     class Full(locking.FileIO):
         def write(self, content):

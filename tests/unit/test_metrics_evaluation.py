@@ -177,10 +177,6 @@ def test_what_does_not_go_with_network_or_data(tmp_path):
         Evaluation([parse_metric("is500", "--metrics")], asked.features, build_dataset(DIGITS), DIGITS, 100, tmp_path)
 
 
-def test_images_become_bytes_as_in_a_file():
-    assert encode(torch.tensor([-1.2, -1.0, 0.0, 0.5, 1.0, 3.0])).tolist() == [0, 0, 128, 191, 255, 255]
-
-
 @pytest.mark.parametrize("seen", [False, True], ids=["real images", "samples"])
 def test_a_stopped_evaluation_gives_nothing(tmp_path, seen):
     asked, answers = evaluation(["fid1000"], tmp_path, batch=100), iter([False, False, True])

@@ -189,21 +189,6 @@ def test_torchscript_files_for_path_lengths(tmp_path):
     torch.testing.assert_close(features.look_for_paths(images()), torch.cat([means, 3 * means], dim=1))
 
 
-def test_a_network_that_gives_no_features(tmp_path):
-    path = tmp_path / "scalar.pt"
-    torch.jit.script(nn.Conv2d(1, 1, 1)).save(str(path))  # one channel alone, and images behind it
-    with pytest.raises(UserError, match=r"cannot process images of 40 pixels"):
-        open_features(FeatureNetwork(network=str(path)), COLOUR, tmp_path)
-
-
-def test_messages_name_what_the_user_wrote(tmp_path):
-    section = FeatureNetwork(network="inception", weights=str(tmp_path))
-    with pytest.raises(UserError, match=r"^--weights: must be a file, got '.*'; download"):
-        open_features(section, COLOUR, tmp_path)
-    with pytest.raises(UserError, match=r"^metrics.features.weights: must be a file, got '.*'; download"):
-        open_features(section, COLOUR, tmp_path, RECIPE)
-
-
 @pytest.mark.parametrize("network", ["inception", "torchvision:resnet18", "nothing.pt"])
 def test_missing_files_are_found_without_building_a_network(network, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))

@@ -10,7 +10,7 @@ import torch
 
 from bigsgan import plugins
 from bigsgan.config import plan_run
-from bigsgan.config.metrics import OUTSIDE, RECORD_KEYS, Metric, Metrics, parse_metric
+from bigsgan.config.metrics import OUTSIDE, RECORD_KEYS, Metric, Metrics
 from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -99,14 +99,8 @@ def test_beside_metrics_of_our_own(measured):
 @pytest.mark.parametrize(
     "kind, text",
     [
-        (
-            Shapes,
-            r"^metrics: 'their:Kind' fails: ValueError: it returns \(\) for 20 images, and has to return a tensor",
-        ),
-        (
-            Fails,
-            r"^metrics: 'their:Kind' fails in compute: IndexError: .*\(test_metrics_outside.py:\d+\); fix its code",
-        ),
+        (Shapes, r"^metrics: 'their:Kind' fails: ValueError: it returns \(\) for 20 images, and has to return"),
+        (Fails, r"^metrics: 'their:Kind' fails in compute: IndexError: .*\(test_metrics_outside.py:\d+\); fix its"),
     ],
 )
 def test_a_metric_that_fails_is_named(measured, kind, text):
@@ -127,10 +121,6 @@ def test_the_best_checkpoint_may_be_kept_by_it(tmp_path):
         plan_run(tiny_recipe(tmp_path, names, f"checkpoints.keep_best={{metric: {metric}, goal: max}}"), 1)
     with pytest.raises(UserError, match=r"keep_best.metric: must be a metric that metrics.names gives \(Kind\)"):
         plan_run(tiny_recipe(tmp_path, names, "checkpoints.keep_best={metric: metrics/Kin, goal: max}"), 1)
-
-
-def test_the_name_in_an_option():
-    assert parse_metric("their.own:Kind", "--metrics").name == "Kind"
 
 
 def test_a_run_owes_what_it_could_not_measure():

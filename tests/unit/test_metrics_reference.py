@@ -154,16 +154,6 @@ def test_metrics_by_inception_are_torch_fidelitys(tmp_path, random_weights):
             assert manifold == pytest.approx([theirs["precision"], theirs["recall"]], abs=1e-6)
 
 
-def test_other_metrics_are_against_the_images(tmp_path, digits):
-    images, _ = digits
-    np.savez(tmp_path / "both.npz", arr_0=images[:100], mu=np.zeros(WIDTH), sigma=np.eye(WIDTH))
-    np.savez(tmp_path / "images.npz", arr_0=images[:100])
-    names = ["fid100", "kid100", "pr100"]
-    both, alone = (measured(tmp_path / f"{name}.npz", tmp_path, names) for name in ("both", "images"))
-    assert both["fid100"] > 2 * alone["fid100"]
-    assert [both[key] for key in both if key != "fid100"] == [alone[key] for key in alone if key != "fid100"]
-
-
 @pytest.mark.slow
 def test_classes_are_those_of_the_file_or_all_alike(tmp_path, digits):
     images, _ = digits
@@ -181,21 +171,13 @@ def test_classes_are_those_of_the_file_or_all_alike(tmp_path, digits):
 REFUSED = {
     "nothing": ({"x": np.zeros(3)}, "has neither arr_0 nor mu and sigma"),
     "mu alone": ({"mu": np.zeros(3)}, r"must have mu (D,) and sigma (D, D), got mu (3,) and sigma (0,)"),
-    "another size": ({"mu": np.zeros(3), "sigma": np.eye(2)}, "must have mu (D,) and sigma (D, D)"),
-    "integers": ({"mu": np.zeros(3, int), "sigma": np.eye(3)}, "must have mu and sigma of floating point numbers"),
     "NaN": ({"mu": np.array([0, np.nan]), "sigma": np.eye(2)}, "has mu or sigma with non-finite values"),
-    "infinite": ({"mu": np.zeros(2), "sigma": np.diag([1, np.inf])}, "has mu or sigma with non-finite values"),
     "features of another network": (
         {"mu": np.zeros(2), "sigma": np.eye(2)},
         f"must have statistics of {WIDTH} features, as many as the feature network gives, got 2",
     ),
     "lopsided": ({"mu": np.zeros(2), "sigma": np.array([[1.0, 0.5], [0.0, 1.0]])}, "has a sigma that is not symmetric"),
     "channels first": ({"arr_0": np.zeros((4, 1, 16, 16), np.uint8)}, "must have arr_0 (N, 16, 16, 1) uint8"),
-    "floats": ({"arr_0": np.zeros((4, 16, 16, 1))}, "must have arr_0 (N, 16, 16, 1) uint8"),
-    "few classes": (
-        {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.zeros(3, int)},
-        "must have arr_1 (4,) of integers, got (3,) int64",
-    ),
     "few images": ({"arr_0": np.zeros((9, 16, 16, 1), np.uint8)}, "has 9 images, and metrics need at least 10"),
     "a class too much": (
         {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.array([0, 1, 2, 10])},

@@ -60,30 +60,6 @@ def test_a_log_file_gets_one_plain_line_a_report(clock):
     )
 
 
-def test_a_resumed_run_counts_only_its_own_images(clock):
-    stream = io.StringIO()
-    progress = Progress(total_nimg=3000, initial_nimg=1000, stream=stream)
-    clock[0] += 10.0
-    progress.update(1500, {})
-    assert stream.getvalue() == "nimg 1500/3000  50.0 images/s  00:30 left\n"
-
-
-def test_past_the_total_nothing_is_left(clock):
-    stream = io.StringIO()
-    progress = Progress(total_nimg=100, initial_nimg=0, stream=stream)
-    clock[0] += 1.0
-    progress.update(128, {})
-    assert stream.getvalue() == "nimg 128/100  128.0 images/s  00:00 left\n"
-
-
-def test_an_update_without_new_images_shows_no_speed(clock):
-    stream = io.StringIO()
-    progress = Progress(total_nimg=100, initial_nimg=0, stream=stream)
-    clock[0] += 1.0
-    progress.update(0, LOSSES)
-    assert stream.getvalue() == "nimg 0/100  G 0.12  D 1.83\n"
-
-
 def test_a_terminal_gets_one_bar_that_is_drawn_anew(clock):
     with closing(Terminal(30, 120)) as terminal:
         progress = Progress(total_nimg=1000, initial_nimg=250, stream=terminal.stream)
@@ -116,11 +92,3 @@ def test_a_terminal_without_a_size_gets_plain_lines(clock):
         progress = Progress(total_nimg=1000, initial_nimg=0, stream=terminal.stream)
         progress.update(0, LOSSES)
         assert terminal.read(until="\n") == "nimg 0/1000  G 0.12  D 1.83\n"
-
-
-def test_a_message_to_a_log_file_is_one_line_even_after_closing():
-    stream = io.StringIO()
-    progress = Progress(total_nimg=1000, initial_nimg=0, stream=stream)
-    progress.close()
-    progress.write("samples are in runs/a/samples")
-    assert stream.getvalue() == "samples are in runs/a/samples\n"

@@ -44,13 +44,6 @@ def test_json_lines_hold_nimg_first_and_every_number(tmp_path):
     lines.close()
 
 
-def test_what_is_not_finite_becomes_null(tmp_path):
-    lines = JsonLines(tmp_path / "metrics.jsonl", 0)
-    lines.add_scalars({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 2.0}, 1)
-    lines.close()
-    assert strict_rows(tmp_path / "metrics.jsonl") == [{"nimg": 1, "a": None, "b": None, "c": None, "d": 2.0}]
-
-
 @pytest.mark.parametrize(
     "torn", [b'{"nimg": 96, "loss": 0.', b'{"nimg": 96', b"\0\0\0\0", b"\xff\xfe\xfd", b"12", b"{}"]
 )
@@ -61,15 +54,6 @@ def test_opening_drops_a_torn_last_line(tmp_path, torn):
     lines.add_scalars({"loss": 0.25}, 96)
     lines.close()
     assert [(row["nimg"], row["loss"]) for row in strict_rows(path)] == [(32, 1.0), (64, 0.5), (96, 0.25)]
-
-
-def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"nimg": 32}\n{"nimg": 64}')
-    lines = JsonLines(path, 64)
-    lines.add_scalars({}, 96)
-    lines.close()
-    assert [row["nimg"] for row in strict_rows(path)] == [32, 64, 96]
 
 
 @pytest.mark.parametrize("resume_nimg, kept", [(0, []), (63, [32]), (64, [32, 64]), (500, [32, 64, 96])])
@@ -117,21 +101,6 @@ def test_resuming_drops_the_rows_of_a_csv_file_after_the_resumed_image(torn, res
     assert rows[0] == "nimg,name,value"
     assert [int(row.split(",")[0]) for row in rows[1:]] == [*kept, 128]
     assert rows[-1] == "128,loss,0.125"
-
-
-@pytest.mark.parametrize("torn", ["9", "96", "96,loss", "96,loss,0.2", "a,b,c\n", "1\n"])
-def test_opening_a_csv_file_drops_a_row_that_is_not_whole(torn, tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_text("nimg,name,value\n32,loss,1.0\n" + torn)
-    CSV(path, 1000).close()
-    assert path.read_text() == "nimg,name,value\n32,loss,1.0\n"
-
-
-def test_a_metrics_file_that_cannot_be_written_is_a_user_error(tmp_path):
-    path = tmp_path / "missing" / "metrics.jsonl"
-    with pytest.raises(UserError, match="cannot be written: No such file or directory") as caught:
-        JsonLines(path, 0)
-    assert caught.value.field == str(path)
 
 
 def test_tensorboard_holds_scalars_and_images(tmp_path):

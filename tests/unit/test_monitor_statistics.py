@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bigsgan.errors import UserError
 from bigsgan.monitor import Statistics
-from bigsgan.monitor.statistics import refuse_other_names
 
 CPU = torch.device("cpu")
 
@@ -103,31 +101,6 @@ def test_ranks_with_different_names_are_refused():
     other = vector_of(there)
     with pytest.raises(RuntimeError, match=r"different statistics; this one has loss/generator$"):
         here.reduce(lambda vector: vector + other)
-
-
-def test_ranks_are_told_which_names_differ():
-    ranks = [Statistics(CPU) for _ in range(3)]
-    for statistics in ranks:
-        statistics.add("loss/generator", torch.tensor(1.0))
-    ranks[1].declare("penalty/mine")
-    ranks[2].add("penalty/mine", torch.tensor(1.0))
-    ranks[2].add("slope/mine", torch.tensor(1.0))
-    headers = []
-    for statistics in ranks:
-        statistics.check_names(lambda header: headers.append(header) or header, lambda names: pytest.fail("one rank"))
-    compared = []
-    for statistics in ranks:
-        statistics.check_names(lambda _: torch.stack(headers).sum(0), compared.append)
-    with pytest.raises(UserError) as caught:
-        refuse_other_names(compared)
-    told = "statistics: 'penalty/mine' is a statistic on ranks 1, 2 alone, of 3 (so are slope/mine); let what adds it"
-    assert str(caught.value) == f"{told} also declare it, on all ranks: statistics.declare('penalty/mine')"
-
-
-def test_many_ranks_with_equal_names_agree():
-    statistics = Statistics(CPU)
-    statistics.add("loss", torch.tensor(0.25))
-    assert statistics.reduce(lambda vector: vector * 4096) == {"loss": 0.25}
 
 
 class Operations(TorchDispatchMode):

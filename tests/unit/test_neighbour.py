@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import neighbour
-from bigsgan.runtime.neighbour import Door, Line
+from bigsgan.runtime.neighbour import Line
 from bigsgan.training import watchdog
 from bigsgan.training.watchdog import Watchdog
 from tests.ports import free_port
@@ -78,12 +78,6 @@ def test_what_was_never_reached_is_not_known():
     assert line.holds("nowhere.invalid 80") is None
 
 
-def test_a_rank_tells_where_it_is_reached():
-    host, _, port = Door().address.partition(" ")
-    assert host == "127.0.0.1"
-    assert 0 < int(port) < 65_536
-
-
 def test_the_end_of_a_rank_ends_the_others_while_the_run_is_built(other, tmp_path, monkeypatch, capfd):
     """Without limits of time, and before the ranks know each other's processes."""
     monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.1)
@@ -120,26 +114,6 @@ def test_a_rank_that_ended_before_it_was_reached_is_known_by_its_heart(tmp_path,
             if beats:
                 board.set("beat/0", BEAT % time.monotonic_ns())
     assert done.is_set() != beats
-
-
-def test_a_board_that_stops_answering_is_lost(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(watchdog, "_SILENT_SECONDS", 0.3)
-    gone, done = threading.Event(), threading.Event()
-
-    class Board(dist.HashStore):
-        def check(self, keys):
-            if gone.is_set():
-                raise RuntimeError("connection reset")
-            return super().check(keys)
-
-    board = Board()
-    with Watchdog(
-        1, 2, math.inf, RankLog(tmp_path / "log", 1, print), lambda: board, end=lambda _: done.set()
-    ).watching():
-        assert not done.wait(0.6)
-        gone.set()
-        assert done.wait(30)
-    assert "rank 0 does not answer, nor does the store that it or its launcher hosts" in capfd.readouterr().err
 
 
 def test_time_is_limited_only_while_a_run_trains(tmp_path, capfd):

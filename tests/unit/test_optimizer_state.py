@@ -25,12 +25,6 @@ def import_of(classes, tmp_path, **changes):
     return content
 
 
-def other_groups(content):
-    state = content["G_opt_state"]
-    groups = [{**state["param_groups"][0], "params": [0]}, {**state["param_groups"][0], "params": [1]}]
-    return {**state, "param_groups": groups}
-
-
 def without_one(content):
     state = content["G_opt_state"]
     return {**state, "state": {number: each for number, each in state["state"].items() if number}}
@@ -42,14 +36,12 @@ def changed(content, kind, value):
 
 
 OTHERS = {
-    "groups": (other_groups, "it does not have exactly one group of parameters"),
     "parameters": (without_one, "it is not for the network's [0-9]+ parameters"),
     "shape": (lambda c: changed(c, "exp_avg", lambda t: t[:1]), "exp_avg of .* is missing or of another shape"),
     "NaN": (lambda c: changed(c, "exp_avg_sq", lambda t: t * float("nan")), "exp_avg_sq of .* is not finite"),
     "negative": (lambda c: changed(c, "exp_avg_sq", lambda t: t - 100), "a second moment is negative"),
     "updates": (lambda c: changed(c, "step", lambda t: t + 1), "its parameters differ in their number of updates"),
     "count": (lambda c: changed(c, "step", lambda t: t * float("inf")), "its number of updates is not known"),
-    "SGD": (lambda c: {"state": {}, "param_groups": c["G_opt_state"]["param_groups"]}, "is not for the network's"),
     "something": (lambda c: [1, 2], "it does not have exactly one group of parameters"),
 }
 

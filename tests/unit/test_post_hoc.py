@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
-from bigsgan import evaluate
 from bigsgan.checkpoint import StateShard
 from bigsgan.checkpoint.tags import remove_newer
 from bigsgan.config.run_directory import write_recipe
@@ -171,15 +169,6 @@ def test_a_future_is_removed_by_a_run_without_the_averages_too(run):
     assert recipe.ema.power is None
     assert _build_snapshots(recipe, out, None, {}, Counters(1, 1, T), None) is None
     assert sorted(path.name for path in (out / "ema_snapshots").glob("0*")) == [f"{T:012d}"]
-
-
-@pytest.mark.parametrize("width, text", [(None, "ema weights at 64"), (0.07, "ema weights of width 0.07 at 64")])
-def test_a_result_says_of_which_width_it_is(width, text, capsys):
-    line = {"metric": "fid8", "fid8": 1.0, "weights": "ema", "nimg": 64}
-    line |= {"features": "digits", "features_sha256": "ab", "resizer": "torch"}
-    asked = dict.fromkeys(evaluate.Options._fields) | {"run": Path("run"), "width": width}
-    evaluate._print([line], evaluate.Options(**asked))
-    assert f"{text} images; features of digits (ab)" in capsys.readouterr().out
 
 
 def test_wrong_questions(run, tmp_path):

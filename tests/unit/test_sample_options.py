@@ -172,9 +172,7 @@ def test_batch_norms_own_statistics(make_run, tmp_path):
             "--truncation-cutoff: must be 1 to 6, the number of styles, got 7",
         ),
         ("stylegan2", ["--no-standing"], "--no-standing: needs batch norm"),
-        ("pix2pix", ["--no-standing"], "--no-standing: needs batch norm, and with pairs also --input"),
         ("pix2pix", ["--input", "EMPTY"], "--input: "),
-        ("pix2pix", ["--input", "EMPTY/nowhere"], "--input: "),
     ],
 )
 def test_options_that_do_not_fit_are_refused(make_run, tmp_path, capsys, family, options, message):

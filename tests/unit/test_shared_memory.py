@@ -70,14 +70,6 @@ def test_what_loading_processes_prepare_has_to_fit(monkeypatch):
         read(num_workers=2)
 
 
-def test_an_unknown_size_is_no_hindrance(monkeypatch):
-    def fail(path: str) -> None:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(os, "statvfs", fail)
-    assert loader._free_shared_memory() is None
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts")
 def test_a_full_one_ends_the_run_at_once():
