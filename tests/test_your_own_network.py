@@ -83,24 +83,19 @@ def test_the_guide(folder):
 def test_layouts_train_the_same_network(folder):
     """A public DiT by an adapter of less than 20 lines, and layers in stages, on two ranks as on one."""
     assert len((folder / "adapter.py").read_text().splitlines()) <= 20
+
+    def trained(out, *options, program=("-m", "bigsgan")):
+        common = [*SHORT, f"out={out}", "objective.r1=null", "optimizer.generator={kind: sgd, lr: 0.01}"]
+        run(folder, "train", "--config", "own.yaml", PLAIN, *common, *options, program=program)
+        run(folder, "export", "--run", out, "--live", "--out", f"{out}.safetensors")
+        return weights(folder / f"{out}.safetensors")
+
+    alone = {network: trained(name, network) for name, network in (("dit", DIT), ("layers", LAYERS))}
     for form, overrides in FORMS.items():
-        ds = [
-            f"engines.{n}.ds_config={'zero3' if form == 'zero3' else 'zero1'}.json"
-            for n in ("generator", "discriminator")
-        ]
-        plain = [each for each in overrides if "stages" not in each]
-        for out, more, program in (
-            (f"one_{form}", plain, ("-m", "bigsgan")),
-            (
-                f"two_{form}",
-                [*overrides, *ds],
-                ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m", "bigsgan"),
-            ),
-        ):
-            options = [*SHORT, f"out={out}", "objective.r1=null", "optimizer.generator={kind: sgd, lr: 0.01}", *more]
-            run(folder, "train", "--config", "own.yaml", PLAIN, *options, program=program)
-            run(folder, "export", "--run", out, "--live", "--out", f"{out}.safetensors")
-        one, two = weights(folder / f"one_{form}.safetensors"), weights(folder / f"two_{form}.safetensors")
+        file = "zero3" if form == "zero3" else "zero1"
+        ds = [f"engines.{network}.ds_config={file}.json" for network in ("generator", "discriminator")]
+        ranks = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m", "bigsgan")
+        one, two = alone[overrides[0]], trained(form, *overrides, *ds, program=ranks)
         assert one.keys() == two.keys()
         for name, value in one.items():
             torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)

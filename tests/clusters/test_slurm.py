@@ -12,8 +12,6 @@ from bigsgan import checkpoint
 from tests.clusters import laboratory
 from tests.tiny import tiny_recipe
 
-pytestmark = pytest.mark.slow
-
 TOTAL = 400
 SBATCH = "sbatch --parsable --nodes 2 $REPOSITORY/launch/slurm/train.sbatch --config tiny.yaml"
 
@@ -50,6 +48,7 @@ def jobs(tmp_path_factory):
     return directory, done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_on_two_nodes_runs_through(jobs):
     directory, said = jobs
     assert "whole JobState=COMPLETED ExitCode=0:0 Restarts=0" in said
@@ -61,6 +60,7 @@ def test_a_job_on_two_nodes_runs_through(jobs):
     assert [f"node{rank + 1} rank {rank}" in log for rank, log in enumerate(hosts)] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_signalled_job_requeues_itself_and_is_the_same_run(jobs):
     directory, said = jobs
     assert "stopped JobState=COMPLETED ExitCode=0:0 Restarts=1" in said
@@ -73,12 +73,14 @@ def test_a_signalled_job_requeues_itself_and_is_the_same_run(jobs):
     assert other.manifest["files"] == whole.manifest["files"]  # checksums of all tensors
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_saves_and_does_not_come_back(jobs):
     directory, said = jobs
     assert "cancelled JobState=CANCELLED ExitCode=85:0 Restarts=0" in said
     assert 0 < checkpoint.find_intact(directory / "cancelled").nimg < TOTAL
 
 
+@pytest.mark.slow
 def test_a_task_of_an_array_takes_its_line(jobs):
     directory, said = jobs
     assert "swept JobState=COMPLETED" in said
@@ -88,6 +90,7 @@ def test_a_task_of_an_array_takes_its_line(jobs):
     assert checkpoint.find_intact(directory / "second").nimg == 16
 
 
+@pytest.mark.slow
 def test_a_job_measures_on_two_nodes(jobs):
     directory, said = jobs
     assert "measured JobState=COMPLETED" in said
@@ -95,6 +98,7 @@ def test_a_job_measures_on_two_nodes(jobs):
     assert (record["metric"], record["nimg"], record["num_fake"], record["num_real"]) == ("fid40", TOTAL, 40, 1797)
 
 
+@pytest.mark.slow
 def test_a_bad_recipe_is_recorded_and_a_failed_rank_is_started_again(tmp_path):
     tiny_recipe(tmp_path)
     script = f"""
@@ -146,6 +150,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_what_slurm_ends_goes_on_and_what_a_user_cancels_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("LAB_SLURM_EXTRA", PREEMPTION)
     (tmp_path / "bigsgan").write_text(TRAINING)
@@ -216,6 +221,7 @@ SUBMIT = """
 """
 
 
+@pytest.mark.slow
 def test_each_gpu_has_a_task(tmp_path):
     """Two nodes with two GPUs, which are none, and in the place of `bigsgan` what says what it was given."""
     (tmp_path / "bigsgan").write_text(STAND_IN)
@@ -247,6 +253,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.nightly  # unit/test_slurm_scripts.py has it by stand-ins of Slurm
 def test_nodes_that_are_not_alike(tmp_path):
     (tmp_path / "bigsgan").write_text(STAND_IN)
     (tmp_path / "bigsgan").chmod(0o755)
@@ -274,6 +281,7 @@ echo "${root%/*/*} ${root##*/} $(cat "$root/shard.tar") $(ls /dev/shm/disk/*)" >
 """
 
 
+@pytest.mark.nightly  # unit/test_slurm_scripts.py has it by stand-ins of Slurm
 def test_data_is_copied_to_each_node(tmp_path):
     """To /dev/shm, which each of the laboratory's nodes has for itself; with two ranks on each."""
     (tmp_path / "bigsgan").write_text(STAGED)

@@ -37,7 +37,7 @@ def test_gradients_and_updates(ranks, stage, accumulation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
+@pytest.mark.parametrize("stage", [1, 3, *(pytest.param(stage, marks=pytest.mark.nightly) for stage in (0, 2))])
 def test_a_second_decay_rate_that_moves(ranks, stage):
     # 0.9 to 0.5 over 4 batches of 8 images: a quarter of a half-turn is 45 degrees.
     moves = "{lr: %s, betas: [0.5, 0.9], decay: cosine, final_lr: %s, final_beta2: 0.5, decay_nimg: 32}"
@@ -47,14 +47,14 @@ def test_a_second_decay_rate_that_moves(ranks, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [3, *(pytest.param(stage, marks=pytest.mark.nightly) for stage in (0, 1))])
 def test_weight_decay_that_is_decoupled(ranks, stage):
     overrides = [text.replace("kind: adam", "kind: adamw, weight_decay: 0.3") for text in ADAM]
     check_adam(ranks(2), overrides, {"generator": zero(stage), "discriminator": zero(stage)}, decay=lambda grad: 0.3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 2, *(pytest.param(stage, marks=pytest.mark.nightly) for stage in (1, 3))])
 def test_weight_decay_on_matrices(ranks, stage):
     settings = "kind: adamw, weight_decay: 0.3, weight_decay_on: matrices"
     overrides = [text.replace("kind: adam", settings) for text in ADAM]

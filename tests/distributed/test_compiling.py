@@ -42,7 +42,7 @@ def num_frames(overrides, ds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit, stage", [("layers", 2), ("whole", 1)])
+@pytest.mark.parametrize("unit, stage", [pytest.param("layers", 2, marks=pytest.mark.nightly), ("whole", 1)])
 def test_small_networks_are_the_same(ranks, unit, stage):
     """Where R1 is due, which differentiates twice, the update is not compiled."""
     check(ranks(2), [*TINY_GAMES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage))

@@ -48,7 +48,7 @@ def cells():
         both = (world_size, accumulation) == (2, 2)
         quick = both and stage != 1 and penalty == ("finite_difference" if stage == 0 else "exact")
         alone = (world_size, accumulation, penalty) == (1, 2, "exact")
-        slow = (alone and stage in (0, 3)) or (both and stage in (1, 3))
+        slow = (alone and stage == 3) or (both and stage in (1, 3) and penalty != "none")  # which the others include
         marks = pytest.mark.smoke if quick else pytest.mark.slow if slow else pytest.mark.nightly
         yield pytest.param(stage, world_size, accumulation, penalty, marks=marks)
 

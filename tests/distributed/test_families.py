@@ -24,10 +24,12 @@ UNSEEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    [family if family == "stylegan2" else pytest.param(family, marks=pytest.mark.slow) for family in TINY_GAMES],
+    [
+        pytest.param(family, marks=pytest.mark.slow if family in ("gat", "stylegan2") else pytest.mark.nightly)
+        for family in TINY_GAMES
+    ],
 )
 def test_every_tensor_moves(family):
     """The comparisons below would prove nothing about a tensor that stays where it was."""

@@ -61,7 +61,7 @@ def expected():
 
 
 ALL = [
-    pytest.param(layout, marks=() if layout == "pipelines" else pytest.mark.slow)
+    pytest.param(layout, marks=() if layout in ("zero3", "D in stages", "pipelines") else pytest.mark.nightly)
     for layout in ("zero0", "zero1", "zero3", "D in stages", "pipelines", "zero3 and stages", "one after the other")
 ]
 

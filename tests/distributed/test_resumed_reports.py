@@ -36,7 +36,7 @@ def kept(run: Path) -> dict[int, dict[str, float]]:
     "num, stops",
     [
         (1, [4, 9]),  # measurements are due after these
-        (1, [0, 1, 2, 5, 7]),
+        pytest.param(1, [0, 1, 2, 5, 7], marks=pytest.mark.nightly),
         (2, [3, 6]),
     ],
 )

@@ -64,9 +64,8 @@ def train_and(directory: str, name: str, overrides: dict[str, object]) -> tuple[
 @pytest.mark.parametrize(
     "name, num",
     [
-        ("remove", 1),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("rename", "empty", "copy")),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("remove", "rename", "empty", "copy")),
+        *[("remove", 1), ("rename", 2), ("empty", 1), ("copy", 2)],
+        *(pytest.param(*cell, marks=pytest.mark.nightly) for cell in [("remove", 2), ("rename", 1), ("empty", 2)]),
     ],
 )
 def test_what_is_gone_is_written_again(ranks, tmp_path, name, num, capfd):

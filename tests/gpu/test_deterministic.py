@@ -63,7 +63,7 @@ def in_a_process(function, *arguments):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(IN_CI, id="some", marks=pytest.mark.slow),
+        pytest.param(IN_CI, id="some", marks=pytest.mark.slow if torch.cuda.is_available() else pytest.mark.nightly),
         pytest.param(NIGHTLY, id="rest", marks=pytest.mark.nightly),
     ],
 )

@@ -74,8 +74,15 @@ def test_no_two_streams_race_in_pipelines(on_ranks, layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["exact", "overlapped"])
-@pytest.mark.parametrize("layout", matrix.APART)
+@pytest.mark.parametrize(
+    "layout, schedule",
+    [
+        ("3-bf16-device", "exact"),
+        ("1-bf16-device", "overlapped"),
+        pytest.param("1-bf16-device", "exact", marks=pytest.mark.nightly),
+        pytest.param("3-bf16-device", "overlapped", marks=pytest.mark.nightly),
+    ],
+)
 def test_no_two_streams_race_on_ranks_of_their_own(on_ranks, layout, schedule):
     """G on one, D on the other. In an update neither waits for its device, but for ZeRO 3's own gathers."""
     overrides = ["engines.generator.ranks=1", *MICRO_BATCHES, matrix.R1, f"objective.schedule={schedule}"]

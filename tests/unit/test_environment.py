@@ -33,11 +33,14 @@ def environment(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "changes, field, problem",
     [
-        ({"MASTER_PORT": "taken"}, "MASTER_PORT", "another program uses it, or it is reserved for root; give another"),
+        pytest.param(
+            {"MASTER_PORT": "taken"}, "MASTER_PORT", "another program uses it, or it is reserved for root; give",
+            marks=pytest.mark.nightly,
+        ),
         # A network for documentation (RFC 5737).
         ({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "free"}, "MASTER_ADDR", "must be an address of rank 0's host, "),
     ],
-)
+)  # fmt: skip
 @pytest.mark.slow
 def test_ranks_that_could_not_meet_are_told_so(tmp_path, changes, field, problem):
     tiny_recipe(tmp_path)

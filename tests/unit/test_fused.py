@@ -309,7 +309,7 @@ def tier_of(family: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("network", [pytest.param("generator", marks=pytest.mark.slow), "discriminator"])
+@pytest.mark.parametrize("network", [pytest.param("generator", marks=pytest.mark.nightly), "discriminator"])
 @pytest.mark.parametrize("family", ["biggan", *(tier_of(name) for name in TINY_GAMES)])
 def test_a_compiled_network_is_one_graph(tmp_path, family, network):
     """Though whether kernels work is asked, found out and logged in the middle of it."""
