@@ -113,7 +113,6 @@ class AdversarialStep:
         self._plan, self._section, self._sources = plan, plan.objective, sources
         self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
-        self._learns = True
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
@@ -129,7 +128,6 @@ class AdversarialStep:
             self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
         adaptive = self._section.adversarial.adaptive is not None  # it has the factor then
         weights = {**scheduled.penalty_weights, "generator": 1.0 if adaptive else scheduled.adversarial}
-        self._learns = scheduled.discriminator_learns
         for term in self._terms:
             term.begin_update(weights)
         self.executor(self._works(update, scheduled))
@@ -329,8 +327,6 @@ class AdversarialStep:
 
     def _record(self, name: str, engine: Engine) -> None:
         if engine.outcomes.last is False or engine.grad_norm is None:  # not finite, or known to other ranks only
-            return
-        if name == "discriminator" and not self._learns:  # it is 0, which alarms would take for the usual
             return
         if isinstance(engine.grad_norm, Tensor):
             self._statistics.add(f"grad_norm/{name}", engine.grad_norm, self._images(name))

@@ -94,6 +94,8 @@ class Alarms:
 
     def _gradients(self, metrics: Mapping[str, float], network: str) -> dict[str, str]:
         name = f"grad_norm/{network}"
+        if metrics.get(name) == 0 and not self._history.get(name):
+            return {}  # it does not learn yet
         ratio = self._ratio(name, metrics.get(name))
         if ratio is None or _VANISHES < ratio < _EXPLODES:
             return {}

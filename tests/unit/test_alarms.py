@@ -98,3 +98,10 @@ def test_a_later_process_goes_on_with_what_was_seen():
         found = [first.examine(report) for report in reports[:num]]
         second.load(json.loads(json.dumps(first.numbers())))
         assert found + [second.examine(report) for report in reports[num:]] == expected
+
+
+def test_a_network_that_begins_later_alarms_nobody():
+    alarms = Alarms()
+    for norm in [0.0] * 10 + [2.0] * 10:
+        assert alarms.examine({"grad_norm/discriminator": norm}) == {}
+    assert "gradients_vanish/discriminator" in alarms.examine({"grad_norm/discriminator": 0.0})
