@@ -28,8 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial import adaptive_weight
-from bigsgan.adversarial.adaptive_weight import AdaptiveWeight
+from bigsgan.adversarial.adaptive_weight import STATISTIC, AdaptiveWeight
 from bigsgan.adversarial.image_pool import ImagePool
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
@@ -116,7 +115,7 @@ class AdversarialStep:
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
-        statistics.declare(*([adaptive_weight.STATISTIC] if self._section.adversarial.adaptive else []))
+        statistics.declare(*([STATISTIC] if self._section.adversarial.adaptive else []))
         self.generator.after_update = self._generator_updated
         self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from bigsgan.checkpoint import saved_buffers
-from bigsgan.engines.base import Rates, Shard, Work
+from bigsgan.engines.base import Graph, Rates, Shard, Work
 from bigsgan.engines.deepspeed import internals
+from bigsgan.engines.exposing import Exposure, exposed, gradients, parameter_at
 from bigsgan.engines.optimizer import set_rates, spread_matrices, state_of
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
@@ -85,6 +86,7 @@ class DeepSpeedBacked:
         self.scales_loss = engine.fp16_enabled()
         self._seam_scale = SEAM_SCALE_MAX if self.scales_loss else 1.0
         self._seam_good = 0
+        self._holder: tuple[nn.Module, str] | None = None  # of the exposed parameter, and its name there
 
     def observe_seam(self, applied: Outcome) -> None:
         """Adapt the scale of D's judging to whether its gradients were finite.
@@ -111,6 +113,18 @@ class DeepSpeedBacked:
             self._is_exact = exact
             for layer in self._exact_layers:
                 layer.exact = exact
+
+    def _exposing(self, ending: str) -> AbstractContextManager[Exposure]:
+        """Expose a parameter; the module that holds it is searched for once."""
+        self._holder = self._holder or parameter_at(self.network, ending)
+        return exposed(self.network, ending, self._holder)
+
+    def _weigh(self, work: Work, index: int, graph: Graph, grads: Tensor | None) -> None:
+        """Differentiate by the exposed parameter, and hand the gradients at images on to the phase that pulls back."""
+        assert work.weigh is not None, "a phase weighs"
+        assert grads is not None, "a phase that weighs reads gradients"
+        work.weigh(index, gradients(graph, grads))
+        work.outputs[index] = grads
 
     def _scale_of(self, phase: Phase) -> float:
         """Return the factor on the loss of a phase with frozen parameters; losses that differentiate have their own."""

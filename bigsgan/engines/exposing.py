@@ -108,9 +108,12 @@ def gradients(graph: Graph, grads: Tensor) -> list[Tensor]:
 
 
 @contextmanager
-def exposed(network: nn.Module, ending: str) -> Iterator[Exposure]:
-    """Let a pass inside the block have one graph only: from a copy of a parameter, where its module is called, on."""
-    module, name = parameter_at(network, ending)
+def exposed(network: nn.Module, ending: str, holder: tuple[nn.Module, str] | None = None) -> Iterator[Exposure]:
+    """Let a pass inside the block have one graph only: from a copy of a parameter, where its module is called, on.
+
+    ``holder`` is what ``parameter_at`` has returned of them.
+    """
+    module, name = holder or parameter_at(network, ending)
     forward, before, found = module.forward, vars(module).get("forward"), Exposure(ending)
 
     def with_copy(*args: Any, **more: Any) -> Any:

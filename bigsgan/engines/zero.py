@@ -20,7 +20,6 @@ from bigsgan.engines.deepspeed.device_skip import DeviceSkip
 from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
-from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.engines.outcomes import Outcome
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
@@ -203,12 +202,10 @@ class ZeroEngine(DeepSpeedBacked):
             self._differentiate(work, index, graph)
             return
         if work.weigh is not None:
-            assert grads is not None, "a phase that weighs reads gradients"
             self._prefetching.expect("weigh")  # whose passes are never complete, so that no record is made or compared
             with self._pinned(self._later):  # hooks gather them for one backward pass only
-                work.weigh(index, gradients(graph, grads))
+                self._weigh(work, index, graph, grads)
             self._prefetching.end()
-            work.outputs[index] = grads
             return
         loss, *more = graph.outputs
         if grads is not None:  # at images; the value of their product means nothing
@@ -272,7 +269,7 @@ class ZeroEngine(DeepSpeedBacked):
     def _expose(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Go forward without a graph, except from one parameter to the images."""
         self._prefetching.expect("expose")
-        with exposed(self.network, work.exposed) as found:
+        with self._exposing(work.exposed) as found:
             (images,) = self._root(inputs, Pass(moving, trains=False))
         work.graphs[index], self._later = Graph((images,), (found.copy,)), [*found.later.values()]
         work.outputs[index] = images.detach()

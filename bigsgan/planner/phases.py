@@ -75,7 +75,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     passes: Passes | WholePass | None
-    if not phase.computes or isinstance(phase, Weighs):
+    if phase.only_on is not None:
         passes = None
     elif phase.num_twice:
         passes = traces.penalized(plan, network, num)

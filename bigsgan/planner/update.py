@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bigsgan.engines.orders import Turn
-from bigsgan.engines.phases import Phase, Task
+from bigsgan.engines.phases import Phase, Task, Weighs
 from bigsgan.planner.census import Stretch, Use
 from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.passes import Passes, WholePass
@@ -86,7 +86,7 @@ class Update:
             phase = self._phases[task.phase]
             if not phase.shows(task):
                 continue
-            if phase.phase.graphs_from is not None and phase.passes is None:
+            if isinstance(phase.phase, Weighs):
                 yield self._weigh(phase, task)
             elif phase.passes is None:
                 yield self._keep(phase, task)

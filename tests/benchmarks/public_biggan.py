@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import bigsgan
+from tests.benchmarks.short_run import short_run
 
 BATCH = 8
 SIZES: dict[str, Any] = {"resolution": 32, "n_classes": 10, "adam_eps": 1e-3}
@@ -91,21 +91,12 @@ def farthest(ours: dict[str, Tensor], theirs: nn.Module, before: dict[str, Tenso
 def recipe(directory: Path) -> Path:
     """Write the recipe of the project's game, small, and return its file."""
     adam = {"betas": [0.0, 0.999], "eps": 1e-3}
-    tree = {
-        "out": str(directory / "run"),
-        "batch": BATCH,
-        "total_nimg": 3 * BATCH,
-        "report_nimg": BATCH,
-        "sample_nimg": 3 * BATCH,
-        "checkpoint_nimg": 3 * BATCH,
-        "ema": {"half_life_nimg": 100},
-        "data": {"kind": "synthetic", "resolution": 32, "image_channels": 3, "num_classes": 10, "num_images": 64},
+    sections = {
         "generator": {"family": f"{__spec__.name}:Generator", "latent_size": 20},
         "discriminator": {"family": f"{__spec__.name}:Discriminator"},
         "optimizer": {"generator": {"lr": 1e-3, **adam}, "discriminator": {"lr": 4e-3, **adam}},
     }
-    (directory / "recipe.yaml").write_text(json.dumps(tree))
-    return directory / "recipe.yaml"
+    return short_run(directory, BATCH, 3, 10, **sections)
 
 
 def main(path: str, overrides: list[str]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import bigsgan
+from tests.benchmarks.short_run import short_run
 
 BATCH, STARTS_AT = 4, 2
 """Images of an update; the update in which D begins to learn and to count."""
@@ -102,15 +102,7 @@ def recipe(directory: Path) -> Path:
     here = __spec__.name
     adaptive = {"parameter": "decoder.conv_out.weight"}
     begins = STARTS_AT * BATCH
-    tree = {
-        "out": str(directory / "run"),
-        "batch": BATCH,
-        "total_nimg": 6 * BATCH,
-        "report_nimg": BATCH,
-        "sample_nimg": 6 * BATCH,
-        "checkpoint_nimg": 6 * BATCH,
-        "ema": {"half_life_nimg": 100},
-        "data": {"kind": "synthetic", "resolution": 32, "image_channels": 3, "num_classes": 0, "num_images": 64},
+    sections = {
         "generator": {"family": f"{here}:Autoencoder", "reads": "images", "outputs": ["codebook_loss"]},
         "discriminator": {"family": f"{here}:Discriminator"},
         "objective": {
@@ -123,8 +115,7 @@ def recipe(directory: Path) -> Path:
         },
         "optimizer": {"generator": ADAM, "discriminator": ADAM},
     }
-    (directory / "recipe.yaml").write_text(json.dumps(tree))
-    return directory / "recipe.yaml"
+    return short_run(directory, BATCH, 6, 0, **sections)
 
 
 def distances(ours: dict[str, Tensor], theirs: nn.Module, before: dict[str, Tensor]) -> str:

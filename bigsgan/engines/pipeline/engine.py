@@ -21,7 +21,6 @@ from bigsgan.config.placement import Placement
 from bigsgan.engines.base import Graph, MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
-from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.engines.phases import Infers, Phase, Task
 from bigsgan.engines.pipeline.layout import StageDivision
 from bigsgan.engines.pipeline.partition import TensorSpec
@@ -124,11 +123,10 @@ class PipelineEngine(DeepSpeedBacked):
         num_segments = 1 if work.loss is None else work.loss.num_segments
         keeps_graph = phase.opens_graphs
         network = self.network
-        exposes = phase.exposes and self._is_last
         with (
             self._frozen() if phase.frozen else nullcontext(),
             torch.set_grad_enabled(keeps_graph),
-            exposed(network, work.exposed) if exposes else nullcontext() as found,
+            self._exposing(work.exposed) if phase.exposes and self._is_last else nullcontext() as found,
             moving_state(self._stateful, moving),
         ):
             carry = list(work.inputs(index, images)) if self._is_first else self._take()
@@ -209,9 +207,7 @@ class PipelineEngine(DeepSpeedBacked):
         frozen = work.phase.frozen
         self._choose_kernels(work)
         if work.weigh is not None:
-            assert grads is not None, "the rank that makes the images gets the gradients"
-            work.weigh(index, gradients(graph, grads))
-            work.outputs[index] = grads
+            self._weigh(work, index, graph, grads)
             return
         scale = self._scale_of(work.phase) if frozen else self.loss_scale / self._accumulation
         if not self._is_last:
