@@ -25,7 +25,7 @@ GAMES = {
 }
 """What the recipe has and DeepSpeed's file; cuDNN, the Triton kernels and torch.compile each choose in some of them."""
 
-NIGHTLY = ["compiled convolutions"]
+NIGHTLY = ["compiled convolutions", *([] if ON_DEVICE == {} else ["BigGAN, differentiated twice", "compiled"])]
 IN_CI = [name for name in GAMES if name not in NIGHTLY]
 
 
@@ -63,7 +63,7 @@ def in_a_process(function, *arguments):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(IN_CI, id="some", marks=pytest.mark.slow if torch.cuda.is_available() else pytest.mark.nightly),
+        pytest.param(IN_CI, id="some", marks=pytest.mark.slow),
         pytest.param(NIGHTLY, id="rest", marks=pytest.mark.nightly),
     ],
 )
