@@ -6,7 +6,8 @@ import torch
 
 from bigsgan.config import Recipe
 from bigsgan.doctor.agreement import distance, worst
-from bigsgan.doctor.reference import LOSSES, Reference, build_networks, make_optimizer
+from bigsgan.doctor.losses import LOSSES
+from bigsgan.doctor.reference import Reference, build_networks, make_optimizer
 
 __all__ = ["LOSSES", "Reference", "build_networks", "distance", "make_optimizer", "run_reference", "worst"]
 

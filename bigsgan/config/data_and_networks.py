@@ -23,8 +23,9 @@ def check_data_and_networks(recipe: Any) -> None:
     """
     _check_images_per_sample(recipe)
     _check_families(recipe)
-    _check_outside_generator(recipe)
+    _check_what_generator_reads(recipe)
     _check_images_from_images(recipe)
+    _check_terms_of_outputs(recipe)
 
 
 def _check_images_per_sample(recipe: Any) -> None:
@@ -74,22 +75,24 @@ def _check_images_from_images(recipe: Any) -> None:
             raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
 
 
-def _check_outside_generator(recipe: Any) -> None:
+def _check_what_generator_reads(recipe: Any) -> None:
     generator, data = recipe.generator, recipe.data
     if data.joins_domains and not recipe.translates:
         problem, detail = "must be images with data.kind=unpaired_folders", "it translates the images of both domains"
         remedy = "name a generator of your own, and set generator.reads=images"
         raise UserError("generator.reads", "latents", problem, remedy, detail)
+    reads_images = getattr(generator, "reads", "latents") == "images"
+    what = "generator.reads=images" if is_outside(generator.family) else f"generator.family={generator.family}"
+    if reads_images and data.codec.kind != "pixels":
+        raise UserError("data.codec.kind", data.codec.kind, f"must be pixels with {what}", "remove it")
+    if reads_images and data.num_classes:
+        problem, detail = f"must be 0 with {what}", "images to make others from come without classes"
+        raise UserError("data.num_classes", data.num_classes, problem, "set data.num_classes=0", detail)
     if not isinstance(generator, OutsideGenerator):
         return
-    if generator.reads == "images" and data.paired:
+    if reads_images and data.paired:
         problem, detail = f"must be unset with data.kind={data.kind}", "it reads the inputs of pairs"
         raise UserError("generator.reads", "images", problem, "remove it", detail)
-    if generator.reads == "images" and data.codec.kind != "pixels":
-        raise UserError("data.codec.kind", data.codec.kind, "must be pixels with generator.reads=images", "remove it")
-    if generator.reads == "images" and data.num_classes:
-        problem, detail = "must be 0 with generator.reads=images", "images to make others from come without classes"
-        raise UserError("data.num_classes", data.num_classes, problem, "set data.num_classes=0", detail)
     if recipe.translates and generator.latent_size:
         field = f"data.kind={data.kind}" if data.paired else "generator.reads=images"
         raise UserError("generator.latent_size", generator.latent_size, f"must be unset with {field}", "remove it")
@@ -100,3 +103,17 @@ def _check_outside_generator(recipe: Any) -> None:
         if name in (*READ_BY_TERMS, *generator.outputs[:number]):
             problem, remedy = "is the name of something else that terms read", "give it a name of its own"
             raise UserError(f"generator.outputs.{number}", name, problem, remedy)
+
+
+def _check_terms_of_outputs(recipe: Any) -> None:
+    """Refuse terms of outputs that G does not have, and codes that no term moves."""
+    reads = {"kl": ("moments",), "codebook": ("encoded", "quantized")}
+    for name, outputs in reads.items():
+        asked, missing = getattr(recipe.objective, name), [each for each in outputs if each not in recipe.outputs]
+        if asked and missing:
+            value = asked if name == "kl" else f"weight={asked.weight}"
+            problem = f"must be unset with a generator without an output {missing[0]}"
+            remedy = f"remove it, or set generator.bottleneck.kind={'kl' if name == 'kl' else 'vq'}"
+            raise UserError(f"objective.{name}", value, problem, remedy)
+    if not is_outside(recipe.generator.family) and "quantized" in recipe.outputs and recipe.objective.codebook is None:
+        raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")

@@ -242,6 +242,19 @@ class Adversarial(Section):
         return self.weight * (0.0 if since < 0 else min(1.0, (since + 1) / (self.ramp_nimg + 1)))
 
 
+class Codebook(Section):
+    """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
+
+    The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
+    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used.
+    """
+
+    weight: PositiveFloat = 1.0
+    """Weight relative to the other parts of G's loss."""
+    commitment: NaturalFloat = 0.25
+    """Weight of the distance by which latents move."""
+
+
 def _named(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) and ":" in value else value
 
@@ -271,6 +284,10 @@ class Objective(Section):
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
     feature_matching: NaturalFloat = 0.0
     """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs."""
+    kl: NaturalFloat = 0.0
+    """Weight of the divergence of an autoencoder's latents from a standard normal distribution: the mean over images of
+    the sum over latents. It reads G's output ``moments``: means and log variances, side by side."""
+    codebook: Codebook | None = None
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
@@ -287,7 +304,7 @@ class Objective(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Objective:
-        taken = ["generator", "discriminator", "l1", "feature_matching", "consistency"]
+        taken = ["generator", "discriminator", "l1", "feature_matching", "consistency", "kl", "codebook"]
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"

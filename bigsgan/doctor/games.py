@@ -57,6 +57,7 @@ optimizer:
 ema: {half_life_nimg: 16}
 """
 
+_AUTOENCODER = "family: autoencoder, channels: 4, multipliers: [1, 2], num_blocks: 1, norm_groups: 2"
 _R3GAN = "family: r3gan, embedding_size: 6, widths: [8, 8, 4], cardinalities: [4, 2, 2], blocks: [1, 2, 1]"
 # By default, the learning rate of a mapping network is a hundredth of that of other layers.
 _STYLEGAN2 = "family: stylegan2, mapping_layers: 2, mapping_lr_multiplier: 1.0, channel_base: 64, channel_max: 8"
@@ -162,6 +163,21 @@ TINY_GAMES: dict[str, list[str]] = {
         "generator={family: pix2pix, channels: 4}",
         "discriminator={family: pix2pix, channels: 4, depth: 2}",
         "objective={loss: non_saturating, feature_matching: 3, reuse_fakes: true}",
+        "optimizer.generator.lr=0.1",
+    ],
+    "autoencoder": [
+        "data.num_classes=0",
+        f"generator={{{_AUTOENCODER}, latent_channels: 2}}",
+        "discriminator={family: autoencoder, channels: 4, depth: 2}",
+        "objective={l1: 3, kl: 0.01, reuse_fakes: true, schedule: generator_first}",
+        "objective.adversarial={adaptive: {parameter: conv_out.weight}}",
+        "optimizer.generator.lr=0.1",
+    ],
+    "autoencoder_vq": [
+        "data.num_classes=0",
+        f"generator={{{_AUTOENCODER}, attention: [1], encoder_channels: 4, bottleneck: {{kind: vq, num_codes: 16}}}}",
+        "discriminator={family: autoencoder, channels: 4, depth: 2}",
+        "objective={l1: 3, codebook: {weight: 2, commitment: 0.5}, reuse_fakes: true}",
         "optimizer.generator.lr=0.1",
     ],
 }

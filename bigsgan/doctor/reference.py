@@ -20,6 +20,7 @@ from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.adversarial_weights import adversarial_weights
 from bigsgan.doctor.games import awake
+from bigsgan.doctor.losses import LOSSES, of_latents
 from bigsgan.draws import Draws
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
@@ -38,15 +39,6 @@ def build_networks(recipe: Recipe) -> tuple[Any, Any]:
                 layer.orthogonal = 0.0  # added below, from its definition
             initialize(network, seed)
     return networks
-
-
-LOSSES = {
-    "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
-    "non_saturating": (lambda r, f: (-F.logsigmoid(r) - F.logsigmoid(-f)).mean(), lambda r, f: -F.logsigmoid(f).mean()),
-    "least_squares": (lambda r, f: ((r - 1) ** 2 + f**2).mean() / 2, lambda r, f: ((f - 1) ** 2).mean() / 2),
-    "wasserstein": (lambda r, f: (f - r).mean(), lambda r, f: -f.mean()),
-    "relativistic": (lambda r, f: -F.logsigmoid(r - f).mean(), lambda r, f: -F.logsigmoid(f - r).mean()),
-}
 
 
 def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
@@ -284,7 +276,9 @@ class Reference:
             comes_first = self.recipe.objective.schedule != "exact"
             every = self.recipe.statistics == "every_pass"
             moving = every or (j == 0 and (comes_first or not self.recipe.objective.reuse_fakes))
-            images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
+            with moving_state(self.g.stateful_layers(), moving):
+                images, *outputs = self.g.fold(*inputs)
+            c = self._conditions(inputs[1], inputs, seeds["fake"])
             self.own_images.append(images.detach())
             x, y = self.last_reals[j]
             real = None
@@ -293,6 +287,7 @@ class Reference:
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
+            loss = loss + of_latents(self.recipe.objective, *outputs)
             if self.recipe.objective.l1:
                 rest = rest + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
             if near := self.recipe.objective.consistency:

@@ -164,7 +164,7 @@ class _Doubling(ConvTranspose2d):
 
 
 class DiscriminatorInput(nn.Module):
-    """Input and image, concatenated along the channels -> the first halving, without normalization.
+    """Input, if there is one, and image, concatenated along the channels -> the first halving, without normalization.
 
     Here and in the discriminator's other layers, a kernel of 4 halves the resolution, and one of 1 keeps it.
     """
@@ -173,9 +173,9 @@ class DiscriminatorInput(nn.Module):
         super().__init__()
         self.conv = _judging(in_channels, out_channels, kernel, stride=2 if kernel > 1 else 1, bias=True)
 
-    def forward(self, images: Tensor, labels: Tensor, inputs: Tensor) -> tuple[Tensor]:
-        """(N, C, H, W), (N,), (N, C_in, H, W) -> (N, C_out, H/2, W/2), or (N, C_out, H, W)."""
-        return (F.leaky_relu(self.conv(torch.cat([inputs, images], dim=1)), _SLOPE),)
+    def forward(self, images: Tensor, labels: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+        """(N, C, H, W), (N,), [(N, C_in, H, W)] -> (N, C_out, H/2, W/2), or (N, C_out, H, W)."""
+        return (F.leaky_relu(self.conv(torch.cat([*inputs, images], dim=1)), _SLOPE),)
 
 
 class DiscriminatorBlock(nn.Module):

@@ -15,8 +15,11 @@ from tests.tiny import TINY_GAMES, stages, tiny_recipe, zero
 CASES = ["accumulation=2"]
 WITH_LAYERS_OF_THEIR_OWN = ["biggan_deep", "r3gan", "stylegan2_path_length", "pix2pix", "gat"]
 
-# Biases of G before a batch norm, which takes the mean away: their gradient is rounding.
+# Biases of G before a batch norm, which takes the mean away, and of keys, which softmax does not see: their gradient is
+# rounding.
 UNSEEN = {
+    "autoencoder": r"layers\.\d+\.attention\.key\.bias",
+    "autoencoder_vq": r"layers\.\d+\.attention\.key\.bias",
     "biggan_deep": r"layers\.(\d\.conv[123]|[45]\.conv4)\.bias",
     "biggan_light": r"layers\.[12]\.(conv1|conv2\.3|shortcut)\.bias",
     "biggan_unshared": r"layers\.[12]\.(conv[12]|shortcut)\.bias",
@@ -85,6 +88,7 @@ def test_checkpointing(ranks, family):
 
 
 IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "recompute"), ("pix2pix", "recompute")}
+REFUSED_IN_STAGES = {("pix2pix_features", "keep"), ("pix2pix_features", "recompute"), ("autoencoder", "keep")}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "re
     [
         pytest.param(*case, marks=pytest.mark.slow if case in IN_STAGES_IN_CI else pytest.mark.nightly)
         for case in product(TINY_GAMES, ("keep", "recompute"))
-        if case[0] != "pix2pix_features"
+        if case not in REFUSED_IN_STAGES
     ],
 )
 def test_pipeline(ranks, family, mode):

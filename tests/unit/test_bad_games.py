@@ -13,7 +13,7 @@ STYLES = TINY_GAMES["stylegan2"]
 CASES = {
     "samples in training mode": ([*STYLES, "sample_statistics=batch"], "sample_statistics",
         "must be running with generator.family=stylegan2, got 'batch' (it has no batch norm", "remove it"),
-    "no family": (["generator.family=null"], "generator.family", "must be 'biggan', 'biggan_deep',", "choose one of"),
+    "no family": (["generator.family=null"], "generator.family", "must be 'autoencoder', 'biggan', ", "choose one of"),
     "another family's keys": (["generator.family=r3gan"], "generator.channels", "unknown key", "family r3gan has the"),
     "pairs for latents": ([PAIRS[0].replace("64, num_i", "16, num_i")], "generator.family",
         "must be a family for pairs of images, got 'biggan' (data.kind is", "generator.family=pix2pix"),

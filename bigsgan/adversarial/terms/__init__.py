@@ -16,9 +16,10 @@ from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.l1 import l1
+from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
-from bigsgan.adversarial.terms.outputs import output_loss
+from bigsgan.adversarial.terms.outputs import OutputTerm, output_loss
 from bigsgan.adversarial.terms.own import OfMeans, Own
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
@@ -120,6 +121,11 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
     if objective.l1:
         found.append(FunctionTerm("l1", "generator", objective.l1, ("images", "real_images"), l1))
+    if objective.kl:
+        found.append(OutputTerm("kl", "generator", objective.kl, ("moments",), divergence))
+    if objective.codebook:
+        total = rank.sum_over_generator or rank.sum_over_ranks
+        found.append(CodebookTerm(objective.codebook, recipe.generator.num_codes, total))
     found += own.terms
     if objective.feature_matching:
         found.append(FeatureMatching(objective.feature_matching))

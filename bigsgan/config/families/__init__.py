@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
+from bigsgan.config.families.autoencoder import AutoencoderDiscriminator, AutoencoderGenerator
 from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
@@ -24,6 +25,7 @@ from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 
 FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
+    "autoencoder": (AutoencoderGenerator, AutoencoderDiscriminator),
     "biggan": (BigGANGenerator, BigGANDiscriminator),
     "biggan_deep": (BigGANDeepGenerator, BigGANDeepDiscriminator),
     "cat": (CATGenerator, CATDiscriminator),

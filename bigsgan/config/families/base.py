@@ -58,6 +58,11 @@ class NetworkSection(Section):
         return 1
 
     @property
+    def num_codes(self) -> int:
+        """Number of codes of its codebook, whose numbers are its output ``codes``; 0 if it has none."""
+        return 0
+
+    @property
     def own_width(self) -> int | None:
         """Features of each block, on which learning rates may depend; None for a family whose layers differ."""
         return None

@@ -1,0 +1,116 @@
+"""The autoencoder's sections of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from bigsgan.config.data import Data
+from bigsgan.config.families.base import Depth, NetworkSection
+from bigsgan.config.families.pix2pix import Pix2PixDiscriminator
+from bigsgan.config.sections import Section, Width
+from bigsgan.errors import UserError
+
+
+class Bottleneck(Section):
+    """What makes the latents out of what the encoder returns.
+
+    ``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114). ``vq`` takes the nearest of
+    learned codes (van den Oord et al. 2017, arXiv 1711.00937), and ``fsq`` rounds each channel to a few levels
+    (Mentzer et al. 2023, arXiv 2309.15505). ``none`` leaves them as they are.
+    """
+
+    kind: Literal["kl", "vq", "fsq", "none"] = "kl"
+    """How latents are made. ``kl`` needs ``objective.kl`` to keep them near a normal distribution, ``vq`` needs
+    ``objective.codebook`` to learn the codes."""
+    num_codes: Annotated[int, Field(gt=1, le=2**20)] = 16384
+    """Number of codes of ``vq``."""
+    normalized: bool = True
+    """Whether ``vq`` divides codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
+    levels: list[Annotated[int, Field(ge=2, le=4096)]] = Field(default=[8, 5, 5, 5], min_length=1)
+    """Levels of each channel of ``fsq``: as many as ``latent_channels``."""
+
+
+_KEYS = {"vq": ("num_codes", "normalized"), "fsq": ("levels",)}
+_OUTPUTS = {"kl": ["moments"], "vq": ["encoded", "quantized", "codes"]}
+
+
+class AutoencoderGenerator(NetworkSection):
+    """Makes images again from latents that it makes of them: the autoencoder of Stable Diffusion and of VQGAN.
+
+    (Rombach et al. 2022, arXiv 2112.10752; Esser et al. 2021, arXiv 2012.09841.) Images come without classes.
+    """
+
+    network: ClassVar[str] = "generator"
+    reads: ClassVar[str] = "images"
+    has_tangents: ClassVar[bool] = False
+    family: Literal["autoencoder"] = "autoencoder"
+    channels: Width = 128
+    """Channels of the finest feature map."""
+    multipliers: list[Annotated[int, Field(gt=0, le=64)]] = Field(default=[1, 2, 4, 4], min_length=1, max_length=8)
+    """Channels of each level's feature map, from fine to coarse, divided by ``channels``. Each level but the first
+    halves the sides of the one before."""
+    num_blocks: Depth = 2
+    """Residual blocks of a level of the encoder; the decoder has one more."""
+    attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])
+    """Levels with self-attention after each block, where 0 is the finest. Between encoder and decoder there is one
+    anyway."""
+    norm_groups: Width = 32
+    """Groups of channels that are normalized together."""
+    latent_channels: Width = 4
+    """Channels of the latents."""
+    encoder_channels: Width | None = None
+    """Channels between the encoder and the map to latents, and between these and the decoder; ``latent_channels``
+    unless given."""
+    bottleneck: Bottleneck = Bottleneck()
+    frozen: Literal["none", "encoder"] = "none"
+    """The part that keeps its weights, of a run that begins with others' (``init_from``)."""
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether latents are drawn."""
+        return self.bottleneck.kind == "kl"
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what it returns after the images."""
+        return _OUTPUTS.get(self.bottleneck.kind, [])
+
+    @property
+    def num_codes(self) -> int:
+        """Number of codes of its codebook."""
+        return self.bottleneck.num_codes if self.bottleneck.kind == "vq" else 0
+
+    @property
+    def factor(self) -> int:
+        """How many times shorter the sides of latents are than those of images."""
+        return 1 << (len(self.multipliers) - 1)
+
+    def check(self, data: Data) -> None:
+        """Raise UserError if the section does not fit the data, or its keys each other."""
+        name, kind = "generator.bottleneck", self.bottleneck.kind
+        for other, keys in _KEYS.items():
+            if other != kind:
+                self.bottleneck.refuse_changed(name, keys, f"kind={kind}")
+        if kind == "fsq" and len(self.bottleneck.levels) != self.latent_channels:
+            problem, remedy = f"must be {len(self.bottleneck.levels)}, as many as {name}.levels", "change either"
+            raise UserError("generator.latent_channels", self.latent_channels, problem, remedy)
+        odd = [self.channels * m for m in self.multipliers if self.channels * m % self.norm_groups]
+        if odd:
+            problem = f"must divide the channels of each level, such as {odd[0]}"
+            raise UserError("generator.norm_groups", self.norm_groups, problem, "give another number of groups")
+        if self.attention and max(self.attention) >= len(self.multipliers):
+            problem = f"must be levels from 0 to {len(self.multipliers) - 1}, as multipliers have"
+            raise UserError("generator.attention", self.attention, problem, "remove the others")
+        if data.side % self.factor:
+            problem = f"must be a multiple of {self.factor}, by which the {len(self.multipliers)} levels divide it"
+            remedy = f"set data.resolution={max(data.side // self.factor, 1) * self.factor}"
+            raise UserError("data.resolution", data.resolution, problem, f"{remedy}, or give fewer multipliers")
+
+
+class AutoencoderDiscriminator(Pix2PixDiscriminator):
+    """PatchGAN of images alone: a logit for each patch, or pixel (Isola et al. 2017, arXiv 1611.07004)."""
+
+    paired: ClassVar[bool] = False
+    family: Literal["autoencoder"] = "autoencoder"  # type: ignore[assignment]

@@ -1,0 +1,30 @@
+"""The reference's losses on logits, and of what an autoencoder's bottleneck returns, written out."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from bigsgan.config.objective import Objective
+
+LOSSES = {
+    "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
+    "non_saturating": (lambda r, f: (-F.logsigmoid(r) - F.logsigmoid(-f)).mean(), lambda r, f: -F.logsigmoid(f).mean()),
+    "least_squares": (lambda r, f: ((r - 1) ** 2 + f**2).mean() / 2, lambda r, f: ((f - 1) ** 2).mean() / 2),
+    "wasserstein": (lambda r, f: (f - r).mean(), lambda r, f: -f.mean()),
+    "relativistic": (lambda r, f: -F.logsigmoid(r - f).mean(), lambda r, f: -F.logsigmoid(f - r).mean()),
+}
+
+
+def of_latents(objective: Objective, *outputs: Tensor) -> Tensor | float:
+    """Return the divergence from a standard normal distribution, or the distances of codes and latents, weighed."""
+    if objective.kl:
+        mean, log_variance = outputs[0].chunk(2, dim=1)
+        theirs, standard = Normal(mean, log_variance.exp().sqrt()), Normal(0.0, 1.0)
+        return objective.kl * kl_divergence(theirs, standard).sum((1, 2, 3)).mean()
+    if section := objective.codebook:
+        latents, codes, *_ = outputs
+        to_codes, to_latents = ((codes - latents.detach()) ** 2).mean(), ((latents - codes.detach()) ** 2).mean()
+        return section.weight * (to_codes + section.commitment * to_latents)
+    return 0.0

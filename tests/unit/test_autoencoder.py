@@ -1,0 +1,177 @@
+"""The autoencoder's networks against diffusers', its quantizers and its terms against their definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
+from bigsgan.config.families.autoencoder import AutoencoderGenerator
+from bigsgan.config.objective import Codebook
+from bigsgan.errors import UserError
+from bigsgan.models.autoencoder import generator_layers
+from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.quantizers import FiniteScalarQuantizer, VectorQuantizer
+from bigsgan.monitor import Statistics
+from bigsgan.weights.diffusers_autoencoder import names
+from tests.tiny import TINY_GAMES, tiny_recipe
+
+diffusers = pytest.importorskip("diffusers")
+
+CPU = torch.device("cpu")
+SMALL = {"channels": 8, "multipliers": [1, 2, 2], "norm_groups": 4, "attention": [2], "latent_channels": 3}
+THEIRS = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "block_out_channels": [8, 16, 16],
+    "layers_per_block": 2,
+    "down_block_types": ["DownEncoderBlock2D", "DownEncoderBlock2D", "AttnDownEncoderBlock2D"],
+    "up_block_types": ["AttnUpDecoderBlock2D", "UpDecoderBlock2D", "UpDecoderBlock2D"],
+    "norm_num_groups": 4,
+    "latent_channels": 3,
+}
+
+
+def pair(kind: str, **bottleneck: Any) -> tuple[LayerStack, Any]:
+    """Our generator, and diffusers' network with its weights."""
+    section = AutoencoderGenerator(**SMALL, bottleneck={"kind": kind, **bottleneck})
+    ours = LayerStack(generator_layers(section, 16, 3, 0))
+    initialize(ours, 0)
+    theirs = diffusers.AutoencoderKL(**THEIRS) if kind == "kl" else diffusers.VQModel(**THEIRS, num_vq_embeddings=16)
+    table, own = names(section), dict(ours.named_parameters())
+    assert set(table) == set(own)
+    theirs.load_state_dict({other: own[name].data for name, other in table.items()})  # strictly
+    return ours, theirs
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def test_a_gaussian_one_is_that_of_stable_diffusion(images):
+    ours, theirs = pair("kl")
+    made, moments = ours.eval().fold(images, torch.zeros(2), torch.arange(2))
+    theirs = theirs.eval()
+    distribution = theirs.encode(images).latent_dist
+    torch.testing.assert_close(moments, torch.cat([distribution.mean, distribution.logvar], dim=1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(made, theirs.decode(distribution.mode()).sample, rtol=0, atol=1e-4)
+    torch.testing.assert_close(divergence(moments), distribution.kl().mean(), rtol=1e-5, atol=0)
+
+    drawn = ours.train().fold(images, torch.zeros(2), torch.arange(2))[0]
+    assert (drawn - made).abs().mean() > 0.01  # latents are drawn in training, by the seeds alone
+    torch.testing.assert_close(drawn, ours.fold(images, torch.zeros(2), torch.arange(2))[0], rtol=0, atol=0)
+
+
+def test_one_with_a_codebook_is_that_of_vqgan(images):
+    ours, theirs = pair("vq", num_codes=16, normalized=False)
+    with torch.no_grad():  # codes among the latents, so that several are used
+        encoded = ours.fold(images, torch.zeros(2))[1].flatten(0, 1)
+        codebook = ours.layers["12"].codebook
+        codebook.copy_(encoded[:: len(encoded) // 16][:16] + 0.01)
+        theirs.quantize.embedding.weight.copy_(codebook)
+    target = torch.zeros_like(images)
+    made, *outputs = ours.fold(images, torch.zeros(2))
+    term = CodebookTerm(Codebook(), 16, lambda counts: counts)
+    statistics = Statistics(CPU)
+    read = dict(zip(("encoded", "quantized", "codes"), outputs, strict=True))
+    (F.mse_loss(made, target) + term.loss(read, statistics)).backward()
+
+    latents = theirs.encode(images).latents
+    _, loss, (*_, numbers) = theirs.quantize(latents)
+    decoded = theirs.decode(latents).sample
+    # diffusers weighs the two distances the other way round unless it is told that it is not a legacy network
+    distance, moved = F.mse_loss(outputs[1], outputs[0].detach()), 1.25
+    torch.testing.assert_close(loss, moved * distance, rtol=1e-5, atol=0)
+    theirs.quantize.legacy = False
+    (F.mse_loss(decoded, target) + theirs.quantize(latents)[1]).backward()
+    torch.testing.assert_close(made, decoded, rtol=0, atol=1e-4)
+    assert (numbers == outputs[2].flatten()).all()
+    table, grads = names(AutoencoderGenerator(**SMALL, bottleneck={"kind": "vq"})), dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[table[name]].grad, rtol=1e-3, atol=1e-6)
+
+    shares = torch.bincount(numbers, minlength=16) / len(numbers)
+    reported = statistics.reduce(lambda sums: sums)
+    assert reported["codebook/perplexity"] == pytest.approx(float(torch.distributions.Categorical(shares).perplexity()))
+    assert 1 < reported["codebook/perplexity"] < 16
+    assert reported["loss/codebook"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_normalized_codes_are_chosen_by_the_angle():
+    quantizer = VectorQuantizer(2, 2, normalized=True)
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[9.0, 0.0], [0.1, 0.1]]))
+    latents = torch.tensor([[3.0, 2.5], [0.2, 0.05]]).T.reshape(1, 2, 1, 2)
+    quantized, encoded, codes, numbers = quantizer(latents)
+    assert numbers.tolist() == [[1, 0]]  # the length of the first code would draw both
+    half = 0.5**0.5
+    torch.testing.assert_close(codes[0], torch.tensor([[half, half], [1.0, 0.0]]))
+    torch.testing.assert_close(quantized[0, :, 0].T, codes[0])
+    torch.testing.assert_close(encoded.norm(dim=2), torch.ones(1, 2))
+
+
+def test_finite_levels_and_their_gradient():
+    quantizer = FiniteScalarQuantizer([2, 3, 8])
+    spread = torch.linspace(-9, 9, 2001).expand(1, 3, 2001).reshape(1, 3, 3, 667).clone().requires_grad_()
+    (made,) = quantizer(spread)
+    levels = [made[0, channel].unique() for channel in range(3)]
+    torch.testing.assert_close(levels[0], torch.tensor([-1.0, 0.0]))
+    torch.testing.assert_close(levels[1], torch.tensor([-1.0, 0.0, 1.0]))
+    torch.testing.assert_close(levels[2], torch.arange(-4, 4) / 4)
+    made.sum().backward()
+    # that of the bounded latents, as if nothing was rounded: for 3 levels 1.001 * tanh
+    expected = 1.001 * (1 - torch.tanh(spread.detach()[0, 1]).square())
+    torch.testing.assert_close(spread.grad[0, 1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_frozen_encoder_has_no_parameters():
+    section = AutoencoderGenerator(**SMALL, frozen="encoder")
+    network = LayerStack(generator_layers(section, 16, 3, 0))
+    initialize(network, 0)
+    whole = LayerStack(generator_layers(AutoencoderGenerator(**SMALL), 16, 3, 0))
+    initialize(whole, 0)
+    trained = {int(name.split(".")[1]) for name, _ in network.named_parameters()}
+    assert min(trained) == 13
+    assert max(trained) == len(network.layers) - 1
+    theirs = whole.state_dict()
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+REFUSED = {
+    "classes": ([], "data.num_classes", "must be 0 with generator.family=autoencoder"),
+    "factor": (["data.resolution=15"], "data.resolution", "must be a multiple of 2"),
+    "groups": (["generator.norm_groups=3"], "generator.norm_groups", "must divide the channels"),
+    "attention": (["generator.attention=[2]"], "generator.attention", "must be levels from 0 to 1"),
+    "levels": (
+        ["generator.bottleneck={kind: fsq, levels: [8, 8, 8]}", "objective.kl=0"],
+        *("generator.latent_channels", "must be 3, as many as"),
+    ),
+    "unread key": (
+        ["generator.bottleneck.num_codes=8"],
+        "generator.bottleneck.num_codes",
+        "must be unset with kind=kl",
+    ),
+    "no moments": (["generator.bottleneck={kind: none}"], "objective.kl", "must be unset with a generator without"),
+    "no codebook": (["objective.codebook={}"], "objective.codebook", "must be unset with a generator without"),
+    "codes that nothing moves": (
+        ["generator.bottleneck={kind: vq}", "objective.kl=0"],
+        *("objective.codebook", "must be given with a codebook"),
+    ),
+    "pairs": (["data.kind=synthetic_pairs"], "generator.family", "must be a family for pairs"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(tmp_path, name):
+    overrides, field, problem = REFUSED[name]
+    game = TINY_GAMES["autoencoder"][name == "classes" :]  # the first option is that there are none
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *game, *overrides)
+    assert caught.value.field == field
+    assert problem in str(caught.value)
