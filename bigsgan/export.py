@@ -21,6 +21,7 @@ from bigsgan.data.autoencoders import identity
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
+from bigsgan.inference import autoencoder_folder
 from bigsgan.inference.card import model_card
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.graphs import SUFFIXES, write_graph
@@ -61,7 +62,7 @@ class Options(NamedTuple):
     truncation: float | None = None
     guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
     batch: int = 100  # images computed at a time
-    # `safetensors`, `hub`, `onnx`, `torch-export` or `universal`; None to choose by the output's suffix
+    # `safetensors`, `hub`, `onnx`, `torch-export`, `universal` or `diffusers`; None to choose by the output's suffix
     form: str | None = None
     dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
 
@@ -82,7 +83,7 @@ def main(run: Path, out: Path, options: Options) -> None:
     if form == UNIVERSAL:
         _write_universal(run, out, options)
         return
-    _check(options, form, out)
+    _check(options, form, run, out)
     network, standing = options.network, options.stands
     remedy = (
         f"{smaller_batch(options.batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
@@ -111,6 +112,8 @@ def main(run: Path, out: Path, options: Options) -> None:
         if form in SUFFIXES:
             difference = write_graph(trained.recipe, trained.network, form, header, out)
             text += f", {form}; its images differ by at most {difference:.1e} from our own"
+        elif form == autoencoder_folder.FORM:
+            text = autoencoder_folder.write_folder(trained, state, options.batch, out)
         elif form == "hub":
             _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
         else:
@@ -166,7 +169,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     print(f"{out}: {about}, {num_bytes / 2**20:.1f} MiB of weights and optimizer state, {UNIVERSAL}")
 
 
-def _check(options: Options, form: str, out: Path) -> None:
+def _check(options: Options, form: str, run: Path, out: Path) -> None:
     """Refuse options that do not fit each other, before the run is opened."""
     if options.network == "discriminator":
         if options.live is False:
@@ -182,6 +185,11 @@ def _check(options: Options, form: str, out: Path) -> None:
     check_batch(options.batch)
     if form == "hub":
         refuse_folder(out)
+        return
+    if form == autoencoder_folder.FORM:
+        if options.dtype != "fp32":
+            raise UserError("--dtype", options.dtype, f"must be fp32 with --format {form}", "remove the option")
+        autoencoder_folder.check_folder(read_saved_recipe(run), out)
         return
     if form in SUFFIXES:
         if options.dtype != "fp32":

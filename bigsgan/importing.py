@@ -39,6 +39,7 @@ _RECIPES = {
     "r3gan": ("r3gan_cifar10", "r3gan_imagenet32", "r3gan_ffhq64", "r3gan_imagenet64", "r3gan_ffhq256"),
     "gat": ("gat_b_imagenet256",),
     "pix2pix": ("pix2pix_facades",),
+    "autoencoder": ("sdvae_f8_imagenet256", "llamagen_vq16_imagenet256"),
 }
 
 _LEARNING = (

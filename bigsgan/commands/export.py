@@ -6,14 +6,14 @@ import argparse
 
 from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, import_late, path_type, picked
 
-FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal"]
+FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal", "diffusers"]
 
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("export", help="write a network's weights as safetensors, for the Hub, or as a graph")
     add_run(command)
-    text = "file to write; a directory with --format hub or universal"
+    text = "file to write; a directory with --format hub, universal or diffusers"
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
     command.add_argument("--format", dest="form", choices=FORMATS, help=text)

@@ -14,10 +14,11 @@ UNIVERSAL = "universal"
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
-    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix", UNIVERSAL]
+    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
+    sources += ["diffusers", UNIVERSAL]
     text = f"project that trained the weights: {', '.join(sources)}; universal: a network of any recipe, by DeepSpeed"
     command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)
-    text = "pickle, or state dict of the generator; its universal checkpoint"
+    text = "pickle, or state dict of the generator; its universal checkpoint; a folder of diffusers' autoencoder"
     command.add_argument("--weights", type=path_type("--weights"), help=text)
     text = "state dict of the discriminator, if it is a separate file; its universal checkpoint"
     command.add_argument("--discriminator", type=path_type("--discriminator"), help=text)

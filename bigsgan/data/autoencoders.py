@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,14 +99,7 @@ def read_folder(folder: Path, field: str) -> About:
     def refuse(problem: str) -> UserError:
         return UserError(field, str(folder), problem, _FOLDER)
 
-    try:
-        about: Any = parse_json(read_text(folder / "config.json"))
-    except (OSError, ValueError) as error:
-        raise refuse(f"cannot be read: {reason(error)}") from None
-    if not isinstance(about, dict):
-        raise refuse("has a config.json that is not that of an AutoencoderKL: it must be a JSON object")
-    if (name := about.get("_class_name", "AutoencoderKL")) != "AutoencoderKL":
-        raise refuse(f"is of the class {name}, not AutoencoderKL")
+    about = read_config(folder, field)
     for key in ("latents_mean", "latents_std"):
         if about.get(key) is not None:
             raise refuse(f"has {key} in its config.json, and one scale for all channels is supported alone")
@@ -125,12 +118,30 @@ def read_folder(folder: Path, field: str) -> About:
     return About(2 ** (len(widths) - 1), int(channels), float(scale), float(shift or 0.0))
 
 
+def read_config(folder: Path, field: str, classes: Sequence[str] = ("AutoencoderKL",)) -> dict[str, Any]:
+    """Return config.json of a folder with a network of one of these classes of diffusers, by default the first.
+
+    Raises:
+        UserError: It cannot be read, or is that of another class.
+    """
+    try:
+        found: Any = parse_json(read_text(folder / "config.json"))
+    except (OSError, ValueError) as error:
+        raise UserError(field, str(folder), f"cannot be read: {reason(error)}", _FOLDER) from None
+    if not isinstance(found, dict):
+        problem = f"has a config.json that is not that of an {classes[0]}: it must be a JSON object"
+        raise UserError(field, str(folder), problem, _FOLDER)
+    if (name := found.setdefault("_class_name", classes[0])) not in classes:
+        raise UserError(field, str(folder), f"is of the class {name}, not {' or '.join(classes)}", _FOLDER)
+    return found
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-def load_folder(folder: Path, field: str, device: torch.device) -> Any:
-    """Return the AutoencoderKL of a folder, in float32 and evaluation mode.
+def load_folder(folder: Path, field: str, device: torch.device, name: str = "AutoencoderKL") -> Any:
+    """Return the network of a folder, of a class of diffusers, in float32 and evaluation mode.
 
     Raises:
         UserError: The package diffusers is not installed, or weights are missing, damaged or incomplete.
@@ -139,7 +150,7 @@ def load_folder(folder: Path, field: str, device: torch.device) -> Any:
     check_readable(_weights_of(folder, field), field)
     library = importlib.import_module("diffusers")
     try:
-        network, loaded = library.AutoencoderKL.from_pretrained(  # only safetensors, as a pickle may hold code
+        network, loaded = getattr(library, name).from_pretrained(  # only safetensors, as a pickle may hold code
             folder,
             local_files_only=True,
             use_safetensors=True,

@@ -2,12 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import json
+from collections.abc import Iterator, Mapping
 from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
+from bigsgan.data.autoencoders import load_folder, read_config
+from bigsgan.errors import UserError
 
+CLASSES = {"kl": "AutoencoderKL", "vq": "VQModel"}
+"""diffusers' class for each bottleneck that it has."""
+
+_NEEDED = {"act_fn": "silu", "mid_block_add_attention": True, "norm_type": "group", "lookup_from_codebook": False}
+"""Keys of a configuration that have one value here, which is diffusers' default."""
+_BLOCKS = {"DownEncoderBlock2D": False, "AttnDownEncoderBlock2D": True}
+"""Kinds of the encoder's levels, and whether they have attention."""
 _ATTENTION = {"norm": "group_norm", "query": "to_q", "key": "to_k", "value": "to_v", "out": "to_out.0"}
+
+
+def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """Read a folder; return the keys of a recipe's ``data`` and ``generator`` that it tells, and the state dict.
+
+    Raises:
+        UserError: It cannot be read, or has another network than ``autoencoder`` has; ``field`` has named it.
+    """
+    config = read_config(folder, field, list(CLASSES.values()))
+    kind = "kl" if config["_class_name"] == CLASSES["kl"] else "vq"
+    widths, types = config["block_out_channels"], config.get("down_block_types", [])
+    wrong = [key for key, value in _NEEDED.items() if config.get(key, value) != value]
+    if wrong or any(name not in _BLOCKS for name in types) or any(width % widths[0] for width in widths):
+        key = wrong[0] if wrong else "down_block_types" if any(name not in _BLOCKS for name in types) else None
+        key = key or "block_out_channels"
+        problem = f"has {key} {json.dumps(config.get(key))} in its config.json, which no recipe has"
+        raise UserError(field, str(folder), problem, "give another autoencoder")
+    channels = config["latent_channels"]
+    section: dict[str, Any] = {
+        "family": "autoencoder",
+        "channels": widths[0],
+        "multipliers": [width // widths[0] for width in widths],
+        "num_blocks": config.get("layers_per_block", 1),
+        "attention": [level for level, name in enumerate(types) if _BLOCKS[name]],
+        "norm_groups": config.get("norm_num_groups", 32),
+        "latent_channels": channels,
+        "bottleneck": {"kind": kind},
+    }
+    if kind == "vq":
+        section["latent_channels"], section["encoder_channels"] = config.get("vq_embed_dim") or channels, channels
+        section["bottleneck"] |= {"num_codes": config.get("num_vq_embeddings", 256), "normalized": False}
+    theirs = load_folder(folder, field, torch.device("cpu"), CLASSES[kind]).state_dict()
+    for name, ways in (("quant_conv", 2), ("post_quant_conv", 1)):  # some networks leave these maps out
+        theirs.setdefault(f"{name}.weight", torch.eye(ways * channels)[:, :, None, None])
+        theirs.setdefault(f"{name}.bias", torch.zeros(ways * channels))
+    table = names(AutoencoderGenerator(**section))
+    data = {"resolution": config.get("sample_size", 32), "image_channels": config.get("in_channels", 3)}
+    return data, section, {ours: theirs[other] for ours, other in table.items()}
+
+
+def network(
+    section: AutoencoderGenerator, state: Mapping[str, Tensor], image_channels: int, side: int, **more: float
+) -> Any:
+    """Return diffusers' network of a generator with this state dict, of class ``CLASSES[section.bottleneck.kind]``.
+
+    Args:
+        section: The recipe's.
+        state: The generator's state dict.
+        image_channels: Channels of its images.
+        side: Pixels a side of the images that it was trained with.
+        more: Further keys of its configuration, such as ``scaling_factor``.
+    """
+    kind, levels = section.bottleneck.kind, range(len(section.multipliers))
+    own = {"num_vq_embeddings": section.num_codes, "vq_embed_dim": section.latent_channels} if kind == "vq" else {}
+    made = getattr(importlib.import_module("diffusers"), CLASSES[kind])(
+        in_channels=image_channels,
+        out_channels=image_channels,
+        down_block_types=[f"{'Attn' * (level in section.attention)}DownEncoderBlock2D" for level in levels],
+        up_block_types=[f"{'Attn' * (level in section.attention)}UpDecoderBlock2D" for level in reversed(levels)],
+        block_out_channels=[section.channels * multiplier for multiplier in section.multipliers],
+        layers_per_block=section.num_blocks,
+        latent_channels=section.encoder_channels or section.latent_channels,
+        norm_num_groups=section.norm_groups,
+        sample_size=side,
+        **own,
+        **more,
+    )
+    made.load_state_dict({theirs: state[ours] for ours, theirs in names(section).items()})
+    return made
 
 
 def names(section: AutoencoderGenerator) -> dict[str, str]:

@@ -17,6 +17,7 @@ from bigsgan.errors import UserError, reason
 from bigsgan.weights import (
     biggan_pytorch,
     biggan_settings,
+    diffusers_autoencoder,
     gat,
     gat_settings,
     nvidia_settings,
@@ -45,6 +46,9 @@ and ``data_section`` return the keys of a recipe's sections that names and shape
 ``discriminator_state`` return the state dicts of our networks of these sections. ``untold`` names the keys of a section
 that a state dict does not tell; what no recipe has is text with a ``=``. All but ``untold`` raise a UserError if the
 state dict is of another network, or incomplete, or of a network that no recipe can describe."""
+
+DIFFUSERS = "diffusers"
+"""The source whose networks are folders, not files."""
 
 _OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
 """The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
@@ -88,8 +92,8 @@ def read_source(
     """Read published weights.
 
     Args:
-        source: One of ``SOURCES``.
-        weights: The generator's state dict, or a pickle with all networks.
+        source: One of ``SOURCES``, or ``DIFFUSERS``.
+        weights: The generator's state dict, a pickle with all networks, or a folder.
         discriminator: The discriminator's state dict, if it has a file of its own.
         norm_eps: ``BN_eps`` of BigGAN-PyTorch's generator; None for its default.
         settings_file: Path of the training's settings, ``none`` to take no settings, or None for the file that the
@@ -100,6 +104,8 @@ def read_source(
     """
     if norm_eps is not None and source != "biggan-pytorch":
         raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
+    if source == DIFFUSERS:
+        return _read_autoencoder(weights, discriminator, settings_file)
     check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
@@ -136,6 +142,16 @@ def read_source(
             teacher,
             gat.left_out(ema.state) if module is gat else (),
         )
+
+
+def _read_autoencoder(folder: Path, discriminator: Path | None, settings_file: str | None) -> Found:
+    """Read a folder of diffusers, which has neither a discriminator nor settings of a training."""
+    for option, given in (("--discriminator", discriminator), (OPTION, settings_file)):
+        if given is not None:
+            raise UserError(option, None, f"is not supported with --from {DIFFUSERS}", "remove the option")
+    with _blaming("--weights", folder, "an autoencoder of diffusers"):
+        data, section, state = diffusers_autoencoder.read(folder, "--weights")
+    return Found(data, {"generator": section, "discriminator": {"family": "autoencoder"}}, {"generator": state})
 
 
 def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> ForeignNetwork:

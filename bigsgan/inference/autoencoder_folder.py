@@ -1,0 +1,102 @@
+"""A trained autoencoder as a folder of diffusers, which ``data.codec`` and ``bigsgan import`` read.
+
+Shapes: n images (n, C, R, R) in [-1, 1], Z channels of the latents.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigsgan.config import Recipe
+from bigsgan.config.families.autoencoder import AutoencoderGenerator
+from bigsgan.config.run_directory import refuse_directory
+from bigsgan.data.build import build_dataset
+from bigsgan.data.datasets import readable_images
+from bigsgan.errors import UserError
+from bigsgan.inference.trained import TrainedNetwork
+from bigsgan.models.autoencoder import Gaussian
+from bigsgan.runtime.atomic import leaving_nothing
+from bigsgan.runtime.extras import require
+from bigsgan.runtime.paths import writing
+from bigsgan.weights.diffusers_autoencoder import CLASSES, network
+
+FORM = "diffusers"
+_NUM_MEASURED = 1024
+"""Images of the data from whose latents the scale is taken."""
+
+
+def check_folder(recipe: Recipe, out: Path) -> None:
+    """Refuse a generator that diffusers does not have, and a folder that exists.
+
+    Raises:
+        UserError: It is so, or diffusers is not installed.
+    """
+    section = recipe.generator
+    kinds = " or ".join(CLASSES)
+    if not isinstance(section, AutoencoderGenerator):
+        problem, remedy = "needs generator.family=autoencoder", "use --format safetensors"
+        raise UserError("--format", FORM, problem, remedy, f"the run's is {section.family}")
+    unfit = {
+        f"generator.bottleneck.kind={kinds}": section.bottleneck.kind not in CLASSES,
+        "generator.bottleneck.normalized=false": section.num_codes > 0 and section.bottleneck.normalized,
+        "generator.encoder_channels=null": section.bottleneck.kind == "kl" and section.encoder_channels is not None,
+    }
+    for needed in [needed for needed, misses in unfit.items() if misses]:
+        raise UserError("--format", FORM, f"needs {needed}", "use --format safetensors", "diffusers has no other")
+    require("diffusers", "--format", FORM)
+    refuse_directory(out, "--out")
+    if os.path.lexists(out):
+        raise UserError("--out", str(out), "exists already", "give a new directory")
+
+
+def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], batch: int, out: Path) -> str:
+    """Write the network; return what it is, in words.
+
+    The scale of latents that are drawn is 1 / their standard deviation (Rombach et al. 2022, appendix G), over images
+    of the run's data.
+
+    Raises:
+        UserError: The folder cannot be written, or the data cannot be read.
+    """
+    recipe, section = trained.recipe, trained.recipe.generator
+    assert isinstance(section, AutoencoderGenerator), "the run has been checked"
+    scale, text = dict[str, float](), ""
+    if section.bottleneck.kind == "kl":
+        mean, deviation = latent_moments(trained, batch)
+        scale = {"scaling_factor": 1 / deviation}
+        text = f", latents of mean {mean:.3g} and deviation {deviation:.3g}"
+    made = network(section, state, recipe.data.channels, recipe.data.resolution, **scale)
+    with writing(out), leaving_nothing(out):
+        made.save_pretrained(out)
+        for path in out.glob("*.safetensors"):  # safetensors 0.8 lets nobody else read them
+            shutil.copymode(out / "config.json", path)
+    return f"{type(made).__name__} of {FORM}{text}"
+
+
+@torch.no_grad()
+def latent_moments(trained: TrainedNetwork, batch: int) -> tuple[float, float]:
+    """Return mean and standard deviation of drawn latents, over all numbers of up to 1,024 images of the run's data.
+
+    Raises:
+        UserError: The data cannot be read, or has no readable images.
+    """
+    data = trained.recipe.data
+    images = readable_images(build_dataset(data), data, _NUM_MEASURED)
+    if not len(images):
+        raise UserError("data.root", data.root, "contains no readable images", "repair its images")
+    number = next(i for i, layer in enumerate(trained.network.layers.values()) if isinstance(layer, Gaussian))
+    encoder, place = trained.network.part(0, number + 1), trained.device
+
+    def moments(images: Tensor) -> Tensor:
+        labels = torch.zeros(len(images), dtype=torch.int64, device=place)
+        return encoder.fold(images.to(place), labels, labels)[1].double()
+
+    mean, log_variance = torch.cat([moments(part).cpu() for part in images.split(batch)]).chunk(2, dim=1)
+    squares = mean.square().mean() + log_variance.exp().mean()
+    return mean.mean().item(), (squares - mean.mean().square()).sqrt().item()

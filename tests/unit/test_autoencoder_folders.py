@@ -1,0 +1,131 @@
+"""A trained autoencoder as a folder of diffusers: what is written, what reads it, and the way back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigsgan import cli
+from bigsgan.config import load_recipe
+from bigsgan.data.build import build_dataset
+from bigsgan.data.datasets import readable_images
+from bigsgan.inference.trained import open_trained
+from bigsgan.weights.diffusers_autoencoder import names
+from tests.runs import make_run
+from tests.tiny import TINY_GAMES
+
+diffusers = pytest.importorskip("diffusers")
+
+CPU = torch.device("cpu")
+VQ = [option.replace("num_codes: 16", "num_codes: 16, normalized: false") for option in TINY_GAMES["autoencoder_vq"]]
+LPIPS = "objective.perceptual=null"  # the shipped recipe's, whose file is not here
+
+
+def export(run: Path, out: Path, *more: str) -> int:
+    return cli.main(["export", "--run", str(run), "--out", str(out), "--format", "diffusers", *more])
+
+
+def refused(capsys: Any, *command: str) -> str:
+    assert cli.main([*command]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("game, name", [("kl", "AutoencoderKL"), ("vq", "VQModel")])
+def test_there_and_back_again(tmp_path, capsys, game, name):
+    run, _ = make_run(tmp_path, *(TINY_GAMES["autoencoder"] if game == "kl" else VQ))
+    out, back = tmp_path / "folder", tmp_path / "back"
+    assert export(run, out) == 0
+    said = capsys.readouterr().out
+    trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
+    theirs = getattr(diffusers, name).from_pretrained(out).eval()
+    images = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, 8)
+    seeds = [torch.arange(8)] if game == "kl" else []
+    made = trained.network.eval().fold(images, torch.zeros(8, dtype=torch.int64), *seeds)[0]
+    torch.testing.assert_close(made, theirs(images).sample, rtol=0, atol=1e-5)
+    assert f"{name} of diffusers" in said
+    if game == "kl":
+        images = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, 1024)
+        drawn = theirs.encode(images).latent_dist.sample()
+        assert theirs.config.scaling_factor == pytest.approx(1 / float(drawn.std()), rel=0.02)
+        assert f"deviation {1 / theirs.config.scaling_factor:.3g}" in said
+
+    assert cli.main(["import", "--from", "diffusers", "--weights", str(out), "--out", str(back)]) == 0
+    ours, again = (open_trained(path, "generator", live=True, nimg=None, device=CPU) for path in (run, back))
+    for field in ("channels", "multipliers", "num_blocks", "attention", "norm_groups", "latent_channels", "bottleneck"):
+        assert getattr(again.recipe.generator, field) == getattr(ours.recipe.generator, field)
+    assert again.recipe.data.image_channels == 1
+    ema = open_trained(run, "generator", live=False, nimg=None, device=CPU).network.state_dict()
+    for key, tensor in again.network.state_dict().items():
+        torch.testing.assert_close(tensor, ema[key], rtol=0, atol=0)
+    assert f"the nearest to {again.recipe.data.resolution}x{again.recipe.data.resolution}" in capsys.readouterr().out
+
+
+def test_a_codec_reads_it_at_once(tmp_path):
+    run, _ = make_run(tmp_path, *TINY_GAMES["autoencoder"])
+    assert export(run, tmp_path / "folder") == 0
+    digits = tmp_path / "digits"
+    digits.mkdir()
+    from PIL import Image  # noqa: PLC0415 - for this test alone
+
+    for i in range(4):
+        Image.new("L", (16, 16), 60 * i).save(digits / f"{i}.png")
+    command = ["data", "encode", str(digits), str(tmp_path / "latents"), "--codec", f"diffusers:{tmp_path / 'folder'}"]
+    assert cli.main([*command, "--resolution", "16", "--unlabelled"]) == 0
+
+
+def test_a_published_one_without_maps_to_latents_is_read(tmp_path, capsys):
+    sizes = {"block_out_channels": [8, 8], "layers_per_block": 1, "norm_num_groups": 4, "sample_size": 16}
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
+    theirs = diffusers.AutoencoderKL(**sizes, **kinds, use_quant_conv=False, use_post_quant_conv=False)
+    theirs.save_pretrained(tmp_path / "folder")
+    command = ["import", "--from", "diffusers", "--weights", str(tmp_path / "folder"), "--out", str(tmp_path / "run")]
+    assert cli.main(command) == 0
+    trained = open_trained(tmp_path / "run", "generator", live=True, nimg=None, device=CPU)
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
+    made = trained.network.eval().fold(images, torch.zeros(2, dtype=torch.int64), torch.arange(2))[0]
+    torch.testing.assert_close(made, theirs(images).sample, rtol=0, atol=1e-5)
+    recipe = load_recipe(tmp_path / "run" / "config.yaml", [])
+    assert recipe.discriminator.family == "autoencoder"
+    assert recipe.discriminator.channels == 64  # the shipped recipe's
+    assert names(trained.recipe.generator).keys() == dict(trained.network.named_parameters()).keys()
+
+
+def test_what_does_not_fit_is_refused(tmp_path, capsys):
+    run, _ = make_run(tmp_path, *TINY_GAMES["autoencoder"])
+    folder, command = tmp_path / "folder", ["export", "--run", str(run), "--format", "diffusers", "--out"]
+    assert export(run, folder) == 0
+    assert "--out" in refused(capsys, *command, str(folder))
+    assert "--dtype: must be fp32" in refused(capsys, *command, str(tmp_path / "other"), "--dtype", "bf16")
+    for game, said in (
+        ("autoencoder_vq", "generator.bottleneck.normalized=false"),
+        ("mlp", "generator.family=autoenc"),
+    ):
+        other, _ = make_run(tmp_path / game, *TINY_GAMES[game])
+        asked = ["export", "--run", str(other), "--format", "diffusers", "--out", str(tmp_path / "x")]
+        assert f"--format: 'diffusers' needs {said}" in refused(capsys, *asked)
+    assert not (tmp_path / "x").exists()
+
+    command = ["import", "--from", "diffusers", "--out", str(tmp_path / "run"), "--weights"]
+    assert "config.json" in refused(capsys, *command, str(tmp_path))
+    assert "--settings: is not supported" in refused(capsys, *command, str(folder), "--settings", "none")
+    for key, value, said in (
+        ("act_fn", "gelu", 'has act_fn "gelu"'),
+        ("block_out_channels", [4, 6], "has block_out_channels [4, 6]"),
+        ("down_block_types", ["DownBlock2D"] * 2, "has down_block_types"),
+        ("_class_name", "AutoencoderDC", "is of the class AutoencoderDC"),
+        ("block_out_channels", 3, "cannot be read as an autoencoder of diffusers"),
+    ):
+        changed = tmp_path / "changed"
+        shutil.copytree(folder, changed)
+        config = json.loads((changed / "config.json").read_text())
+        (changed / "config.json").write_text(json.dumps({**config, key: value}))
+        assert said in refused(capsys, *command, str(changed))
+        shutil.rmtree(changed)
+    assert load_file(folder / "diffusion_pytorch_model.safetensors")
+    assert not (tmp_path / "run").exists()
