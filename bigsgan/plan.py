@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.planner import report, separate_ranks
 from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
-from bigsgan.planner.teaching import left_out
+from bigsgan.planner.teaching import PROGRAMS, left_out
 from bigsgan.runtime import comm, memory
 
 
@@ -46,11 +46,12 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
             (other,) = METHODS.keys() - {method}
             line += f", {METHODS[method]} ({METHODS[other]} {counted['by_method'][name][other] / 1e9:.3f})"
         lines.append(line)
-    if counted["teacher_flop"] is not None:
-        lines.append(f"{'teacher':14}{'':15}{counted['teacher_flop'] / 1e9:>26.3f}  of its program in an update")
-    if about := left_out(plan.recipe, counted["teacher_flop"] is not None):
-        lines.append(about)
-    return "\n".join(lines)
+    for name in PROGRAMS:
+        flop = counted[f"{name}_flop"]
+        if flop is not None:
+            lines.append(f"{name:14}{'':15}{flop / 1e9:>26.3f}  of its program in an update")
+        lines.append(left_out(plan.recipe, flop is not None, name))
+    return "\n".join(filter(None, lines))
 
 
 class Speed(NamedTuple):
@@ -144,8 +145,8 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
         )
     else:
         recipe = surveyor.recipe([])
-        about = left_out(recipe, surveyor.traces.program(recipe) is not None)
-        print("\n".join(filter(None, [report.table(found, resources), separate_ranks.table(beside), about])))
+        about = [left_out(recipe, surveyor.traces.program(recipe, name) is not None, name) for name in PROGRAMS]
+        print("\n".join(filter(None, [report.table(found, resources), separate_ranks.table(beside), *about])))
     report.check(found, resources)
     if not as_json:
         print(report.advice(found) if beside.winner is None else separate_ranks.advice(beside))

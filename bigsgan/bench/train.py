@@ -225,7 +225,7 @@ def _losses(result: Result, kind: str, turn: int) -> dict[str, float]:
     """D's loss, and G's with all its terms, in one round."""
     assert result.recipe is not None
     means, section = getattr(result.rounds[turn][0], kind), result.recipe.objective
-    weights = {"l1": section.l1, "feature_matching": section.feature_matching}
+    weights = {**section.of_targets, "feature_matching": section.feature_matching}
     weights |= {term.label: term.weight for term in section.terms if term.network == "generator"}
     if section.consistency:
         weights["consistency"] = section.consistency.weight

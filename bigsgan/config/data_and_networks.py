@@ -68,11 +68,15 @@ def _check_images_from_images(recipe: Any) -> None:
     if recipe.data.has_inputs and recipe.augmentation:
         problem, detail = "must be null with pairs of images", "it would move targets away from their inputs"
         raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
-    for name in ("l1", "feature_matching"):
-        weight = getattr(recipe.objective, name)
-        if weight and (recipe.data.joins_domains or not recipe.translates):
-            problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "only pairs of images have targets"
-            raise UserError(f"objective.{name}", weight, problem, "remove it, or set data.kind=side_by_side", detail)
+    for name in (*recipe.objective.of_targets, "feature_matching"):
+        value = getattr(recipe.objective, name)
+        if value and (recipe.data.joins_domains or not recipe.translates):
+            nothing, given = (0, value) if isinstance(value, float) else ("null", f"weight={value.weight}")
+            problem, detail = (
+                f"must be {nothing} with data.kind={recipe.data.kind}",
+                "only pairs of images have targets",
+            )
+            raise UserError(f"objective.{name}", given, problem, "remove it, or set data.kind=side_by_side", detail)
 
 
 def _check_what_generator_reads(recipe: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from bigsgan.config.outside import outside_name
+from bigsgan.config.reconstruction import Huber, Perceptual
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -282,6 +283,10 @@ class Objective(Section):
     compares images of one class. ``data`` needs ``reuse_fakes``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and the targets of pairs."""
+    l2: NaturalFloat = 0.0
+    """Weight of their mean squared difference."""
+    huber: Huber | None = None
+    perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
     """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs."""
     kl: NaturalFloat = 0.0
@@ -304,7 +309,8 @@ class Objective(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Objective:
-        taken = ["generator", "discriminator", "l1", "feature_matching", "consistency", "kl", "codebook"]
+        taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
+        taken += ["kl", "codebook"]
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"
@@ -314,6 +320,13 @@ class Objective(Section):
                 raise UserError(field, term.differentiates, "must be empty with network=generator", remedy)
             taken.append(term.label)
         return self
+
+    @property
+    def of_targets(self) -> dict[str, float]:
+        """Weights of the terms that compare G's images with targets, by name, if they are given."""
+        found = {"l1": self.l1, "l2": self.l2}
+        found |= {name: each.weight for name in ("huber", "perceptual") if (each := getattr(self, name))}
+        return {name: weight for name, weight in found.items() if weight}
 
     @property
     def pairs(self) -> bool:

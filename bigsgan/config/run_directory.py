@@ -28,6 +28,9 @@ TRACE_FILE = "trace.json"
 CSV_HEADER = b"nimg,name,value\n"
 """The first line of a run's metrics.csv."""
 
+# Keys with files of networks that are never trained; a resumed run needs the same contents.
+FROZEN = ("objective.teacher.path", "objective.perceptual.path", "objective.perceptual.heads")
+
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "callbacks", "checkpoint_nimg", "sample_statistics",
@@ -38,7 +41,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
-    "data.max_ignored", "objective.teacher.path",
+    "data.max_ignored", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
         "partition",  # the checkpoint's partition stays
@@ -48,7 +51,7 @@ FREE_KEYS = {
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
 KEYS_OF_A_HOST = {
-    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "objective.teacher.path",
+    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", *FROZEN,
 }  # fmt: skip
 
 # Files and directories that a run writes in its directory.

@@ -2,7 +2,7 @@
 
 G's gradient comes from backpropagating through D(G(z)); real and fake go through D one after the other; losses and
 penalties are written out. It shares with the product only the draws, the layers, which are tested against torch's, and
-the teacher's code, which is compared with the published one. ``Reference.update`` has all schedules.
+frozen networks, whose code is compared with the published one. ``Reference.update`` has all schedules.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.doctor.adversarial_weights import adversarial_weights
+from bigsgan.doctor.distance import Distance
 from bigsgan.doctor.games import awake
 from bigsgan.doctor.losses import LOSSES, of_latents
 from bigsgan.draws import Draws
@@ -90,6 +91,7 @@ class Reference:
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in NETWORKS}
         part = self.parts["discriminator"]
         self.teacher: Any = build_teacher(recipe, self.device)
+        self.distance = Distance(recipe, self.device)
         dataset = build_training_dataset(recipe.data)
         shows = self.teacher is not None
         self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=shows)
@@ -288,8 +290,7 @@ class Reference:
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
             loss = loss + of_latents(self.recipe.objective, *outputs)
-            if self.recipe.objective.l1:
-                rest = rest + self.recipe.objective.l1 * F.l1_loss(images, self._targets(x))
+            rest = rest + self.distance(images, self._targets(x))
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)
                 apart = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))

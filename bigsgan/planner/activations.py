@@ -47,13 +47,13 @@ class Traces:
         self._tapes: dict[tuple, tuple[list[LayerTape], list[LayerTape]]] = {}
         self._wholes: dict[tuple, tuple[WholePass, WholePass]] = {}
         self._passes: dict[tuple, Passes] = {}
-        self._programs: list[Program | None] = []
+        self._programs: dict[str, Program | None] = {}
 
-    def program(self, recipe: Recipe) -> Program | None:
-        """The teacher's, as ``trace_program`` finds it, once."""
-        if not self._programs:
-            self._programs.append(trace_program(recipe))
-        return self._programs[0]
+    def program(self, recipe: Recipe, name: str = "teacher") -> Program | None:
+        """The teacher's, or another, as ``trace_program`` finds it, once."""
+        if name not in self._programs:
+            self._programs[name] = trace_program(recipe, name)
+        return self._programs[name]
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
         """A network with all its layers, on the meta device."""

@@ -16,7 +16,7 @@ from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
-from bigsgan.planner.teaching import trace_program
+from bigsgan.planner.teaching import PROGRAMS, trace_program
 
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
 """By network, micro-batch and recipe: what ``count_layers`` has found."""
@@ -35,6 +35,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
     D's heads for a teacher's features go forward and backward over real images; ``heads_flop`` is their forward pass.
     ``teacher_flop`` is what the teacher's program adds to an update, and not part of it; None if there is no file.
+    ``perceptual_flop`` is the same of a perceptual distance, with its gradient at G's images.
     D's penalties and G's path length are averaged over updates, as a lazy one is only in some: by the plan's method,
     and by each. Recomputation by activation checkpointing does not count, as in model FLOP utilization.
     """
@@ -44,7 +45,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
     num_made = d_steps + made_again
-    heads, program = count_heads(plan), trace_program(plan.recipe)
+    heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator + 3 * d_steps * heads
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
@@ -53,15 +54,17 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     taken |= {"path_length_flop": lengths[method_of(plan, "generator")]}
     by_method = {"penalties_flop": penalties, "path_length_flop": lengths}
     taught = {"heads_flop": heads, "teacher_flop": d_steps * program.flop if program else None}
+    taught |= {"perceptual_flop": distance.flop if distance else None}
     return {**networks, "update_flop": update, **taken, **taught, "by_method": by_method}
 
 
 def mean_flop(counted: Mapping[str, Any]) -> int:
-    """Operations of the mean update for an image of its batch, with penalties, path length and a teacher's program.
+    """Operations of the mean update for an image of its batch, with penalties, path length and frozen programs.
 
     ``counted`` is what ``count_work`` has found. Shares of a peak (MFU) are measured and given by this number.
     """
-    return sum(counted[name] or 0 for name in ("update_flop", "penalties_flop", "path_length_flop", "teacher_flop"))
+    names = ("update", "penalties", "path_length", *PROGRAMS)
+    return sum(counted[f"{name}_flop"] or 0 for name in names)
 
 
 def method_of(plan: RunPlan, network: str) -> str:

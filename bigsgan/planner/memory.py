@@ -15,6 +15,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
 from bigsgan.planner.states import FLOAT, States, build_states
+from bigsgan.planner.teaching import PROGRAMS
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
 
@@ -25,7 +26,7 @@ class Prediction:
 
     states: dict[str, States]  # of each network
     ema: int  # with the power function averages
-    buffers: int  # of both networks' buffers, with their copies, and of a teacher's program
+    buffers: int  # of both networks' buffers, with their copies, and of frozen programs
     host: dict[str, int]  # what stays in the host's memory, by what it is; the rest is on the device
     spare: int  # bytes of pinned blocks in the host's memory beyond these; without a GPU nothing is pinned
     update: dict[str, Peak]  # fullest moments of an update, beside what stays
@@ -102,8 +103,9 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
     # Each network's buffers are kept for the case that an update is skipped, but those that are computed; G's are
     # copied with the EMA too.
     buffers = sum(2 * part.buffers + part.computed for part in parts.values()) + parts["generator"].buffers
-    if (program := traces.program(plan.recipe)) and parts["discriminator"].is_last:
-        buffers += program.held
+    for name, is_here in zip(PROGRAMS, (parts["discriminator"].is_last, parts["discriminator"].is_first), strict=True):
+        if is_here and (program := traces.program(plan.recipe, name)):
+            buffers += program.held
 
     def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
         gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}

@@ -17,6 +17,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.layers import Mode
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import FLOAT, image_bytes
+from bigsgan.planner.teaching import PROGRAMS
 from bigsgan.planner.update import RankPhase
 
 _SHOWN = 3
@@ -101,7 +102,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     arrives = isinstance(phase, Weighs) or (phase.grads_from is not None and not plan.objective.adversarial.adaptive)
     to_others = seam if plan.images_travel and part.is_last and arrives else 0
     teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
-    program = traces.program(plan.recipe)
+    program, distance = (traces.program(plan.recipe, name) for name in PROGRAMS)
     data = phase.num * image if isinstance(phase, Learns) and part.is_first else 0
     if teaches and (part.is_first or part.is_last):  # where real images are read, with their pixels
         data = phase.num * (image + num * _pixels(plan))
@@ -118,6 +119,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         num_beyond=phase.num - shown,
         pinned=isinstance(passes, WholePass) and not plan.engines[network].section.activation_checkpointing,
         before=program.peak(num) if program and teaches and part.is_last else 0,
+        after=distance.peak(num) if distance and isinstance(phase, Judges) and part.is_first else 0,
         exposed=_exposed(traces, plan, num) if phase.exposes and part.is_last else 0,
     )
 

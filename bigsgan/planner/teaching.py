@@ -1,4 +1,4 @@
-"""What a teacher costs: its frozen program, and the heads of D that predict its features.
+"""What frozen networks cost: a teacher, with the heads of D that predict its features, and a perceptual distance.
 
 Shapes: n samples of a segment, T patches of D, P of the teacher, Z features of its tokens.
 """
@@ -6,7 +6,7 @@ Shapes: n samples of a segment, T patches of D, P of the teacher, Z features of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,29 +14,37 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from bigsgan.adversarial.terms.perceptual import PerceptualDistance, build_features
 from bigsgan.adversarial.terms.teacher import build_teacher, distances
+from bigsgan.adversarial.terms.term import image_gradient
 from bigsgan.config import Recipe
 from bigsgan.config.families.transformers import TransformerNetwork
 from bigsgan.data import ShownImages
 from bigsgan.errors import UserError
 from bigsgan.models import dual
+from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census
 
 _log = logging.getLogger(__name__)
 
 _META = torch.device("meta")
+PROGRAMS = ("teacher", "perceptual")
+"""Sections of the recipe's objective with a frozen program."""
 _SAMPLES = 2
 """Of the smaller of two traces."""
 
 
 class Program(NamedTuple):
-    """A teacher's program, traced on the meta device."""
+    """A frozen program, traced on the meta device."""
 
     held: int  # bytes of its parameters and buffers
-    flop: int  # operations of a forward pass for one image, a multiplication and an addition as two
-    # most bytes that it needs for ``_SAMPLES`` images and for twice as many, from their pixels to its tokens
+    # operations for one image, a multiplication and an addition as two: of a teacher's forward pass, or of a distance
+    # with its gradient
+    flop: int
+    # most bytes that it needs for ``_SAMPLES`` images and for twice as many, from their pixels to its tokens, or to the
+    # gradient
     peaks: tuple[int, int]
-    patches: int  # that its tokens are of
+    patches: int = 0  # that a teacher's tokens are of
 
     def peak(self, num_samples: int) -> int:
         """The same for so many images."""
@@ -44,47 +52,74 @@ class Program(NamedTuple):
         return first + (second - first) * (num_samples - _SAMPLES) // _SAMPLES
 
 
-def trace_program(recipe: Recipe) -> Program | None:
-    """Trace the recipe's teacher on the meta device.
+def trace_program(recipe: Recipe, name: str = "teacher") -> Program | None:
+    """Trace the recipe's teacher, or the network of its ``perceptual`` distance, on the meta device.
 
     Returns:
-        None where there is no teacher, no file at its path, or a program that needs a real device: see ``left_out``.
+        None where there is none, no file at its path, or a program that needs a real device: see ``left_out``.
     """
-    section = recipe.objective.teacher
+    section = getattr(recipe.objective, name)
     if section is None or not Path(section.path).exists():
         return None
     try:
-        return _traced(recipe)
+        return {"teacher": _traced, "perceptual": _traced_distance}[name](recipe)
     except UserError as error:  # training builds it on a real device, and refuses what fails there too
-        _log.info("the teacher's program is not counted: %s", error)
+        _log.info("the program of objective.%s is not counted: %s", name, error)
         return None
 
 
 def _traced(recipe: Recipe) -> Program:
     teacher = build_teacher(recipe, _META)
     assert teacher is not None, "the recipe has one"
-    flop, patches, peaks = 0, 0, []
-    for num in (_SAMPLES, 2 * _SAMPLES):
-        seeds = torch.empty(num, dtype=torch.int64, device=_META)
+    patches = 0
+
+    def compute(images: Tensor) -> None:
+        nonlocal patches
+        seeds = torch.empty(len(images), dtype=torch.int64, device=_META)
         batch = ShownImages(seeds, seeds)  # of which the pixels alone are read
-        batch.pixels = torch.empty(num, recipe.data.image_channels, *2 * [recipe.data.resolution], device=_META)
+        batch.pixels = images
+        patches = teacher(batch, seeds)[1].shape[1]
+
+    found = _at_two_sizes(recipe, recipe.data.image_channels, teacher.tensors, compute)
+    return found._replace(patches=patches)
+
+
+def _traced_distance(recipe: Recipe) -> Program:
+    features, section = build_features(recipe, _META), recipe.objective.perceptual
+    assert section is not None, "the recipe has one"
+    term, statistics = PerceptualDistance(section, features), Statistics(_META)
+    statistics.declare(*term.statistics)
+
+    def compute(images: Tensor) -> None:
+        image_gradient([term], {"images": images, "real_images": images}, statistics)
+
+    return _at_two_sizes(recipe, recipe.data.channels, features.tensors if features else (), compute)
+
+
+def _at_two_sizes(
+    recipe: Recipe, channels: int, tensors: Sequence[Tensor], compute: Callable[[Tensor], None]
+) -> Program:
+    """Count what is computed of images (n, C, R, R); ``tensors`` are there before."""
+    flop, peaks = 0, []
+    for num in (_SAMPLES, 2 * _SAMPLES):
+        images = torch.empty(num, channels, *2 * [recipe.data.resolution], device=_META)
         census = Census()
-        census.ignore([batch.pixels, seeds, *teacher.tensors])
+        census.ignore([images, *tensors])
         with FlopCounterMode(display=False) as counter, census:
-            patches = teacher(batch, seeds)[1].shape[1]
+            compute(images)
         flop = counter.get_total_flops() // num
         peaks.append(census.take().peak)
-    return Program(sum(tensor.nbytes for tensor in teacher.tensors), flop, (peaks[0], peaks[1]), patches)
+    return Program(sum(tensor.nbytes for tensor in tensors), flop, (peaks[0], peaks[1]))
 
 
-def left_out(recipe: Recipe, is_counted: bool) -> str:
-    """Return a line that says why a teacher's program is not counted; empty if it is, or if there is no teacher."""
-    section = recipe.objective.teacher
+def left_out(recipe: Recipe, is_counted: bool, name: str = "teacher") -> str:
+    """Return a line that says why a program is not counted; empty if it is, or if there is none."""
+    section = getattr(recipe.objective, name)
     if section is None or is_counted:
         return ""
     is_there = Path(section.path).exists()
     reason = "it does not run on torch's meta device" if is_there else f"there is no {section.path!r}"
-    return f"teacher: neither operations nor memory of its program are counted, as {reason}"
+    return f"{name}: neither operations nor memory of its program are counted, as {reason}"
 
 
 def empty_targets(recipe: Recipe, program: Program | None, num_samples: int) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class RankPhase:
     pinned: bool  # whether ZeRO 3 keeps all parameters gathered
     exposed: int = 0  # bytes that the graph from an exposed parameter to the images keeps until G weighs
     before: int = 0  # bytes that a teacher's program needs before each forward pass
+    after: int = 0  # bytes that a perceptual distance and its gradient need after each backward pass
 
     @property
     def num(self) -> int:
@@ -197,6 +198,9 @@ class Update:
         self._held["sent"] += phase.received[1]
         if phase.phase.frozen:
             self._held["out", number] += phase.outputs
+            if phase.after:
+                moment = self._moment(phase, None)
+                yield moment._replace(held=moment.held + phase.after)
         elif phase.phase.grads_from is not None and self._held["out", phase.phase.grads_from]:
             self._held["out", phase.phase.grads_from] -= self._phases[phase.phase.grads_from].outputs
         if takes:

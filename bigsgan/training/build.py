@@ -44,7 +44,7 @@ from bigsgan.training.initial_weights import (
 from bigsgan.training.loop import Run
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
-from bigsgan.training.rank_consistency import TEACHER, checked_teacher, open_alike, refuse_other_codec
+from bigsgan.training.rank_consistency import checked_frozen, open_alike, refuse_other_codec
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.sampling import (
@@ -77,7 +77,7 @@ class Inputs(NamedTuple):
 
     shown: ImageDataset
     dataset: ImageDataset  # to train on: ``shown``, or crops of its images
-    teacher: str | None  # the digest of the teacher
+    frozen: dict[str, str]  # digests of the files of frozen networks
     own: Own  # loss and terms from outside
     measuring: Measuring | None
 
@@ -99,12 +99,12 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     check_freezing(recipe)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
-    teacher = checked_teacher(recipe, start.found.layout if start.found else {})
+    frozen = checked_frozen(recipe, start.found.layout if start.found else {})
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
     batch = batch_slices(plan, comm.rank())["generator"]["generator"].num_samples
     measuring = Measuring(plan, out, shown, batch, rank_log) if recipe.metrics else None
-    return Inputs(shown, dataset, teacher, own, measuring)
+    return Inputs(shown, dataset, frozen, own, measuring)
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
@@ -115,14 +115,13 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     """
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
-    shown, dataset, teacher, own, measuring = open_inputs(plan, out, start, rank_log)
+    shown, dataset, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
     if rank == 0:  # rank 0 writes manifests
         layout[DATA] = shown.fingerprint()._asdict()
-    if teacher is not None:
-        layout[TEACHER] = teacher
+    layout |= frozen
     ema = ShardedEMA(engines["generator"], recipe.ema.widths)
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)
@@ -131,6 +130,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     kept = _images_for_later(plan, slices, sample_draws)
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
+    ours = ours._replace(sees_images=plan.placement("discriminator").stage(rank) == 0)
     terms = build_terms(recipe, plan.objective, ours, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bigsgan.adversarial.terms.teacher import PATH as TEACHER_PATH
-from bigsgan.adversarial.terms.teacher import teacher_digest
 from bigsgan.checkpoint.files import checksum
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.data import Data
-from bigsgan.config.run_directory import same_on_hosts
-from bigsgan.data.autoencoders import identity
+from bigsgan.config.run_directory import FROZEN, same_on_hosts
+from bigsgan.data.autoencoders import identity, weights_digest
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.errors import UserError, shown
@@ -24,9 +23,6 @@ from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
 from bigsgan.runtime.collective_errors import attempted, compared
-
-TEACHER = "teacher"
-"""Key of a manifest's layout with the digest of the teacher."""
 
 _MOST_HOSTS_NAMED = 4
 
@@ -96,22 +92,27 @@ def refuse_other_codec(saved: object, data: Data) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, remedy)
 
 
-def checked_teacher(recipe: Recipe, saved: Mapping[str, Any]) -> str | None:
-    """Digest of the recipe's teacher, compared with that in a checkpoint's layout; None without one. A collective.
+def checked_frozen(recipe: Recipe, saved: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the files of the recipe's frozen networks, for a manifest's layout, by its keys. A collective.
+
+    ``saved`` is the layout of a checkpoint, with whose digests they are compared.
 
     Raises:
-        UserError: It cannot be read, or differs, on the hosts that the message names; or D's heads have learned the
-            features of another one.
+        UserError: A file cannot be read, or differs, on the hosts that the message names; or the networks have learned
+            from another one.
     """
-    if recipe.objective.teacher is None:
-        return None
-    path = recipe.objective.teacher.path
-    digest = _same_file(TEACHER_PATH, path, lambda: teacher_digest(recipe))
-    if saved.get(TEACHER, digest) != digest:
-        remedy = "give the run's own teacher, or another `out` to start a new run"
-        problem = "is another program than the teacher that the run began with"
-        raise UserError(TEACHER_PATH, path, problem, remedy)
-    return digest
+    digests = {}
+    for field in FROZEN:
+        _, name, part = field.split(".")
+        path = getattr(getattr(recipe.objective, name), part, None)
+        if path is None:
+            continue
+        key = name if part == "path" else f"{name}.{part}"
+        digests[key] = digest = _same_file(field, path, partial(weights_digest, [Path(path)], field))
+        if saved.get(key, digest) != digest:
+            remedy = "give the run's own file, or another `out` to start a new run"
+            raise UserError(field, path, "is another file than the one that the run began with", remedy)
+    return digests
 
 
 def open_same_reference(path: Path, data: Data, width: int, field: str) -> tuple[Reference, dict[str, str]]:

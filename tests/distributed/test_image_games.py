@@ -22,6 +22,7 @@ from tests.image_games import (
     AutoencoderReference,
     PainterReference,
 )
+from tests.perceptual import write_program
 from tests.reference import worst
 from tests.tiny import both, stages, zero
 
@@ -125,3 +126,20 @@ def test_a_parameter_of_another_stage(ranks):
     game = [each.replace("1.module.second", "0.module.second") for each in ADAPTIVE]
     with pytest.raises(RuntimeError, match="is of no parameter of G's last stage"):
         ranks(2).run(scenarios.train, [*game, *stages(2, 1), *AGAIN], both(1), 1)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "D in stages",
+        *(pytest.param(name, marks=SLOW) for name in ("one rank, micro-batches", "ZeRO 3", "ranks of their own")),
+    ],
+)
+def test_distances(ranks, tmp_path, layout):
+    """Of grey images, by a program that only ranks with D's first layers load, and by pixels."""
+    world_size, more, ds = LAYOUTS[layout]
+    ranks(world_size).run(plugins.give, [f"tests.image_games:{name}" for name in NAMES])
+    distances = f"l2: 2, huber: {{weight: 3, delta: 0.4}}, perceptual: {{path: {write_program(tmp_path / 'p.pt')}}}"
+    game = [each.replace("l1: 3", distances) for each in AUTOENCODER]
+    with mock.patch.object(agreement, "Reference", AutoencoderReference):
+        check_updates(ranks(world_size), combined([*game, *more]), ds, 2)

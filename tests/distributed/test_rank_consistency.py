@@ -15,7 +15,7 @@ from bigsgan.config.data import Data
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm
 from bigsgan.runtime.collective_errors import by_each
-from bigsgan.training.rank_consistency import check_plans, checked_teacher, open_same_reference
+from bigsgan.training.rank_consistency import check_plans, checked_frozen, open_same_reference
 from tests.distributed import scenarios
 from tests.tiny import tiny_plan, zero
 
@@ -81,8 +81,9 @@ def test_data_that_one_host_lacks_is_told_with_its_name(ranks, tmp_path):
 def with_teacher(paths):
     """The digest of a teacher of this rank's own; what is refused, as text."""
     teacher = SimpleNamespace(path=str(paths[comm.rank()]))
+    objective = SimpleNamespace(teacher=teacher, perceptual=None)
     try:
-        return checked_teacher(SimpleNamespace(objective=SimpleNamespace(teacher=teacher)), {})
+        return checked_frozen(SimpleNamespace(objective=objective), {})["teacher"]
     except UserError as error:
         return str(error)
 

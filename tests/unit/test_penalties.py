@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bigsgan.adversarial.objectives import GeneratorObjective
-from bigsgan.adversarial.terms import FunctionTerm, image_gradient, stateless_terms
-from bigsgan.adversarial.terms.l1 import l1
+from bigsgan.adversarial.terms import image_gradient, stateless_terms
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.path_length import NAME, PathLengthPenalty
+from bigsgan.adversarial.terms.reconstruction import reconstruction_terms
 from bigsgan.bench.arithmetic import arithmetic_of, matrix_precision
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS
@@ -258,7 +258,7 @@ def test_reconstruction_is_the_gradient_of_the_mean_absolute_difference():
     statistics.declare("loss/l1")
     loss = (images - targets).abs().mean()
     (expected,) = torch.autograd.grad(10 * loss, images)
-    term = FunctionTerm("l1", "generator", 10, ("images", "real_images"), l1)
+    (term,) = reconstruction_terms(Objective(l1=10.0))
     inputs = {"images": images, "real_images": targets}
     torch.testing.assert_close(image_gradient([term], inputs, statistics), expected)
     assert means(statistics)["loss/l1"] == pytest.approx(loss.item())

@@ -95,8 +95,8 @@ def test_defaults_are_filled_in(tmp_path):
         },
         "objective": {
             "loss": "hinge", "d_steps": 1, "schedule": "exact", "reuse_fakes": False, "pool": 0,
-            "fake_labels": "uniform", "l1": 0.0, "feature_matching": 0.0, "kl": 0.0, "codebook": None,
-            "consistency": None, "r1": None, "r2": None,
+            "fake_labels": "uniform", "l1": 0.0, "l2": 0.0, "huber": None, "perceptual": None,
+            "feature_matching": 0.0, "kl": 0.0, "codebook": None, "consistency": None, "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
             "teacher": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0}, "terms": [], "discriminator_from_nimg": 0,

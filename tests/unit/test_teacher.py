@@ -34,7 +34,7 @@ from bigsgan.models import gat
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
-from bigsgan.training.rank_consistency import TEACHER, checked_teacher
+from bigsgan.training.rank_consistency import checked_frozen
 from bigsgan.weights import gat as weights
 from tests.teachers import TinyTeacher, write_teacher
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -193,11 +193,11 @@ def test_a_run_resumes_with_its_own_teacher_alone(tmp_path):
         recipe = tiny_recipe(tmp_path, *TINY_GAMES["gat"], *write_teacher(tmp_path / name / "t.pt", width))
         if name == "moved":
             shutil.copy(tmp_path / "a" / "t.pt", tmp_path / name / "t.pt")
-        layouts.append({TEACHER: checked_teacher(recipe, layouts[0] if name == "moved" else {})})
+        layouts.append(checked_frozen(recipe, layouts[0] if name == "moved" else {}))
     assert layouts[0] == layouts[1] != layouts[2]
-    message = r"objective\.teacher\.path: .* is another program than the teacher that the run began with"
+    message = r"objective\.teacher\.path: .* is another file than the one that the run began with"
     with pytest.raises(UserError, match=message):
-        checked_teacher(recipe, layouts[0])
+        checked_frozen(recipe, layouts[0])
 
 
 def shown(root, *, horizontal_flip=False, **more):

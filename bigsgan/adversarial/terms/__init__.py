@@ -15,13 +15,14 @@ from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
-from bigsgan.adversarial.terms.l1 import l1
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
 from bigsgan.adversarial.terms.outputs import OutputTerm, output_loss
 from bigsgan.adversarial.terms.own import OfMeans, Own
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
+from bigsgan.adversarial.terms.perceptual import PerceptualDistance, build_features
+from bigsgan.adversarial.terms.reconstruction import reconstruction_terms
 from bigsgan.adversarial.terms.teacher import PREDICTED, TeacherDistance, build_teacher
 from bigsgan.adversarial.terms.term import (
     FEATURES,
@@ -84,6 +85,7 @@ class Termed(NamedTuple):
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
+    sees_images: bool = True  # whether this rank has D's first layers, where G's images arrive
 
     @classmethod
     def of(cls, discriminator: LayerStack, statistics: Statistics, total: Sum, *of_networks: Sum) -> Termed:
@@ -105,7 +107,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
         own: The loss and the terms that the recipe names.
 
     Raises:
-        UserError: The teacher cannot be read or does not fit.
+        UserError: The teacher, or the network of a perceptual distance, cannot be read or does not fit.
     """
     device, section, found = rank.device, recipe.augmentation, list[Term]()
     loss = over_maps(own.loss, rank.map_sizes)
@@ -119,8 +121,10 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
-    if objective.l1:
-        found.append(FunctionTerm("l1", "generator", objective.l1, ("images", "real_images"), l1))
+    found += reconstruction_terms(objective)
+    if objective.perceptual:
+        features = build_features(recipe, device) if rank.sees_images else None
+        found.append(PerceptualDistance(objective.perceptual, features))
     if objective.kl:
         found.append(OutputTerm("kl", "generator", objective.kl, ("moments",), divergence))
     if objective.codebook:

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.export.passes import move_to_device_pass
 
+from bigsgan.adversarial.terms.frozen import load_frozen
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
-from bigsgan.data.autoencoders import check_readable, load_program, naming_program, weights_digest
+from bigsgan.data.autoencoders import naming_program
 from bigsgan.errors import UserError
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full
@@ -153,10 +153,7 @@ def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
     section = recipe.objective.teacher
     if section is None:
         return None
-    path = Path(section.path)
-    program = _load_export(path, device) if path.suffix == ".pt2" else load_program(path, PATH, device)
-    for parameter in program.parameters():
-        parameter.requires_grad_(False)
+    program = load_frozen(Path(section.path), PATH, device)
     policy = recipe.augmentation.policy if recipe.augmentation and recipe.augmentation.kind == "diffaugment" else []
     teacher = Teacher(program, section, device, list(policy), recipe.data.side)
     with torch.no_grad():
@@ -164,28 +161,3 @@ def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
             grey = torch.zeros(num, 3, recipe.data.resolution, recipe.data.resolution, device=device)
             teacher.features(teacher.prepared(grey))
     return teacher
-
-
-def teacher_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the recipe's teacher; None if there is no teacher.
-
-    Raises:
-        UserError: The program cannot be read.
-    """
-    section = recipe.objective.teacher
-    return None if section is None else weights_digest([Path(section.path)], PATH)
-
-
-def _load_export(path: Path, device: torch.device) -> Any:
-    check_readable([path], PATH)
-    try:
-        program = torch.export.load(path)
-        if device.type != "cpu":
-            program = move_to_device_pass(program, device)
-        return program.module()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # from zipfile, json or torch
-        detail = next(iter(str(error).splitlines()), "")
-        remedy = "save it with torch.export.save"
-        raise UserError(PATH, str(path), "must be a program of torch.export", remedy, detail) from None

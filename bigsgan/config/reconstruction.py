@@ -1,0 +1,30 @@
+"""Sections of the recipe's ``objective`` that compare G's images with targets."""
+
+from __future__ import annotations
+
+from bigsgan.config.sections import PathText, PositiveFloat, Section
+
+
+class Huber(Section):
+    """weight * E[x^2 / 2 where |x| < delta, else delta (|x| - delta / 2)], x the difference from the targets."""
+
+    weight: PositiveFloat
+    """Weight relative to the loss on logits."""
+    delta: PositiveFloat = 1.0
+    """Difference from which on it grows along a line."""
+
+
+class Perceptual(Section):
+    """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
+
+    A frozen network computes the features (Zhang et al. 2018, arXiv 1801.03924, equation 1: LPIPS); see
+    [perceptual distance](../how-to/image-games.md#perceptual-distance).
+    """
+
+    path: PathText
+    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
+    (.pt2) or torch.jit.save that maps images (n, 3, R, R) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    weight: PositiveFloat = 1.0
+    """Weight relative to the loss on logits."""
+    heads: PathText | None = None
+    """State dict of LPIPS' linear heads, with which torchvision's VGG-16 needs them."""

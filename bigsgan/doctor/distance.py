@@ -1,0 +1,42 @@
+"""The reference's distances of G's images from targets, written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bigsgan.adversarial.terms.perceptual import build_features
+from bigsgan.config import Recipe
+
+
+class Distance:
+    """Callable that returns the weighted sum of a recipe's distances of images to targets (n, C, R, R)."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._objective, self._features = recipe.objective, build_features(recipe, device)
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Return the sum, a scalar with a graph to the images; 0 without distances."""
+        section, apart = self._objective, images - targets
+        total: Any = 0
+        if section.l1:
+            total = total + section.l1 * F.l1_loss(images, targets)
+        if section.l2:
+            total = total + section.l2 * (apart**2).mean()
+        if near := section.huber:
+            linear = near.delta * (apart.abs() - near.delta / 2)
+            total = total + near.weight * torch.where(apart.abs() < near.delta, apart**2 / 2, linear).mean()
+        if section.perceptual:
+            total = total + section.perceptual.weight * self._perceptual(images, targets)
+        return total
+
+    def _perceptual(self, images: torch.Tensor, targets: torch.Tensor) -> Any:
+        features: Any = self._features
+        pairs = [*zip(features(images), features(targets), strict=True)]
+        total: Any = 0
+        for (ours, theirs), head in zip(pairs, features.heads or [1.0] * len(pairs), strict=True):
+            ours, theirs = F.normalize(ours, dim=1, eps=1e-10), F.normalize(theirs.detach(), dim=1, eps=1e-10)
+            total = total + (head * (ours - theirs) ** 2).flatten(1).sum(1).mean() / ours[0, 0].numel()
+        return total
