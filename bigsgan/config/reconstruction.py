@@ -27,4 +27,4 @@ class Perceptual(Section):
     weight: PositiveFloat = 1.0
     """Weight relative to the loss on logits."""
     heads: PathText | None = None
-    """State dict of LPIPS' linear heads, with which torchvision's VGG-16 needs them."""
+    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
