@@ -209,7 +209,9 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     """
     generator = found.sections["generator"]
     trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[generator["family"]]}
-    name = min(trees, key=lambda name: _distance(trees[name]["data"], found.data))
+    form = (generator.get("bottleneck") or {}).get("kind")
+    alike = {n: tree for n, tree in trees.items() if (tree["generator"].get("bottleneck") or {}).get("kind") == form}
+    name = min(alike, key=lambda name: _distance(trees[name]["data"], found.data))
     tree = trees[name]
     tree["out"] = str(out)
     if "crop_from" in tree["data"]:

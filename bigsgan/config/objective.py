@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from bigsgan.config.outside import outside_name
-from bigsgan.config.reconstruction import Huber, Perceptual
+from bigsgan.config.reconstruction import Codebook, Huber, Perceptual
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -241,19 +241,6 @@ class Adversarial(Section):
         """Return the factor in the update that begins at ``nimg`` images."""
         since = nimg - self.from_nimg
         return self.weight * (0.0 if since < 0 else min(1.0, (since + 1) / (self.ramp_nimg + 1)))
-
-
-class Codebook(Section):
-    """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
-
-    The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
-    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used.
-    """
-
-    weight: PositiveFloat = 1.0
-    """Weight relative to the other parts of G's loss."""
-    commitment: NaturalFloat = 0.25
-    """Weight of the distance by which latents move."""
 
 
 def _named(value: Any) -> Any:

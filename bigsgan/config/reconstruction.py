@@ -1,8 +1,8 @@
-"""Sections of the recipe's ``objective`` that compare G's images with targets."""
+"""Sections of the recipe's ``objective`` that compare G's images with targets, and latents with codes."""
 
 from __future__ import annotations
 
-from bigsgan.config.sections import PathText, PositiveFloat, Section
+from bigsgan.config.sections import NaturalFloat, PathText, PositiveFloat, Section
 
 
 class Huber(Section):
@@ -28,3 +28,16 @@ class Perceptual(Section):
     """Weight relative to the loss on logits."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+
+
+class Codebook(Section):
+    """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
+
+    The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
+    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used.
+    """
+
+    weight: PositiveFloat = 1.0
+    """Weight relative to the other parts of G's loss."""
+    commitment: NaturalFloat = 0.25
+    """Weight of the distance by which latents move."""

@@ -48,6 +48,7 @@ class About(NamedTuple):
     channels: int  # C'
     scale: float  # networks see (z - shift) * scale
     shift: float  # see `scale`
+    image_channels: int = 3
 
 
 class Identity(NamedTuple):
@@ -106,16 +107,18 @@ def read_folder(folder: Path, field: str) -> About:
     widths: Any = about.get("block_out_channels")
     channels: Any = about.get("latent_channels")
     scale, shift = about.get("scaling_factor", _DEFAULT_SCALE), about.get("shift_factor")
+    colours: Any = about.get("in_channels", 3)
     for key, value, fits in (
         ("block_out_channels", widths, isinstance(widths, list) and 0 < len(widths) <= 16),
         ("latent_channels", channels, _is_number(channels) and channels == int(channels) > 0),
+        ("in_channels", colours, _is_number(colours) and colours == int(colours) > 0),
         ("scaling_factor", scale, _is_number(scale) and 0 < scale < float("inf")),
         ("shift_factor", shift, shift is None or (_is_number(shift) and abs(shift) < float("inf"))),
     ):
         if not fits:
             found = f"{key} {json.dumps(value)}" if key in about else f"no {key}"
             raise refuse(f"has {found} in its config.json")
-    return About(2 ** (len(widths) - 1), int(channels), float(scale), float(shift or 0.0))
+    return About(2 ** (len(widths) - 1), int(channels), float(scale), float(shift or 0.0), int(colours))
 
 
 def read_config(folder: Path, field: str, classes: Sequence[str] = ("AutoencoderKL",)) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
     """
     kind, _, rest = text.partition(":")
     if kind == "diffusers" and rest:
-        found = _folder(Path(rest), resolution, device)
+        found = _folder(Path(rest), channels, resolution, device)
     elif kind == "torchscript" and rest.count(",") == 1 and all(rest.split(",")):
         encoder, decoder = map(Path, rest.split(","))
         found = _programs(encoder, decoder, channels, resolution, device)
@@ -84,9 +84,13 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
     return found._replace(about={**found.about, **({"weights": weights} if weights else {})})
 
 
-def _folder(folder: Path, resolution: int, device: torch.device) -> Encoder:
+def _folder(folder: Path, channels: int, resolution: int, device: torch.device) -> Encoder:
     """Open an AutoencoderKL of diffusers."""
     about = read_folder(folder, _FIELD)
+    if channels != about.image_channels:
+        remedy = {1: "add --grey", 3: "remove --grey"}.get(about.image_channels, "give another autoencoder")
+        problem = f"is of images with {about.image_channels} channels, not {channels}"
+        raise UserError(_FIELD, str(folder), problem, remedy)
     network = load_folder(folder, _FIELD, device)
 
     def part(images: Tensor) -> Tensor:

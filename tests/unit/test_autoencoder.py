@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
-from bigsgan.config.objective import Codebook
+from bigsgan.config.reconstruction import Codebook
 from bigsgan.errors import UserError
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.network import LayerStack, initialize

@@ -66,17 +66,31 @@ def test_there_and_back_again(tmp_path, capsys, game, name):
     assert f"the nearest to {again.recipe.data.resolution}x{again.recipe.data.resolution}" in capsys.readouterr().out
 
 
-def test_a_codec_reads_it_at_once(tmp_path):
+def test_a_codec_reads_it_at_once(tmp_path, capsys):
     run, _ = make_run(tmp_path, *TINY_GAMES["autoencoder"])
     assert export(run, tmp_path / "folder") == 0
     digits = tmp_path / "digits"
     digits.mkdir()
     from PIL import Image  # noqa: PLC0415 - for this test alone
 
-    for i in range(4):
-        Image.new("L", (16, 16), 60 * i).save(digits / f"{i}.png")
+    for i in range(16):
+        Image.new("L", (16, 16), 15 * i).save(digits / f"{i}.png")
     command = ["data", "encode", str(digits), str(tmp_path / "latents"), "--codec", f"diffusers:{tmp_path / 'folder'}"]
-    assert cli.main([*command, "--resolution", "16", "--unlabelled"]) == 0
+    said = refused(capsys, *command, "--resolution", "16")
+    assert "is of images with 1 channels, not 3; add --grey" in said
+    assert cli.main([*command, "--resolution", "16", "--grey"]) == 0
+    (overrides,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.kind=latents")]
+    options = [
+        f"out={tmp_path / 'latent'}",
+        "total_nimg=16",
+        "batch=8",
+        "report_nimg=8",
+        "sample_nimg=16",
+        "metrics=null",
+    ]
+    assert cli.main(["train", "--config", "digits_dcgan", *options, "checkpoint_nimg=16", *overrides.split()]) == 0
+    with Image.open(next((tmp_path / "latent" / "samples").glob("*_000000000016.png"))) as sheet:  # decoded images
+        assert sheet.mode == "L"
 
 
 def test_a_published_one_without_maps_to_latents_is_read(tmp_path, capsys):
@@ -102,6 +116,7 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
     assert export(run, folder) == 0
     assert "--out" in refused(capsys, *command, str(folder))
     assert "--dtype: must be fp32" in refused(capsys, *command, str(tmp_path / "other"), "--dtype", "bf16")
+    (tmp_path / "mlp").mkdir(), (tmp_path / "autoencoder_vq").mkdir()
     for game, said in (
         ("autoencoder_vq", "generator.bottleneck.normalized=false"),
         ("mlp", "generator.family=autoenc"),
@@ -111,7 +126,7 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
         assert f"--format: 'diffusers' needs {said}" in refused(capsys, *asked)
     assert not (tmp_path / "x").exists()
 
-    command = ["import", "--from", "diffusers", "--out", str(tmp_path / "run"), "--weights"]
+    command = ["import", "--from", "diffusers", "--out", str(tmp_path / "made"), "--weights"]
     assert "config.json" in refused(capsys, *command, str(tmp_path))
     assert "--settings: is not supported" in refused(capsys, *command, str(folder), "--settings", "none")
     for key, value, said in (
@@ -128,4 +143,4 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
         assert said in refused(capsys, *command, str(changed))
         shutil.rmtree(changed)
     assert load_file(folder / "diffusion_pytorch_model.safetensors")
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "made").exists()

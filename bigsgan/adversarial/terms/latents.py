@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bigsgan.adversarial.terms.outputs import OutputTerm
 from bigsgan.adversarial.terms.term import Sum
-from bigsgan.config.objective import Codebook
+from bigsgan.config.reconstruction import Codebook
 from bigsgan.monitor import Statistics
 
 
