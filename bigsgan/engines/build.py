@@ -186,7 +186,8 @@ def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Cal
 def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
     """Build the network and initialize it; at ZeRO 3 sharded from the first parameter on."""
     seed = initial_seed(plan.recipe, network)
-    if is_outside(getattr(plan.recipe, network).family):
+    section = getattr(plan.recipe, network)
+    if is_outside(section.family) or section.freezes:  # zero.Init shares out parameters before they become buffers
         return _build_layer_by_layer(plan, network, file, config)
     if file.stage < 3:
         stack = build_network(plan.recipe, network).to(comm.device())
@@ -222,6 +223,6 @@ def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, conf
                 parameter.data = parameter.data.to(DTYPES[file.precision])
             with broadcasting_scalars():
                 deepspeed.zero.Init(layer, data_parallel_group=division.part(), config_dict_or_path=config)
-    if not getattr(plan.recipe, network).exact:  # its random numbers must differ from rank to rank
+    if not getattr(getattr(plan.recipe, network), "exact", True):  # its random numbers must differ from rank to rank
         torch.manual_seed(initial_seed(plan.recipe, network) + comm.rank())
     return stack

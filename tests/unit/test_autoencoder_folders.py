@@ -66,6 +66,7 @@ def test_there_and_back_again(tmp_path, capsys, game, name):
     assert f"the nearest to {again.recipe.data.resolution}x{again.recipe.data.resolution}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_codec_reads_it_at_once(tmp_path, capsys):
     run, _ = make_run(tmp_path, *TINY_GAMES["autoencoder"])
     assert export(run, tmp_path / "folder") == 0

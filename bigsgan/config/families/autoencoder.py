@@ -78,6 +78,11 @@ class AutoencoderGenerator(NetworkSection):
         return _OUTPUTS.get(self.bottleneck.kind, [])
 
     @property
+    def freezes(self) -> bool:
+        """Whether the encoder keeps its weights."""
+        return self.frozen != "none"
+
+    @property
     def num_codes(self) -> int:
         """Number of codes of its codebook."""
         return self.bottleneck.num_codes if self.bottleneck.kind == "vq" else 0

@@ -58,6 +58,11 @@ class NetworkSection(Section):
         return 1
 
     @property
+    def freezes(self) -> bool:
+        """Whether a part of the network is not trained; its parameters are buffers."""
+        return False
+
+    @property
     def num_codes(self) -> int:
         """Number of codes of its codebook, whose numbers are its output ``codes``; 0 if it has none."""
         return 0
