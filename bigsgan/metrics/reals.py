@@ -85,7 +85,7 @@ def each_real(
         classes (n,). None if ``stopped``, which is called before each batch on all ranks, and nothing more.
     """
     total, rank = len(dataset), comm.rank()
-    order = Draws(seed=0).permutation("metrics/reals", (), total)  # so that the first images are of all kinds
+    order = order_of_images(total)
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
     corrupt = CorruptImages(data.most_corrupt(dataset.num_files), rank)
@@ -99,6 +99,11 @@ def each_real(
             corrupt.count(read)
             images = read.images[:, -data.image_channels :]  # the target of a pair, and of two domains the second
             yield images.to(comm.device()), part, read.labels
+
+
+def order_of_images(num: int) -> np.ndarray:
+    """Return an order of ``num`` images, (num,) int64, that is always the same; the first images are of all kinds."""
+    return Draws(seed=0).permutation("metrics/reals", (), num)
 
 
 def num_labels(data: Data) -> int:

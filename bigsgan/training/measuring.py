@@ -26,6 +26,7 @@ from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE, no_features
 from bigsgan.metrics.real_cache import directory
+from bigsgan.metrics.reals import order_of_images
 from bigsgan.metrics.reference import Reference
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import RankLog
@@ -134,12 +135,13 @@ def samples_of(
     images from inputs. ``truncation`` is the threshold of the latents.
     """
     num = 0 if dataset is None else len(dataset)
+    order = order_of_images(num)
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
 
     def inputs(first: int, labels: Tensor) -> MicroBatch:
         if not recipe.translates or dataset is None:
             return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
-        indices = [(first + i) % num for i in range(len(labels))]
+        indices = [int(order[(first + i) % num]) for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
         corrupt.count(read)
         seeds = draws.seeds("metrics/seed", (0,), first, len(labels))
