@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import OUTSIDE, FeatureNetwork, Metric, parse_metric
+from bigsgan.config.metrics import FeatureNetwork, Metric, check_targets, parse_metric
 from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
@@ -34,7 +34,7 @@ from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.measuring import keep_records, records, samples_of
+from bigsgan.training.measuring import each_once, keep_records, records, samples_of
 from bigsgan.training.rank_consistency import open_alike, open_same_reference
 from bigsgan.training.sampling import (
     check_batch,
@@ -82,10 +82,10 @@ def _evaluate(options: Options) -> None:
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
     metrics = [parse_metric(m.use, "--metrics", recipe.metrics) if m.use else m for m in options.metrics]
-    needed = any(metric.kind != OUTSIDE for metric in metrics)
+    needed = any(metric.needs_features for metric in metrics)
     features = open_features(options.features, recipe.data, directory()) if needed else no_features()
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
-    of_images = [metric for metric in metrics if metric.kind != "ppl"]
+    of_images = each_once([metric for metric in metrics if metric.kind != "ppl"], recipe, reals.images)
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
         sampler = Sampler(trained, options.seed, options.batch)
@@ -143,6 +143,7 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         raise UserError("--reference", None, "must be given with data.kind=latents", remedy, detail)
     if options.reference is not None and recipe.translates:
         raise UserError("--reference", None, "needs a generator from latents", "remove the option")
+    check_targets(options.metrics, "--metrics", recipe)
     for metric in options.metrics:
         if metric.kind == "ppl" and not recipe.generator.has_styles:
             problem = f"needs a generator with styles, and {recipe.generator.family} has none"

@@ -117,9 +117,17 @@ def test_image_games(elsewhere):
     execute(["bigsgan", "sample", "--run", "runs/cyclegan", "--input", "horses", "--files", "--out", "made"])
     assert sorted(path.name for path in Path("made").iterdir()) == [f"{i}.png" for i in range(5)]
     execute(["bigsgan", "export", "--run", "runs/cyclegan", "--format", "torch-export", "--out", "g.pt2"])
-    execute(autoencoder, *SHORT[:-2])
+    execute(autoencoder, *SHORT[:-2], "metrics={names: [psnr200, ssim200], every_nimg: 32}")
     assert rows("runs/autoencoder")[-1]["loss/divergence"] > 0
     execute(made_again)
+    evaluate = ["bigsgan", "evaluate", "--run", "runs/autoencoder", "--metrics"]
+    assert "features of" not in execute([*evaluate, "psnr200,ssim200"])
+    execute([*evaluate, "psnr2k,fid2k"])
+    records = [json.loads(line) for line in Path("runs/autoencoder", RECORDS_FILE).read_text().splitlines()]
+    assert [record["nimg"] for record in records] == [32, 32, *[64] * 6]
+    for before, after in zip(records[2:4], records[4:6], strict=True):
+        assert after[after["metric"]] == pytest.approx(before[before["metric"]], rel=1e-5)
+    assert {record["metric"]: record["num_fake"] for record in records[6:]} == {"psnr2k": 1797, "fid2k": 1797}
     execute(["bigsgan", "export", "--run", "runs/autoencoder", "--format", "torch-export", "--out", "a.pt2"])
 
 

@@ -21,6 +21,8 @@ KINDS = {
     "pr": "precision and recall",
     "dc": "density and coverage",
     "labels": "divergences between the histograms of recognized classes",
+    "psnr": "peak signal-to-noise ratio of images and their targets",
+    "ssim": "structural similarity of images and their targets",
     "ppl": "perceptual path length",
 }
 """All metrics, by the letters that their names begin with."""
@@ -32,6 +34,11 @@ ENDINGS = {
     "labels": ("_kl", "_js"),
 }
 """Endings of the names of a metric's values; others have one value, of the metric's name."""
+
+FIDELITIES = ("psnr", "ssim")
+"""Metrics that compare each image with its target."""
+SSIM_WINDOW = 11
+"""Pixels a side of the window of ``ssim``."""
 
 LEAST_IMAGES, MOST_IMAGES = 10, 10**8
 DEFAULT_NUM = 10_000
@@ -59,6 +66,11 @@ class Metric:
     num: int  # number of samples; for `ppl`, of pairs of samples
     use: str = ""  # of one from outside: its whole name
     arguments: Mapping[str, Any] = field(default_factory=dict)  # and its arguments
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it compares features."""
+        return self.kind not in (OUTSIDE, *FIDELITIES)
 
 
 def parse_metric(name: str, field: str, section: Metrics | None = None) -> Metric:
@@ -104,8 +116,9 @@ class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k; or of your own code, such as
-    ``mypackage.metrics:Sharpness``, whose values are called ``metrics/Sharpness``."""
+    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k, and psnr10k and ssim10k of images with
+    targets; or of your own code, such as ``mypackage.metrics:Sharpness``, whose values are called
+    ``metrics/Sharpness``."""
     every_nimg: PositiveInt
     """Images between two measurements. The end of the run is measured too."""
     reference: PathText | None = None
@@ -138,7 +151,7 @@ class Metrics(Section):
     @property
     def needs_features(self) -> bool:
         """Whether some metric compares features."""
-        return any(metric.kind != OUTSIDE for metric in self.asked)
+        return any(metric.needs_features for metric in self.asked)
 
     @property
     def asked(self) -> list[Metric]:
@@ -172,3 +185,18 @@ def check_distinct(metrics: Sequence[Metric], field: str) -> None:
             )
             remedy = "give code of your own another name in its module"
             raise UserError(field, metric.use or metric.name, problem, remedy, detail)
+
+
+def check_targets(metrics: Sequence[Metric], field: str, recipe: Any) -> None:
+    """Refuse metrics that compare images with targets where there are none.
+
+    Raises:
+        UserError: The generator's images have no targets, or are too small.
+    """
+    for metric in metrics:
+        if metric.kind in FIDELITIES and (not recipe.translates or recipe.data.joins_domains):
+            detail = "unpaired images have no targets" if recipe.translates else "samples from latents have no targets"
+            raise UserError(field, metric.name, "needs pairs of images, or generator.reads=images", "remove it", detail)
+        if metric.kind == "ssim" and recipe.data.resolution < SSIM_WINDOW:
+            problem, detail = f"needs images of at least {SSIM_WINDOW} pixels", f"they have {recipe.data.resolution}"
+            raise UserError(field, metric.name, problem, "use psnr instead", detail)

@@ -4,7 +4,7 @@ These are all ranks unless a run gives each network ranks of its own. In this ro
 collectives here are made within ``runtime.division.within_part``.
 """
 
-from bigsgan.metrics.evaluation import Evaluation, Generate, Measured, Replica
+from bigsgan.metrics.evaluation import Evaluation, Generate, Made, Measured, Replica
 from bigsgan.metrics.features import Features, open_features
 
-__all__ = ["Evaluation", "Features", "Generate", "Measured", "Replica", "open_features"]
+__all__ = ["Evaluation", "Features", "Generate", "Made", "Measured", "Replica", "open_features"]

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import ENDINGS, LEAST_IMAGES, OUTSIDE, Metric
+from bigsgan.config.metrics import ENDINGS, FIDELITIES, LEAST_IMAGES, OUTSIDE, Metric
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.metrics.features import Features
+from bigsgan.metrics.fidelity import MeanFidelity
 from bigsgan.metrics.impressions import Impressions
 from bigsgan.metrics.moments import Gaussian, Moments, frechet_distance
 from bigsgan.metrics.outside import Meter
@@ -34,8 +35,15 @@ _BY_ROWS = ("kid", "pr", "dc", "cfid")
 _BY_LOGITS = ("is", "labels")
 
 
-Generate = Callable[[int, Tensor], Tensor]
-"""Makes samples, given the first one's number and their classes (n,): (n, C, R, R) in [-1, 1] on the device.
+class Made(NamedTuple):
+    """Samples, and what they should be."""
+
+    images: Tensor  # (n, C, R, R) in [-1, 1] on the device
+    targets: Tensor | None = None  # (n, C, R, R) uint8 on the device; None for samples from latents
+
+
+Generate = Callable[[int, Tensor], Made]
+"""Makes samples, given the first one's number and their classes (n,).
 
 Every rank of a replica calls it and gets the same samples.
 """
@@ -117,27 +125,24 @@ class Evaluation:
         with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
             reals = self._see_reals(stopped) if self._show_reals(stopped) else None
-            fakes = None if reals is None else self._see_fakes(generate, replica, reals, stopped)
+            means = [MeanFidelity(metric) for metric in self._asked if metric.kind in FIDELITIES]
+            fakes = None if reals is None else self._see_fakes(generate, replica, reals, means, stopped)
             self.features.network.cpu()  # the memory is for training
             if reals is None or fakes is None:
                 return []
             comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
-            found = [comparison.measure(metric, self._num(metric)) for metric in self._asked if metric.kind != OUTSIDE]
+            found = [comparison.measure(metric, metric.num) for metric in self._asked if metric.needs_features]
+            found += [Measured(each.metric, each.values(), each.metric.num, each.metric.num) for each in means]
             found += [self._read(meter) for meter in self._meters]
         seconds = time.perf_counter() - start
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
-    def _num(self, metric: Metric) -> int:
-        """Number of samples for a metric; translations use each pair of the data at most once."""
-        images = self._against.images
-        return min(metric.num, len(images)) if self._data.has_inputs and images is not None else metric.num
-
     def _see_reals(self, stopped: Callable[[], bool]) -> Impressions | None:
         dataset = self._against.images
-        if dataset is None:
+        if dataset is None or all(metric.kind in FIDELITIES for metric in self._asked):
             return Impressions(self.features, 0, num_labels(self._data), [0], 0)
         if self._reals is None:
-            kept = [len(dataset) if m.kind == "cfid" else self._num(m) for m in self._asked if m.kind in _BY_ROWS]
+            kept = [len(dataset) if m.kind == "cfid" else m.num for m in self._asked if m.kind in _BY_ROWS]
             size = max(kept, default=0), self._batch
             self._reals = see_reals(dataset, self._data, self.features, *size, self._cache, self._tell, stopped)
         return self._reals
@@ -161,31 +166,39 @@ class Evaluation:
         self._tell(meter.metric.name)
         assert self._against.images is not None
         num_real = min(meter.metric.num, len(self._against.images))
-        return Measured(meter.metric, meter.compute(), num_real, self._num(meter.metric))
+        return Measured(meter.metric, meter.compute(), num_real, meter.metric.num)
 
     def _see_fakes(
-        self, generate: Generate, replica: Replica, reals: Impressions, stopped: Callable[[], bool]
+        self,
+        generate: Generate,
+        replica: Replica,
+        reals: Impressions,
+        means: Sequence[MeanFidelity],
+        stopped: Callable[[], bool],
     ) -> Impressions | None:
         """Make samples; None if stopped. Replicas take equally many batches, in turn, as engines compute together."""
-        labels = reals.labels if self._against.labelled else torch.ones_like(reals.labels)
-        nums = {self._num(metric) for metric in self._asked}
-        kept = max((self._num(metric) for metric in self._asked if metric.kind in _BY_ROWS), default=0)
+        labels = reals.labels if self._against.labelled and reals.num_images else torch.ones_like(reals.labels)
+        nums = {metric.num for metric in self._asked}
+        kept = max((metric.num for metric in self._asked if metric.kind in _BY_ROWS), default=0)
         found = Impressions(self.features, max(nums), num_labels(self._data), nums, kept)
         step = self._batch * replica.num
         for start in range(0, max(nums), step):
             self._tell(f"sample {start} of {max(nums)}")
             first = start + self._batch * replica.number
             asked = drawn_labels(first, self._batch, labels)
-            images = generate(first, asked)
+            made = generate(first, asked)
             positions = torch.arange(first, first + self._batch)
             own = slice(replica.part, None, replica.num_parts)
             if stopped():
                 return None
             if len(positions[own]):
-                pixels = encode(images[own])
+                pixels = encode(made.images[own])
                 found.add(self.features(pixels), positions[own], asked[own])
                 for meter in self._meters:
-                    meter.add(pixels, positions[own], self._num(meter.metric))
+                    meter.add(pixels, positions[own], meter.metric.num)
+                for mean in means:
+                    assert made.targets is not None, "the recipe's check asks for targets"
+                    mean.add(pixels, made.targets[own], positions[own])
         found.over_ranks()
         return found
 

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe, RunPlan
-from bigsgan.config.metrics import OUTSIDE
+from bigsgan.config.metrics import OUTSIDE, Metric
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
@@ -23,7 +24,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
-from bigsgan.metrics import Evaluation, Features, Generate, Measured, Replica, open_features
+from bigsgan.metrics import Evaluation, Features, Generate, Made, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE, no_features
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reals import order_of_images
@@ -75,7 +76,8 @@ class Measuring:
         if reference is not None:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
-        self._evaluation = Evaluation(section.asked, features, reals, data, batch, directory(), self._tell)
+        asked = each_once(section.asked, plan.recipe, dataset)
+        self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
@@ -138,20 +140,29 @@ def samples_of(
     order = order_of_images(num)
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
 
-    def inputs(first: int, labels: Tensor) -> MicroBatch:
+    def inputs(first: int, labels: Tensor) -> tuple[MicroBatch, Tensor | None]:
         if not recipe.translates or dataset is None:
-            return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device)
+            return generator_inputs(recipe, draws, "metrics", first, labels, truncation, device), None
         indices = [int(order[(first + i) % num]) for i in range(len(labels))]
         (read,) = read_batches(dataset, recipe.data.model_copy(update={"num_workers": 0}), iter([indices]), False)
         corrupt.count(read)
         seeds = draws.seeds("metrics/seed", (0,), first, len(labels))
-        return translation_inputs(recipe, decode(read.images.to(device)), labels, seeds, device)
+        images = read.images.to(device)
+        targets = images[:, -recipe.data.image_channels :]  # an image to be made again is its own target
+        return translation_inputs(recipe, decode(images), labels, seeds, device), targets
 
-    def generate(first: int, labels: Tensor) -> Tensor:
+    def generate(first: int, labels: Tensor) -> Made:
+        read, targets = inputs(first, labels)
         with sampling_mode(network, recipe.sample_statistics):
-            return make(inputs(first, labels), False)
+            return Made(make(read, False), targets)
 
     return generate
+
+
+def each_once(metrics: Sequence[Metric], recipe: Recipe, dataset: ImageDataset | None) -> list[Metric]:
+    """Let a generator from images make each of the data's images at most once; ``dataset`` is None for latents."""
+    num = len(dataset) if recipe.translates and dataset is not None else None
+    return [metric if num is None else replace(metric, num=min(metric.num, num)) for metric in metrics]
 
 
 def records(found: Sequence[Measured], features: Features, about: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -166,7 +177,8 @@ def records(found: Sequence[Measured], features: Features, about: Mapping[str, A
             **about,
             "num_real": measured.num_real,
             "num_fake": measured.num_fake,
-            **(_of_features(features) if measured.metric.kind != OUTSIDE else {"use": measured.metric.use}),
+            **(_of_features(features) if measured.metric.needs_features else {}),
+            **({"use": measured.metric.use} if measured.metric.kind == OUTSIDE else {}),
             "seconds": round(measured.seconds, 2),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }

@@ -5,9 +5,12 @@ import shutil
 
 import pytest
 
+from bigsgan import plugins
 from bigsgan.config import both_engines
 from tests.distributed import scenarios
-from tests.tiny import zero
+from tests.image_games import AUTOENCODER, PAIRS
+from tests.image_games import NAMES as OF_GAMES
+from tests.tiny import both, stages, zero
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,25 @@ def test_layouts_agree(ranks, alone, cache, overrides, ds, tmp_path):
     (kept,) = tmp_path.glob("reals-*")
     assert len(list(kept.glob("rows-*"))) == 2
     assert os.listdir(cache / kept.name)
+
+
+@pytest.mark.parametrize(
+    "game, layout, ds",
+    [(PAIRS, [], both(3)), (AUTOENCODER, stages(2, 1), both(1))],
+    ids=["pairs, zero3", "autoencoder, stages"],
+)
+def test_targets_in_layouts(ranks, game, layout, ds, tmp_path):
+    """Each image meets its target on whichever rank, and no feature network is looked for."""
+    metrics = [*game, METRICS[1], "metrics={names: [psnr50, ssim50], every_nimg: 8}"]
+    given = [f"tests.image_games:{name}" for name in OF_GAMES]
+    found = []
+    for num, more in ((1, ([], {})), (2, (layout, ds))):
+        ranks(num).run(plugins.give, given)
+        found += [ranks(num).run(scenarios.measured, [*metrics, *more[0]], more[1], str(tmp_path))]
+    ((alone,), together) = found
+    assert alone.keys() == {"metrics/psnr50", "metrics/ssim50", "metrics/seconds"}
+    assert 5 < alone["metrics/psnr50"] < 20
+    for values in filter(None, together):
+        for name in ("metrics/psnr50", "metrics/ssim50"):
+            assert values[name] == pytest.approx(alone[name], rel=1e-4), name
+    assert not list(tmp_path.iterdir())

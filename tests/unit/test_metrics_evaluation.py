@@ -14,7 +14,7 @@ from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
-from bigsgan.metrics import Evaluation, Features, Replica
+from bigsgan.metrics import Evaluation, Features, Made, Replica
 from bigsgan.metrics.evaluation import drawn_labels
 from bigsgan.metrics.features import Seen
 from bigsgan.metrics.moments import Moments, frechet_distance
@@ -44,7 +44,7 @@ def real_images(first, labels):
     order = Draws(seed=9).permutation("order", (), NUM)
     dataset = build_dataset(DIGITS)
     numbers = [order[(first + i) % NUM] for i in range(len(labels))]
-    return torch.stack([dataset[int(n)][0] for n in numbers]).float() / 127.5 - 1
+    return Made(torch.stack([dataset[int(n)][0] for n in numbers]).float() / 127.5 - 1)
 
 
 def values_of(found):
@@ -75,7 +75,7 @@ def test_fewer_samples_are_the_first_ones(tmp_path):
     reals.add(asked.features(torch.stack([dataset[i][0] for i in range(NUM)])).features)
     for num in (500, 300):
         fakes = Moments(WIDTH)
-        fakes.add(asked.features(encode(real_images(0, torch.zeros(num)))).features)
+        fakes.add(asked.features(encode(real_images(0, torch.zeros(num)).images)).features)
         assert found[f"fid{num}"] == pytest.approx(frechet_distance(reals, fakes), rel=1e-9)
 
 
@@ -88,11 +88,11 @@ def test_class_distance_is_the_mean_over_classes(tmp_path):
 
     def dimmed(first, labels):
         picks = [reals[classes == label][i % 150] for i, label in enumerate(labels.tolist())]
-        return (torch.stack(picks).float() * 0.9) / 127.5 - 1
+        return Made((torch.stack(picks).float() * 0.9) / 127.5 - 1)
 
     found = values_of(asked.measure(dimmed, Replica(0, 1)))
     labels = drawn_labels(0, 1000, torch.bincount(classes))
-    images = torch.cat([dimmed(first, labels[first : first + 200]) for first in range(0, 1000, 200)])
+    images = torch.cat([dimmed(first, labels[first : first + 200]).images for first in range(0, 1000, 200)])
     expected = []
     for label in range(10):
         sides = Moments(WIDTH), Moments(WIDTH)
@@ -202,5 +202,5 @@ def test_replicas_share_the_samples(tmp_path):
         asked.features.look = look
         asked.measure(real_images, replica)
     seen = torch.cat(looked_at)[:, 0].flatten(1)
-    expected = encode(real_images(0, torch.zeros(360)))[:, 0].flatten(1)  # 250 fill three rounds of two batches
+    expected = encode(real_images(0, torch.zeros(360)).images)[:, 0].flatten(1)  # 250 fill three rounds of two batches
     assert sorted(map(bytes, seen.numpy())) == sorted(map(bytes, expected.numpy()))

@@ -79,7 +79,7 @@ def brightness(power):
     """The ratio, computed by hand: reals in the order of ``metrics/reals``, samples from number 0 on."""
     dataset, order = build_dataset(DIGITS), Draws(0).permutation("metrics/reals", (), len(build_dataset(DIGITS)))
     reals = torch.stack([dataset[int(i)][0] for i in order[:NUM]]).float() / 127.5 - 1
-    fakes = real_images(0, torch.zeros(NUM))
+    fakes = real_images(0, torch.zeros(NUM)).images
     means = [(images.flatten(1).mean(1) ** power).mean() for images in (fakes, reals)]
     return float(means[0] / means[1])
 

@@ -16,7 +16,7 @@ from bigsgan.config.metrics import FeatureNetwork, parse_metric
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
-from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics import Evaluation, Made, Replica
 from bigsgan.metrics.features import open_features
 from bigsgan.metrics.reference import open_reference
 from tests.unit.test_metrics_evaluation import DIGITS, WIDTH, random_features, values_of
@@ -57,7 +57,8 @@ def noisy(first, labels):
     """Samples: the digits from 1000 on, darker; what is asked for is remembered."""
     dataset = build_dataset(DIGITS)
     ASKED.extend(labels.tolist())
-    return torch.stack([dataset[1000 + (first + i) % 700][0] for i in range(len(labels))]).float() / 127.5 * 0.8 - 1
+    numbers = [1000 + (first + i) % 700 for i in range(len(labels))]
+    return Made(torch.stack([dataset[i][0] for i in numbers]).float() / 127.5 * 0.8 - 1)
 
 
 ASKED: list[int] = []
@@ -81,7 +82,7 @@ def test_statistics_images_and_torchmetrics_agree(tmp_path, digits):
     by_name = {name: measured(tmp_path / f"{name}.npz", tmp_path)["fid600"] for name in ("images", "mu", "both", "all")}
     theirs = FrechetInceptionDistance(feature=Given(), input_img_size=(WIDTH,))
     theirs.set_dtype(torch.float64)
-    fakes = encode(noisy(0, torch.zeros(NUM))).permute(0, 2, 3, 1).numpy()
+    fakes = encode(noisy(0, torch.zeros(NUM)).images).permute(0, 2, 3, 1).numpy()
     for seen, real in ((images, True), (fakes, False)):
         theirs.update(features_of(seen), real=real)
     expected = float(theirs.compute())
@@ -141,7 +142,7 @@ def test_metrics_by_inception_are_torch_fidelitys(tmp_path, random_weights):
         made = Evaluation(asked, features, reference, section, 10, tmp_path)
 
         def generate(first, labels):
-            return fakes[first : first + len(labels)].float() / 127.5 - 1
+            return Made(fakes[first : first + len(labels)].float() / 127.5 - 1)
 
         found = values_of(made.measure(generate, Replica(0, 1)))
         assert found[f"fid{num}"] == pytest.approx(theirs["frechet_inception_distance"], rel=1e-3), name

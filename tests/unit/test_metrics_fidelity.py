@@ -1,0 +1,133 @@
+"""PSNR and SSIM against torchmetrics, and from generators that make images from images."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
+from bigsgan import plugins
+from bigsgan.config import Recipe
+from bigsgan.config.metrics import parse_metric
+from bigsgan.data import build_dataset
+from bigsgan.errors import UserError
+from bigsgan.metrics import Evaluation, Replica
+from bigsgan.metrics.features import no_features
+from bigsgan.metrics.fidelity import psnr, ssim
+from bigsgan.metrics.reals import each_real, order_of_images
+from bigsgan.training.measuring import each_once, records, samples_of
+from tests.cyclegan import NAMES as CYCLEGAN
+from tests.cyclegan import game
+from tests.image_games import AUTOENCODER, NAMES, PAIRS
+from tests.tiny import tiny_recipe
+from tests.unit.test_metrics_evaluation import values_of
+
+CPU = torch.device("cpu")
+GAMES = {"pairs": PAIRS, "autoencoder": AUTOENCODER}
+
+
+@pytest.fixture(autouse=True)
+def given(monkeypatch):
+    names = {f"tests.image_games:{name}" for name in NAMES} | {f"tests.cyclegan:{name}" for name in CYCLEGAN}
+    monkeypatch.setattr(plugins, "_given", names)
+
+
+def theirs(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of each image, by torchmetrics. Its mean of the similarity is also over reflected borders."""
+    images, targets = images.double(), targets.double()
+    ratio = peak_signal_noise_ratio(images, targets, data_range=255.0, reduction="none", dim=(1, 2, 3))
+    _, similarity = structural_similarity_index_measure(images, targets, data_range=255.0, return_full_image=True)
+    return ratio, similarity[..., 5:-5, 5:-5].mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 11, 11), (3, 3, 32, 32), (2, 3, 16, 40)])
+def test_values_are_torchmetrics(shape):
+    draws = torch.Generator().manual_seed(0)
+    targets = (torch.rand(shape, generator=draws).cumsum(-1) * 12).to(torch.uint8)
+    noise = torch.randn(shape, generator=draws) * torch.tensor([0.6, 4, 20, 60, 300])[: shape[0], None, None, None]
+    images = (targets + noise).round().clamp(0, 255).to(torch.uint8)
+    ratio, similarity = theirs(images, targets)
+    assert ratio.max() - ratio.min() > 10
+    torch.testing.assert_close(psnr(images, targets), ratio, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ssim(images, targets), similarity, rtol=1e-9, atol=1e-9)
+
+
+def test_equal_images_have_the_ratio_of_the_nearest_others():
+    targets = torch.randint(256, (2, 3, 12, 12), dtype=torch.uint8)
+    images = targets.clone()
+    images[0, 1, 2, 3] ^= 1
+    near, equal = psnr(images, targets).tolist()
+    assert near == equal == pytest.approx(10 * math.log10(255**2 * 3 * 12 * 12))
+    assert ssim(images, targets)[0] < ssim(images, targets)[1] == 1
+
+
+def measured(recipe: Recipe, names: list[str]) -> list:
+    """What is measured of a generator that halves its input's contrast."""
+    dataset, features = build_dataset(recipe.data), no_features()
+    source = samples_of(recipe, nn.Identity(), lambda inputs, _: inputs[0] / 2, dataset, CPU, 0)
+    asked = each_once([parse_metric(name, "--metrics") for name in names], recipe, dataset)
+    made = Evaluation(asked, features, dataset, recipe.data, 20, Path("unused"))
+    return made.measure(source, Replica(0, 1))
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_images_meet_their_targets(tmp_path, game):
+    """As bytes, and without a look at the real images' features, whose cache is no directory."""
+    recipe = tiny_recipe(tmp_path, *GAMES[game])
+    dataset = build_dataset(recipe.data)
+    num = min(len(dataset), 70)
+    samples = torch.stack([dataset[int(i)][0] for i in order_of_images(len(dataset))[:num]])
+    images = ((samples[:, :3] / 127.5 - 1) / 2 * 127.5 + 127.5).round().to(torch.uint8)
+    expected = [theirs(images[:each], samples[:each, -images.shape[1] :]) for each in (50, num)]
+    found = measured(recipe, ["psnr70", "psnr50", "ssim70"])
+    values = values_of(found)
+    assert values["psnr50"] == pytest.approx(float(expected[0][0].mean()), rel=1e-6)
+    assert values["psnr70"] == pytest.approx(float(expected[1][0].mean()), rel=1e-6)
+    assert values["ssim70"] == pytest.approx(float(expected[1][1].mean()), rel=1e-9)
+    assert [(each.num_real, each.num_fake) for each in found] == [(num, num), (50, 50), (num, num)]
+    assert not {"features", "use"} & records(found, no_features(), {})[0].keys()
+
+
+def test_a_reconstruction_is_compared_with_all_real_images(tmp_path):
+    """FID of more samples than the data has: every image is made again once, as for the published rFID."""
+    recipe = tiny_recipe(tmp_path, *AUTOENCODER)
+    dataset = build_dataset(recipe.data)
+    (asked,) = each_once([parse_metric("fid50k", "--metrics")], recipe, dataset)
+    assert (asked.name, asked.num) == ("fid50k", len(dataset))
+    latents = tiny_recipe(tmp_path)
+    assert each_once([parse_metric("fid50k", "--metrics")], latents, dataset)[0].num == 50_000
+
+
+@pytest.mark.parametrize(
+    "overrides, name, text",
+    [
+        (
+            [],
+            "psnr1k",
+            r"'psnr1k' needs pairs of images, or generator.reads=images \(samples from latents .*; remove it",
+        ),
+        (game("x", "y"), "ssim1k", r"'ssim1k' needs pairs .* \(unpaired images have no targets\); remove it"),
+        ([*AUTOENCODER, "data.resolution=8"], "ssim1k", r"'ssim1k' needs images of at least 11 .* 8\); use psnr"),
+    ],
+    ids=["latents", "domains", "small"],
+)
+def test_what_has_no_targets(tmp_path, overrides, name, text):
+    tiny_recipe(tmp_path, *overrides)
+    with pytest.raises(UserError, match=f"^metrics.names: {text}"):
+        tiny_recipe(tmp_path, *overrides, f"metrics={{names: [{name}], every_nimg: 64}}")
+
+
+def test_the_first_images_are_made_from_the_first_real_ones(tmp_path):
+    """So that metrics of fewer images than the data has compare images of the same kinds."""
+    recipe = tiny_recipe(tmp_path, *AUTOENCODER)
+    dataset = build_dataset(recipe.data)
+    source = samples_of(recipe, nn.Identity(), lambda inputs, _: inputs[0], dataset, CPU, 0)
+    ((reals, *_),) = each_real(dataset, recipe.data, 7, 7, lambda _: None, lambda: False)
+    made = source(0, torch.zeros(7))
+    assert torch.equal(made.images, reals / 127.5 - 1)
+    assert torch.equal(made.targets, reals)
+    assert not torch.equal(reals[0], dataset[0][0])
