@@ -53,7 +53,7 @@ def precision_and_recall(reals, fakes, nearest=3):
 def test_the_evaluator_of_adm_finds_the_same_in_our_archive(tmp_path, digits):
     images, labels = digits
     classes = np.arange(NUM) % 10  # balanced, as `bigsgan sample --out samples.npz` has them
-    fakes = (torch.clamp((noisy(0, torch.from_numpy(classes)) + 1) * 127.5 + 0.5, 0, 255)).byte()
+    fakes = (torch.clamp((noisy(0, torch.from_numpy(classes)).images + 1) * 127.5 + 0.5, 0, 255)).byte()
     fakes = fakes.permute(0, 2, 3, 1).numpy()
     write_images(tmp_path / "samples.npz", fakes.shape, iter(np.array_split(fakes, 7)), classes)
     np.savez(tmp_path / "reference.npz", images, labels)
