@@ -31,7 +31,7 @@ def name_of(phase: Phase, task: Task) -> str:
     """
     if phase.step:
         return f"{phase.label}: {task.kind}"
-    return f"{phase.label}, graphs kept" if phase.keeps_graphs else phase.label
+    return f"{phase.label}, graphs kept" if phase.forward and phase.keeps_graphs else phase.label
 
 
 PHASES = (

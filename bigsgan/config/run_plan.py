@@ -83,10 +83,14 @@ class RunPlan:
             return self.recipe.pipeline.generator_phase == "keep"
         # A ZeRO engine alternates forward and backward, so it recomputes if D needs all micro-batches before the first
         # gradient. If G's update comes first, or updates overlap, it does not.
-        objective = self.recipe.objective
-        if objective.adversarial.adaptive:
-            return False  # the gradients of all micro-batches are weighed before the first is pulled back
-        needs_all = self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
+        objective, section = self.recipe.objective, self.engines["generator"].section
+        weighs = objective.adversarial.adaptive is not None  # all micro-batches before the first is pulled back
+        # G weighs by going backward through its last modules, once for each part of its loss. Compiled code goes
+        # backward once and as a whole, a checkpointed layer is recomputed each time, and ZeRO 3 gathers for one pass.
+        is_whole = section.compile != "none" or section.activation_checkpointing
+        if weighs and (is_whole or self.engines["generator"].file.stage == 3):
+            return False
+        needs_all = weighs or self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1
 
 

@@ -99,6 +99,8 @@ class Graph(NamedTuple):
 
     outputs: Sequence[Tensor]  # a loss; or images, with a loss of G's own; or what goes to the next pipeline stage
     inputs: Sequence[Tensor] = ()  # of these, the floating ones get gradients
+    # images, and the parameter by which the phase that weighs differentiates them, or its copy
+    weighed: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(eq=False)

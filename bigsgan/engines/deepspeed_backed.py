@@ -114,16 +114,20 @@ class DeepSpeedBacked:
             for layer in self._exact_layers:
                 layer.exact = exact
 
-    def _exposing(self, ending: str) -> AbstractContextManager[Exposure]:
-        """Expose a parameter; the module that holds it is searched for once."""
+    def _holder_of(self, ending: str) -> tuple[nn.Module, str]:
+        """Return the module that holds the exposed parameter, which is searched for once, and its name there."""
         self._holder = self._holder or parameter_at(self.network, ending)
-        return exposed(self.network, ending, self._holder)
+        return self._holder
+
+    def _exposing(self, ending: str) -> AbstractContextManager[Exposure]:
+        return exposed(self.network, ending, self._holder_of(ending))
 
     def _weigh(self, work: Work, index: int, graph: Graph, grads: Tensor | None) -> None:
         """Differentiate by the exposed parameter, and hand the gradients at images on to the phase that pulls back."""
         assert work.weigh is not None, "a phase weighs"
         assert grads is not None, "a phase that weighs reads gradients"
-        work.weigh(index, gradients(graph, grads))
+        assert graph.weighed is not None, "the pass has exposed a parameter"
+        work.weigh(index, gradients(*graph.weighed, grads))
         work.outputs[index] = grads
 
     def _scale_of(self, phase: Phase) -> float:

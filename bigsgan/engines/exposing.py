@@ -1,4 +1,4 @@
-"""Differentiates a network's outputs by one of its parameters, in passes that keep no other graph."""
+"""Differentiates a network's outputs by one of its parameters, in passes that may keep no other graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from bigsgan.engines.base import Graph
 from bigsgan.errors import UserError
 
 FIELD = "objective.adversarial.adaptive.parameter"
@@ -89,20 +88,20 @@ class Exposure:
                 self.num_bytes += sum(each.nbytes for each in inputs if isinstance(each, Tensor))
 
 
-def gradients(graph: Graph, grads: Tensor) -> list[Tensor]:
+def gradients(images: Tensor, parameter: Tensor, grads: Tensor) -> list[Tensor]:
     """Return the gradients by an exposed parameter, float32, for each part of a loss.
 
     Each part is scaled by a power of two of its own, so that half types neither overflow nor lose small numbers.
 
     Args:
-        graph: From a copy of the parameter to images, (n, C, H, W).
+        images: Those of a pass, (n, C, H, W).
+        parameter: The parameter, or the copy of it that the images depend on.
         grads: The gradients of the parts at the images, side by side, (n, parts * C, H, W).
     """
-    (images, *_), (copy, *_) = graph
     found = []
     for part in grads.split(images.shape[1], dim=1):
         scale = torch.exp2((_LARGEST / part.abs().amax().clamp(min=_LEAST)).log2().floor())
-        (grad,) = torch.autograd.grad(images, copy, part * scale, retain_graph=True)
+        (grad,) = torch.autograd.grad(images, parameter, part * scale, retain_graph=True)
         found.append(grad.float() / scale)
     return found
 

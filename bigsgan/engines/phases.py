@@ -31,7 +31,7 @@ class _Defaults:
     exposes = False  # whether passes without graphs keep one from a parameter to the images, for the phase that weighs
     is_probe = False  # whether it only checks, now and then and on one micro-batch; nothing reads its gradients
     gives_tangents = False  # whether its gradients are the direction of another phase's tangents
-    keeps_graphs = False  # whether the phase that pulls back goes backward through the forward passes of this one
+    keeps_graphs = False  # whether it leaves graphs of forward passes to the phase that pulls back
     num_twice = 0  # of a micro-batch's samples, those that a double backward goes through
     segments = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
     images_from: int | None = None  # number of the phase whose images this one reads
@@ -181,6 +181,7 @@ class Weighs(Phase):
     only_on = -1
     grads_from: int
     graphs_from: int
+    keeps_graphs: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +357,7 @@ class _Update:
         """Make the images of G's update, which may also serve one of D's steps."""
         keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
         tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
-        how = {"keeps_graphs": keeps, "exposes": self._weighs}
+        how = {"keeps_graphs": keeps, "exposes": self._weighs and not keeps}
         return self._add(MakesOwnImages(*size, d_step=d_step, tangents_from=tangents, num_twice=twice, **how))
 
     def _train(self, d_step: int, images: int | None) -> None:
@@ -381,7 +382,8 @@ class _Update:
     def _pull_back(self, images: int, grads: int) -> None:
         made, keeps = self.phases[images], self._keeps_graphs
         if self._weighs:
-            grads = self._add(Weighs(*self._size(Weighs), grads_from=grads, graphs_from=images))
+            size = self._size(Weighs)
+            grads = self._add(Weighs(*size, grads_from=grads, graphs_from=images, keeps_graphs=keeps))
         tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
         size, graphs = self._size(PullsBack), images if keeps else None
         self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))

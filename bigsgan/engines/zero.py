@@ -39,6 +39,7 @@ class Pass:
     ahead: int = 0  # without tangents, inputs enter after these layers; without a loss, only they are computed
     targets: MicroBatch = ()  # what the loss compares with the network's predictions
     trains: bool = True  # whether it is of training; outside, numbers of samples differ, so that nothing is compiled
+    unhooked: list[Tensor] | None = None  # takes the images as they are before DeepSpeed hooks them
 
 
 class Root(nn.Module):
@@ -75,6 +76,13 @@ class Root(nn.Module):
 
         Passes that are differentiated twice or read for their features are not compiled.
         """
+        first, *more = self._compute(inputs, run)
+        if run.unhooked is not None:
+            run.unhooked.append(first)
+            first = first.view_as(first)  # another tensor to DeepSpeed's hooks
+        return first, *more
+
+    def _compute(self, inputs: MicroBatch, run: Pass) -> tuple[Tensor, ...]:
         loss, regularizer, ahead = run.loss, run.regularizer, run.ahead
         if run.tangents is not None:
             return self._with_tangents(inputs, run, run.tangents)
@@ -197,7 +205,7 @@ class ZeroEngine(DeepSpeedBacked):
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward; the gradients may travel until the network's next task."""
         self._choose_kernels(work)
-        graph = work.graphs.pop(index)
+        graph = work.graphs[index] if work.phase.keeps_graphs else work.graphs.pop(index)
         if work.phase.frozen:
             self._differentiate(work, index, graph)
             return
@@ -261,17 +269,22 @@ class ZeroEngine(DeepSpeedBacked):
         targets = work.targets(index)  # before parameters are gathered
         if twice and self._gathers_for_double_backward:
             self._until_backward.enter_context(self._pinned(self._parameters))
-        run = Pass(moving, work.loss, work.regularizer, work.of_outputs, tangents, work.ahead, targets)
-        work.graphs[index] = Graph(self._engine(inputs, run=run))
+        images: list[Tensor] | None = [] if work.exposed and work.phase.keeps_graphs else None
+        how = work.loss, work.regularizer, work.of_outputs, tangents, work.ahead, targets
+        graph = Graph(self._engine(inputs, run=Pass(moving, *how, unhooked=images)))
+        if images:
+            module, name = self._holder_of(work.exposed)
+            graph = graph._replace(weighed=(*images, module.get_parameter(name)))
+        work.graphs[index] = graph
         if not work.phase.step:
-            work.outputs[index] = work.graphs[index].outputs[0].detach()
+            work.outputs[index] = graph.outputs[0].detach()
 
     def _expose(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:
         """Go forward without a graph, except from one parameter to the images."""
         self._prefetching.expect("expose")
         with self._exposing(work.exposed) as found:
             (images,) = self._root(inputs, Pass(moving, trains=False))
-        work.graphs[index], self._later = Graph((images,), (found.copy,)), [*found.later.values()]
+        work.graphs[index], self._later = Graph((), weighed=(images, found.copy)), [*found.later.values()]
         work.outputs[index] = images.detach()
 
     def _judge(self, work: Work, index: int, inputs: MicroBatch, moving: bool) -> None:

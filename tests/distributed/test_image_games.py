@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 
 from bigsgan import plugins
+from bigsgan.config import RunPlan
 from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
 from tests.distributed import scenarios
@@ -43,6 +44,8 @@ LAYOUTS = {
     "both in stages, phase by phase": (2, [*stages(2, 2), *AGAIN, "pipeline.schedule=phases"], both(1)),
     "stages of their own": (4, [*stages(2, 2), *AGAIN, "engines.generator.ranks=2"], both(1)),
     "G first": (2, ["objective.schedule=generator_first", "accumulation=2"], both(2)),
+    "whole batches": (2, [], both(0)),
+    "whole batches, ZeRO 2": (2, ["objective.schedule=generator_first"], both(2)),
 }
 QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3")}
 GAMES = {
@@ -70,14 +73,15 @@ WHOLE = (
     "layers recomputed",
     "G first",
 )
+KEEPING = ("whole batches", "whole batches, ZeRO 2")  # with an adaptive weight too, as G has one micro-batch
 OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
 BY_GAME = {
-    "autoencoder": LAYOUTS,
+    "autoencoder": [each for each in LAYOUTS if each not in KEEPING],
     "lazy": LAZILY,
     "pairs": OTHERS[:2],
-    "adaptive": (*WHOLE, *STAGED),
-    "starts": WHOLE[:3],
+    "adaptive": (*WHOLE, *KEEPING, "compiled", *STAGED),
+    "starts": (*WHOLE[:3], *KEEPING),
     "by part": WHOLE[:1],
     "fixed": ["both in stages"],
 }
@@ -103,6 +107,32 @@ def combined(overrides):
     parts = [each for each in overrides if each.startswith("objective.")]
     inside = "".join(f", {key}: {value}" for key, _, value in (part[10:].partition("=") for part in parts))
     return [f"{whole[:-1]}{inside}}}" if each == whole else each for each in overrides if each not in parts]
+
+
+def repeated(*arguments):
+    """The state of a run that keeps no graphs of G."""
+    with mock.patch.object(RunPlan, "keeps_generator_graphs", False):
+        return scenarios.train(*arguments)
+
+
+@pytest.mark.parametrize(
+    "game, options, ds",
+    [
+        (ADAPTIVE, [], both(0)),
+        (ADAPTIVE, ["objective.schedule=generator_first"], both(2)),
+        pytest.param(STARTS, [], both(1, fp16={"enabled": True}), marks=SLOW),
+        pytest.param(BY_PART, [], both(2, bf16={"enabled": True}), marks=SLOW),
+        pytest.param(ADAPTIVE, ["engines.generator.ranks=1"], both(1), marks=SLOW),
+    ],
+)
+def test_graphs_that_are_weighed_are_kept(ranks, game, options, ds):
+    """Where G weighs by the graphs that it pulls back through, numbers are those of two passes, bit for bit."""
+    ranks(2).run(plugins.give, [f"tests.image_games:{name}" for name in NAMES])
+    kept, again = (
+        scenarios.merge(ranks(2).run(train, combined([*game, *options]), ds, 3))
+        for train in (scenarios.train, repeated)
+    )
+    assert worst(kept, again)[0] == 0
 
 
 @pytest.mark.slow

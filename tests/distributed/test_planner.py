@@ -63,6 +63,14 @@ DEEP = [  # D's weights are many times those of a layer, and what its activation
     "discriminator={family: mlp, width: 512, depth: 16}",
     "batch=32",
 ]
+PIX2PIX = [
+    *COMMON[:2],
+    "data={kind: synthetic_pairs, resolution: 32, image_channels: 3, num_classes: 0, num_images: 64}",
+    "generator={family: pix2pix, architecture: resnet, channels: 16, num_blocks: 4}",
+    "discriminator={family: pix2pix, channels: 16, depth: 2}",
+    "objective={l1: 10, reuse_fakes: true, adversarial: {adaptive: {parameter: 9.conv.weight}}}",
+    "batch=32",
+]
 MANY = ["batch=2048", "accumulation=8"]
 RECOMPUTING = ["accumulation=2", *both_engines("activation_checkpointing=true")]
 STAGES = [
@@ -136,6 +144,8 @@ LAYOUTS = {
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
     "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
+    "pix2pix, ZeRO 2, an adaptive weight": (PIX2PIX, zero(2)),
+    "pix2pix, ZeRO 2, an adaptive weight, accumulating": ([*PIX2PIX, "accumulation=2"], zero(2)),
     "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
     "perceptrons, ZeRO 1 in bf16": (PERCEPTRONS, zero(1, **BF16)),
     "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),

@@ -9,8 +9,8 @@ from bigsgan.adversarial.adaptive_weight import AdaptiveWeight
 from bigsgan.adversarial.terms import Own
 from bigsgan.config.objective import Adaptive, Adversarial
 from bigsgan.config.run_plan import plan_run
-from bigsgan.engines.base import Graph
 from bigsgan.engines.exposing import exposed, gradients
+from bigsgan.engines.phases import MakesOwnImages, PullsBack, Weighs, game_of, phases_of
 from bigsgan.errors import UserError
 from bigsgan.monitor import Statistics
 from bigsgan.planner.activations import Traces
@@ -71,7 +71,7 @@ def test_gradients_by_an_exposed_parameter():
         expected = [torch.autograd.grad(network(x), network.get_parameter(name), part)[0] for part in parts]
         with exposed(network, name) as found:
             images = network(x)
-        own = gradients(Graph((images,), (found.copy,)), torch.cat(parts, dim=1))
+        own = gradients(images, found.copy, torch.cat(parts, dim=1))
         for ours, theirs in zip(own, expected, strict=True):
             torch.testing.assert_close(ours, theirs)
     assert torch.is_grad_enabled()
@@ -86,7 +86,7 @@ def test_half_types_hold_gradients_of_any_size(size):
     part = size * torch.randn(8, 3, 64, 64).abs()
     with exposed(layer, "weight") as found:
         images = layer(x.half()).float()
-    own, zero = gradients(Graph((images,), (found.copy,)), torch.cat([part, 0 * part], dim=1))
+    own, zero = gradients(images, found.copy, torch.cat([part, 0 * part], dim=1))
     expected = torch.einsum("nohw,nihw->oi", part, x)[:, :, None, None]
     assert float((own - expected).norm() / expected.norm()) < 1e-2
     assert not zero.any()
@@ -161,6 +161,30 @@ def test_what_is_refused(tmp_path, old, new, field, problem):
 def test_pipelines_repeat_passes(tmp_path):
     with pytest.raises(UserError, match=r"must be recompute with objective\.adversarial"):
         plan_run(tiny_recipe(tmp_path, *ADAPTIVE, *stages(2, 1)), 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "num_ranks, options, stage, keeps",
+    [
+        (1, [], 0, True),
+        (2, [], 2, True),
+        (2, ["engines.generator.ranks=1"], 1, True),
+        (2, stages(1, 2), 1, True),
+        (1, ["accumulation=2"], 1, False),
+        (2, [], 3, False),
+        (1, ["engines.generator.activation_checkpointing=true"], 1, False),
+        (1, ["engines.generator.compile=layers"], 1, False),
+        (2, [*stages(2, 1), "pipeline.generator_phase=recompute"], 1, False),
+    ],
+)
+def test_when_g_keeps_its_graphs(tmp_path, num_ranks, options, stage, keeps):
+    """All phases of its update agree on it."""
+    phases = phases_of(plan := tiny_plan(tmp_path, num_ranks, [*ADAPTIVE, *options], both(stage)), game_of(plan, 1))
+    (made,) = (number for number, phase in enumerate(phases) if isinstance(phase, MakesOwnImages))
+    (weighs,) = (phase for phase in phases if isinstance(phase, Weighs))
+    (pulls_back,) = (phase for phase in phases if isinstance(phase, PullsBack))
+    assert (phases[made].keeps_graphs, phases[made].exposes, weighs.keeps_graphs) == (keeps, not keeps, keeps)
+    assert (weighs.graphs_from, pulls_back.graphs_from) == (made, made if keeps else None)
 
 
 def test_bytes_that_wait(tmp_path):

@@ -189,6 +189,11 @@ GAMES = {
     "a check": ["objective.r1={weight: 1, every: 2, form: finite_difference}"],
     "overlapped": ["objective.schedule=overlapped"],
     "adaptive weight": ["objective.adversarial.adaptive.parameter=x", "pipeline.generator_phase=recompute"],
+    "adaptive weight, one micro-batch": [
+        "objective.adversarial.adaptive.parameter=x",
+        "engines.generator.accumulation=1",
+        "pipeline.generator_phase=recompute",
+    ],
     "adaptive weight, overlapped": [
         "objective={schedule: overlapped, adversarial: {adaptive: {parameter: x}}}",
         "pipeline.generator_phase=recompute",

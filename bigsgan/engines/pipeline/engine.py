@@ -147,7 +147,7 @@ class PipelineEngine(DeepSpeedBacked):
         if keeps_graph:
             work.graphs[index] = Graph(outputs, carry)
         elif found is not None:
-            work.graphs[index] = Graph(outputs, (found.copy,))
+            work.graphs[index] = Graph((), weighed=(outputs[0], found.copy))
 
     def _fold(
         self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
@@ -203,7 +203,7 @@ class PipelineEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
-        outputs, carry = graph = work.graphs.pop(index)
+        outputs, carry, _ = graph = work.graphs.pop(index)
         frozen = work.phase.frozen
         self._choose_kernels(work)
         if work.weigh is not None:
