@@ -274,7 +274,7 @@ class ZeroEngine(DeepSpeedBacked):
         graph = Graph(self._engine(inputs, run=Pass(moving, *how, unhooked=images)))
         if images:
             module, name = self._holder_of(work.exposed)
-            graph = graph._replace(weighed=(*images, module.get_parameter(name)))
+            graph = graph._replace(weighed=(images[0], module.get_parameter(name)))
         work.graphs[index] = graph
         if not work.phase.step:
             work.outputs[index] = graph.outputs[0].detach()
