@@ -73,9 +73,8 @@ def _traced(recipe: Recipe) -> Program:
     assert teacher is not None, "the recipe has one"
     patches = 0
 
-    def compute(images: Tensor) -> None:
+    def compute(images: Tensor, seeds: Tensor) -> None:
         nonlocal patches
-        seeds = torch.empty(len(images), dtype=torch.int64, device=_META)
         batch = ShownImages(seeds, seeds)  # of which the pixels alone are read
         batch.pixels = images
         patches = teacher(batch, seeds)[1].shape[1]
@@ -90,23 +89,23 @@ def _traced_distance(recipe: Recipe) -> Program:
     term, statistics = PerceptualDistance(section, features), Statistics(_META)
     statistics.declare(*term.statistics)
 
-    def compute(images: Tensor) -> None:
+    def compute(images: Tensor, seeds: Tensor) -> None:
         image_gradient([term], {"images": images, "real_images": images}, statistics)
 
     return _at_two_sizes(recipe, recipe.data.channels, features.tensors if features else (), compute)
 
 
 def _at_two_sizes(
-    recipe: Recipe, channels: int, tensors: Sequence[Tensor], compute: Callable[[Tensor], None]
+    recipe: Recipe, channels: int, tensors: Sequence[Tensor], compute: Callable[[Tensor, Tensor], None]
 ) -> Program:
-    """Count what is computed of images (n, C, R, R); ``tensors`` are there before."""
+    """Count what is computed of images (n, C, R, R) and seeds (n,); ``tensors`` are there before."""
     flop, peaks = 0, []
     for num in (_SAMPLES, 2 * _SAMPLES):
         images = torch.empty(num, channels, *2 * [recipe.data.resolution], device=_META)
-        census = Census()
-        census.ignore([images, *tensors])
+        seeds, census = torch.empty(num, dtype=torch.int64, device=_META), Census()
+        census.ignore([images, seeds, *tensors])
         with FlopCounterMode(display=False) as counter, census:
-            compute(images)
+            compute(images, seeds)
         flop = counter.get_total_flops() // num
         peaks.append(census.take().peak)
     return Program(sum(tensor.nbytes for tensor in tensors), flop, (peaks[0], peaks[1]))

@@ -7,7 +7,6 @@ from functools import partial
 from unittest import mock
 
 import pytest
-import torch
 from deepspeed.accelerator import get_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -19,9 +18,8 @@ from bigsgan.planner.memory import predict_each
 from bigsgan.planner.states import build_states
 from bigsgan.runtime.memory import pinned_bytes
 from tests.distributed import allocations, scenarios
-from tests.perceptual import random_vgg
 from tests.teachers import write_teacher
-from tests.tiny import TINY_GAMES, stages, tiny_plan, zero
+from tests.tiny import tiny_plan, zero
 
 NUM_UPDATES = 5
 """After which ZeRO 3 gathers in the same order again, and the last of which has every lazy penalty."""
@@ -239,16 +237,6 @@ def test_the_peak_with_a_teacher_is_predicted(ranks, tmp_path, family, name, mor
     """Whose heads hold as much as the other layers of D, and whose program is as large as both networks."""
     teacher = write_teacher(tmp_path / "t.pt", 768, 112)[0].replace("hidden: 10", "hidden: 2048")
     check(ranks, tmp_path, f"{family.upper()} with a teacher, {name}", [*taught(family), *more, teacher], zero(1))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("more", [[], [*stages(1, 2), "accumulation=2"]], ids=["ZeRO 1", "stages"])
-def test_the_peak_with_a_perceptual_distance_is_predicted(ranks, tmp_path, more):
-    """By VGG-16, which is larger than both networks."""
-    vgg, heads = random_vgg()
-    torch.save({**vgg, **heads}, tmp_path / "lpips.pth")
-    game = [*TINY_GAMES["pix2pix"], f"objective.perceptual={{path: {tmp_path / 'lpips.pth'}}}"]
-    check(ranks, tmp_path, "pix2pix with a perceptual distance", [*game, *more], zero(1))
 
 
 def check(ranks, tmp_path, name, overrides, content):

@@ -311,9 +311,14 @@ def test_what_a_program_costs(tmp_path):
 
 @pytest.mark.slow
 def test_a_program_lies_where_images_arrive(tmp_path):
-    """On D's first stage, whose ranks hold its tensors."""
-    path, found = write_program(tmp_path / "p.pt"), []
+    """On D's first stage, whose ranks hold its tensors, and what the gradient at G's images needs."""
+    path, found = write_program(tmp_path / "p.pt", width=256), []
     for more in (["objective.perceptual={path: away.pt}"], [f"objective.perceptual={{path: {path}}}"]):
         plan = tiny_plan(tmp_path, 2, [*GAME, *stages(1, 2), "accumulation=2", *more], both(1))
         found.append(memory.predict_each(plan, Traces()))
-    assert [near.buffers - away.buffers for away, near in zip(*found, strict=True)] == [HELD, 0]
+    held = 4 * (16 * 3 * 256 + 256 + 16 * 256 * 6 + 6)
+    assert [near.buffers - away.buffers for away, near in zip(*found, strict=True)] == [held, 0]
+    judging = [[each.update["D judges"].activations for each in one] for one in found]
+    # Micro-batches of 4: features, unit features and their squares, of 8x8 pixels.
+    assert judging[1][0] > 3 * 4 * 4 * 256 * 8**2 > 2 * judging[0][0]
+    assert judging[1][1] == judging[0][1]
