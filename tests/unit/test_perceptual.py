@@ -7,7 +7,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.testing import assert_close
 
+from bigsgan import plugins
 from bigsgan.adversarial.terms import Own, Termed, build_terms, image_gradient
+from bigsgan.adversarial.terms.own import check_adaptive_weight
 from bigsgan.adversarial.terms.perceptual import PerceptualDistance, build_features
 from bigsgan.adversarial.terms.reconstruction import reconstruction_terms
 from bigsgan.cli import main
@@ -22,6 +24,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import count_work, mean_flop
 from bigsgan.planner.teaching import trace_program
 from bigsgan.training.rank_consistency import checked_frozen
+from tests.image_games import ADAPTIVE, NAMES
 from tests.perceptual import CONVOLUTIONS, TinyFeatures, as_torchvision, random_vgg, write_program
 from tests.tiny import TINY_GAMES, both, stages, tiny_plan, tiny_recipe
 
@@ -268,6 +271,15 @@ def test_ranks_without_d_s_first_layers_load_nothing(tmp_path):
     assert term.of_images
     with pytest.raises(UserError, match=r"'away\.pt' cannot be read"):
         build_terms(recipe, recipe.objective, termed, own)
+
+
+@pytest.mark.parametrize("term", ["l2: 3", "huber: {weight: 3}", "perceptual: {path: x.pt}"])
+def test_an_adaptive_weight_has_them_to_weigh_against(tmp_path, term):
+    plugins.give([f"tests.image_games:{name}" for name in NAMES])
+    game, without = ([each.replace("l1: 3", new) for each in ADAPTIVE] for new in (term, "l1: 0"))
+    check_adaptive_weight(tiny_recipe(tmp_path, *game), [])
+    with pytest.raises(UserError, match="needs a term of G's images in every update"):
+        check_adaptive_weight(tiny_recipe(tmp_path, *without), [])
 
 
 def test_a_run_resumes_with_its_own_files_alone(tmp_path):
