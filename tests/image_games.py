@@ -10,7 +10,6 @@ from torch import nn
 
 from bigsgan.doctor.reference import Reference
 from bigsgan.models import noise
-from bigsgan.models.layers import moving_state
 
 NAMES = ("autoencoder", "judge", "divergence", "Spread", "painter", "by_class", "Translator", "ConditionalJudge")
 """What recipes name of this module."""
@@ -93,14 +92,6 @@ class AutoencoderReference(Reference):
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         self.output_terms = self.terms
-
-    def forward(self, network, moving, *inputs):
-        """A network's first output; those of G that follow are kept."""
-        with moving_state(network.stateful_layers(), moving):
-            output, *more = network.fold(*inputs)
-        if network is self.g:
-            self.outputs = more
-        return output
 
     def terms(self, update, images, targets, labels):
         """The sum of the terms of G's outputs."""

@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
     add_run(command)
     text = "file to write; a directory with --format hub, universal or diffusers"
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
-    text = "default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
-    command.add_argument("--format", dest="form", choices=FORMATS, help=text)
+    text = f"{', '.join(FORMATS)}; default: onnx for a file .onnx, torch-export for .pt2, else safetensors"
+    command.add_argument("--format", dest="form", metavar="FORMAT", choices=FORMATS, help=text)
     text = "type of the weights in safetensors and hub (default fp32)"
     command.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help=text)
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")

@@ -77,6 +77,7 @@ class Reference:
             avoid_fp16_on_a_cpu(network, self.device.type == "cuda")
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
+        self.outputs: list[Any] = []
         self.seen: list[Any] = []
         self.anchors: list[Any] | None = None
         self.signs: list[Any] = []
@@ -97,9 +98,12 @@ class Reference:
         self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=shows)
 
     def forward(self, network, moving, *inputs):
-        """A network's outputs; its state moves if ``moving``."""
+        """A network's first output; those of G that follow are kept. The network's state moves if ``moving``."""
         with moving_state(network.stateful_layers(), moving):
-            return network(*inputs)
+            output, *more = network.fold(*inputs)
+        if network is self.g:
+            self.outputs = more
+        return output
 
     def generator_inputs(self, stream, counters, part):
         """G's inputs for each micro-batch of a part."""
@@ -278,9 +282,7 @@ class Reference:
             comes_first = self.recipe.objective.schedule != "exact"
             every = self.recipe.statistics == "every_pass"
             moving = every or (j == 0 and (comes_first or not self.recipe.objective.reuse_fakes))
-            with moving_state(self.g.stateful_layers(), moving):
-                images, *outputs = self.g.fold(*inputs)
-            c = self._conditions(inputs[1], inputs, seeds["fake"])
+            images, c = self.forward(self.g, moving, *inputs), self._conditions(inputs[1], inputs, seeds["fake"])
             self.own_images.append(images.detach())
             x, y = self.last_reals[j]
             real = None
@@ -289,7 +291,7 @@ class Reference:
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
-            loss = loss + of_latents(self.recipe.objective, *outputs)
+            loss = loss + of_latents(self.recipe.objective, *self.outputs)
             rest = rest + self.distance(images, self._targets(x))
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)

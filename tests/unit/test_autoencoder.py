@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
+from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.errors import UserError
 from bigsgan.models.autoencoder import generator_layers
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.quantizers import FiniteScalarQuantizer, VectorQuantizer
 from bigsgan.monitor import Statistics
@@ -127,6 +129,22 @@ def test_finite_levels_and_their_gradient():
     # that of the bounded latents, as if nothing was rounded: for 3 levels 1.001 * tanh
     expected = 1.001 * (1 - torch.tanh(spread.detach()[0, 1]).square())
     torch.testing.assert_close(spread.grad[0, 1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_shipped_recipe_has_the_published_sizes():
+    with torch.device("meta"):
+        theirs = diffusers.AutoencoderKL(
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
+            block_out_channels=[128, 256, 512, 512],
+            layers_per_block=2,
+        )  # of sd-vae-ft-mse's config.json
+    recipe = Recipe.read("sdvae_f8_imagenet256")
+    ours, own = network_on_meta(recipe, "generator"), dict(theirs.named_parameters())
+    assert sum(each.numel() for each in ours.parameters()) == 83_653_863
+    shapes = {other: own[other].shape for other in names(recipe.generator).values()}
+    assert shapes == {names(recipe.generator)[name]: each.shape for name, each in ours.named_parameters()}
+    assert shapes.keys() == own.keys()
 
 
 def test_a_frozen_encoder_has_no_parameters():

@@ -12,14 +12,15 @@ from bigsgan import importing, shipped
 from bigsgan.commands.choosing import _parser
 from bigsgan.commands.import_ import UNIVERSAL
 from bigsgan.config.families import FAMILIES
-from bigsgan.weights.sources import SOURCES
+from bigsgan.weights import diffusers_autoencoder
+from bigsgan.weights.sources import DIFFUSERS, SOURCES
 from tests import REPOSITORY
 
 
 def test_the_option_the_readers_and_the_guide_have_the_same_names():
     (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     (source,) = (action for action in commands.choices["import"]._actions if action.dest == "source")
-    assert source.choices == [*SOURCES, UNIVERSAL]
+    assert source.choices == [*SOURCES, DIFFUSERS, UNIVERSAL]
     guide = (REPOSITORY / "docs" / "how-to" / "import-export.md").read_text()
     table = guide.partition("| `--from` | reads |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
@@ -27,7 +28,7 @@ def test_the_option_the_readers_and_the_guide_have_the_same_names():
 
 
 def test_every_family_that_a_reader_tells_has_recipes_of_its_own():
-    sources = [inspect.getsource(module) for module in SOURCES.values()]
+    sources = [inspect.getsource(module) for module in (*SOURCES.values(), diffusers_autoencoder)]
     told = {family for source in sources for family in re.findall(r'"family": "(\w+)"', source)}
     assert importing._RECIPES.keys() == told
     assert told <= FAMILIES.keys()
