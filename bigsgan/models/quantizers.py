@@ -49,7 +49,8 @@ class VectorQuantizer(nn.Module):
 def _nearest(latents: Tensor, codes: Tensor) -> Tensor:
     """Return the number of the nearest code: (M, Z), (K, Z) -> (M,) int64; of equally near ones the first."""
     lengths, num = codes.square().sum(dim=1), max(1, _AT_A_TIME // len(codes))
-    return torch.cat([(lengths - 2 * part @ codes.T).argmin(dim=1) for part in latents.split(num)])
+    parts = [latents] if torch.compiler.is_compiling() else latents.split(num)  # a graph takes any number of images
+    return torch.cat([(lengths - 2 * part @ codes.T).argmin(dim=1) for part in parts])
 
 
 class FiniteScalarQuantizer(nn.Module):

@@ -64,7 +64,11 @@ SHOWN = [name for name in RUNS if name.endswith("bf16-device")]
 IN_PIPELINES = [name for name in RUNS if name[0] in "01" and name.endswith("device")]
 """Layouts that a network in pipeline stages has."""
 
-NOT_IN_PIPELINES = {"biggan_twice": "objective.r1.method", "pix2pix_features": "objective.feature_matching"}
+NOT_IN_PIPELINES = {
+    "biggan_twice": "objective.r1.method",
+    "pix2pix_features": "objective.feature_matching",
+    "autoencoder": "pipeline.generator_phase",
+}
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
 PIPED = [name for name in GAMES if name not in NOT_IN_PIPELINES]

@@ -47,9 +47,10 @@ def header_of(path: Path) -> dict[str, str]:
 
 
 def inputs_of(module: torch.nn.Module, num: int = 4) -> tuple[torch.Tensor, ...]:
-    generator, data = torch.Generator().manual_seed(7), module.recipe.data
-    if data.paired:
-        return (torch.rand(num, data.input_channels, data.resolution, data.resolution, generator=generator) * 2 - 1,)
+    generator, recipe = torch.Generator().manual_seed(7), module.recipe
+    if recipe.translates:
+        shape = (num, recipe.input_channels, recipe.data.resolution, recipe.data.resolution)
+        return (torch.rand(shape, generator=generator) * 2 - 1,)
     return torch.randn(num, module.recipe.latent_size, generator=generator), torch.arange(num)
 
 

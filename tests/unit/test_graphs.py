@@ -51,8 +51,8 @@ def inputs_and_images(
     generator, recipe = torch.Generator().manual_seed(11), opened.recipe
     data = recipe.data
     inputs = {}
-    if data.paired:
-        shape = (NUM, data.input_channels, data.resolution, data.resolution)
+    if recipe.translates:
+        shape = (NUM, recipe.input_channels, data.resolution, data.resolution)
         inputs["x"] = torch.rand(shape, generator=generator) * 2 - 1
     else:
         inputs["z"] = torch.randn(NUM, recipe.latent_size, generator=generator)
