@@ -113,7 +113,7 @@ def main(run: Path, out: Path, options: Options) -> None:
             difference = write_graph(trained.recipe, trained.network, form, header, out)
             text += f", {form}; its images differ by at most {difference:.1e} from our own"
         elif form == autoencoder_folder.FORM:
-            text = autoencoder_folder.write_folder(trained, state, options.batch, out)
+            text = autoencoder_folder.write_folder(trained, state, out)
         elif form == "hub":
             _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
         else:
@@ -187,9 +187,10 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
         refuse_folder(out)
         return
     if form == autoencoder_folder.FORM:
-        if options.dtype != "fp32":
-            raise UserError("--dtype", options.dtype, f"must be fp32 with --format {form}", "remove the option")
-        autoencoder_folder.check_folder(read_saved_recipe(run), out)
+        given = {"--dtype": options.dtype != "fp32", "--truncation": options.truncation is not None}
+        for flag in [flag for flag, each in given.items() if each]:
+            raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
+        autoencoder_folder.refuse_unfit(read_saved_recipe(run), out)
         return
     if form in SUFFIXES:
         if options.dtype != "fp32":

@@ -95,7 +95,8 @@ def main(
     _write(recipe, engines, out, entries, source, nimg)
     numel = sum(tensor.numel() for tensor in found.states["generator"].values()) / 1e6
     also = "and its discriminator" if "discriminator" in entries else "without a discriminator"
-    print(f"{out}: a {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
+    article = "an" if recipe.generator.family[0] in "aeiou" else "a"
+    print(f"{out}: {article} {recipe.generator.family} generator of {numel:.2f} M numbers, {also}")
     print(chosen)
     if found.assumed:
         values = flat(recipe.model_dump())
@@ -213,7 +214,7 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     alike = {n: tree for n, tree in trees.items() if (tree["generator"].get("bottleneck") or {}).get("kind") == form}
     name = min(alike, key=lambda name: _distance(trees[name]["data"], found.data))
     tree = trees[name]
-    tree["out"] = str(out)
+    tree["out"], shipped_side = str(out), tree["data"]["resolution"]
     if "crop_from" in tree["data"]:
         tree["data"]["crop_from"] = tree["data"]["crop_from"] * found.data["resolution"] // tree["data"]["resolution"]
     tree["data"].update(found.data)
@@ -232,7 +233,7 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
         tree["init_from"] = {"run": str(out)}
     for key, value in known.items():
         apply_override(tree, key.split("."), value)
-    changed = _fit_groups(tree, known)
+    changed = _fit_groups(tree, known) | _fit_sums(tree, shipped_side)
     _resume_schedules(tree, found, nimg)
     recipe: Recipe = checked(found.settings, lambda: parse_recipe(tree))
     return recipe, _settings(name, recipe, settled, flat(known), found, changed)
@@ -258,6 +259,18 @@ def _fit_groups(tree: dict[str, Any], known: Mapping[str, Any]) -> dict[str, str
     multiple *= next((num for num in (8, 4, 2) if num * multiple <= batch), 1)  # so many ranks have whole groups too
     tree["batch"] = max(1, round(batch / multiple)) * multiple
     return {"batch": f"={tree['batch']}, a multiple of discriminator.mbstd_group={group}, instead of {batch}"}
+
+
+def _fit_sums(tree: dict[str, Any], side: int) -> dict[str, str]:
+    """Let distances that are sums over an image, at the shipped recipe's side, be sums over the found images."""
+    objective, data = tree["objective"], tree["data"]
+    share = data["image_channels"] * data["resolution"] ** 2 / (3 * side**2)
+    if objective.get("l1") != 3 * side**2 or share == 1:
+        return {}
+    objective["l1"] *= share
+    objective["perceptual"]["weight"] *= share
+    why = f"={objective['l1']:g}, the numbers of an image"
+    return {"objective.l1": why, "objective.perceptual.weight": why}
 
 
 def _known_keys(found: Found) -> dict[str, Any]:

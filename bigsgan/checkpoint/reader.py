@@ -171,9 +171,14 @@ class SavedValues:
     def read(self, kind: str, name: str, offset: int, out: Tensor) -> None:
         """Fill the one-dimensional ``out`` with the elements from ``offset`` on, in place.
 
+        A parameter may be there as a buffer, and a buffer as a parameter, if one of the runs has frozen it.
+
         Raises:
             UserError: The elements were not saved, or a file is damaged.
         """
+        other = {MASTER: BUFFER, BUFFER: MASTER}.get(kind, kind)
+        if other != kind and not self.has(kind, name) and self.has(other, name):
+            kind = other
         self._reader.fill(value_name(self._entry, kind, name), offset, out)
 
     def has(self, kind: str, name: str) -> bool:

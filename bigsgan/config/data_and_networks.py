@@ -114,10 +114,13 @@ def _check_terms_of_outputs(recipe: Any) -> None:
     reads = {"kl": ("moments",), "codebook": ("encoded", "quantized")}
     for name, outputs in reads.items():
         asked, missing = getattr(recipe.objective, name), [each for each in outputs if each not in recipe.outputs]
+        value = asked if name == "kl" else f"weight={getattr(asked, 'weight', None)}"
         if asked and missing:
-            value = asked if name == "kl" else f"weight={asked.weight}"
             problem = f"must be unset with a generator without an output {missing[0]}"
             remedy = f"remove it, or set generator.bottleneck.kind={'kl' if name == 'kl' else 'vq'}"
             raise UserError(f"objective.{name}", value, problem, remedy)
-    if not is_outside(recipe.generator.family) and "quantized" in recipe.outputs and recipe.objective.codebook is None:
+        if asked and recipe.generator.freezes:
+            raise UserError(f"objective.{name}", value, "must be unset with generator.frozen=encoder", "remove it")
+    learns_codes = recipe.generator.num_codes > 0 and not recipe.generator.freezes
+    if learns_codes and recipe.objective.codebook is None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")

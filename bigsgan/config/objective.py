@@ -269,7 +269,7 @@ class Objective(Section):
     """Classes of G's images: drawn uniformly, or those of the real images beside them, so that a relativistic loss
     compares images of one class. ``data`` needs ``reuse_fakes``."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between G's images and the targets of pairs."""
+    """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None

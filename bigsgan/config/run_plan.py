@@ -87,8 +87,8 @@ class RunPlan:
         weighs = objective.adversarial.adaptive is not None  # all micro-batches before the first is pulled back
         # G weighs by going backward through its last modules, once for each part of its loss. Compiled code goes
         # backward once and as a whole, a checkpointed layer is recomputed each time, and ZeRO 3 gathers for one pass.
-        is_whole = section.compile != "none" or section.activation_checkpointing
-        if weighs and (is_whole or self.engines["generator"].file.stage == 3):
+        repeats = section.activation_checkpointing or self.engines["generator"].file.stage == 3
+        if weighs and (repeats or section.compile != "none"):
             return False
         needs_all = weighs or self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1

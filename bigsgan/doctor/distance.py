@@ -19,8 +19,10 @@ class Distance:
 
     def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> Any:
         """Return the sum, a scalar with a graph to the images; 0 without distances."""
-        section, apart = self._objective, images - targets
-        total: Any = 0
+        section = self._objective
+        if not section.of_targets:  # other micro-batches, or images of several levels, have other shapes than targets
+            return 0
+        apart, total = images - targets, images.new_zeros(())
         if section.l1:
             total = total + section.l1 * F.l1_loss(images, targets)
         if section.l2:

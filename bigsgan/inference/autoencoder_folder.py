@@ -16,6 +16,7 @@ from torch import Tensor
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.run_directory import refuse_directory
+from bigsgan.data.autoencoders import in_chunks
 from bigsgan.data.build import build_dataset
 from bigsgan.data.datasets import readable_images
 from bigsgan.errors import UserError
@@ -31,7 +32,7 @@ _NUM_MEASURED = 1024
 """Images of the data from whose latents the scale is taken."""
 
 
-def check_folder(recipe: Recipe, out: Path) -> None:
+def refuse_unfit(recipe: Recipe, out: Path) -> None:
     """Refuse a generator that diffusers does not have, and a folder that exists.
 
     Raises:
@@ -45,7 +46,8 @@ def check_folder(recipe: Recipe, out: Path) -> None:
     unfit = {
         f"generator.bottleneck.kind={kinds}": section.bottleneck.kind not in CLASSES,
         "generator.bottleneck.normalized=false": section.num_codes > 0 and section.bottleneck.normalized,
-        "generator.encoder_channels=null": section.bottleneck.kind == "kl" and section.encoder_channels is not None,
+        "generator.encoder_channels=null": section.bottleneck.kind == "kl"
+        and section.encoder_channels not in (None, section.latent_channels),
     }
     for needed in [needed for needed, misses in unfit.items() if misses]:
         raise UserError("--format", FORM, f"needs {needed}", "use --format safetensors", "diffusers has no other")
@@ -55,22 +57,25 @@ def check_folder(recipe: Recipe, out: Path) -> None:
         raise UserError("--out", str(out), "exists already", "give a new directory")
 
 
-def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], batch: int, out: Path) -> str:
+def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path) -> str:
     """Write the network; return what it is, in words.
 
     The scale of latents that are drawn is 1 / their standard deviation (Rombach et al. 2022, appendix G), over images
-    of the run's data.
+    of the run's data; 1 where it cannot be read.
 
     Raises:
-        UserError: The folder cannot be written, or the data cannot be read.
+        UserError: The folder cannot be written.
     """
     recipe, section = trained.recipe, trained.recipe.generator
     assert isinstance(section, AutoencoderGenerator), "the run has been checked"
     scale, text = dict[str, float](), ""
     if section.bottleneck.kind == "kl":
-        mean, deviation = latent_moments(trained, batch)
+        try:
+            mean, deviation = latent_moments(trained)
+            text = f", latents of mean {mean:.3g} and deviation {deviation:.3g}"
+        except UserError as error:
+            deviation, text = 1.0, f" with scaling_factor 1, as its latents were not measured ({error})"
         scale = {"scaling_factor": 1 / deviation}
-        text = f", latents of mean {mean:.3g} and deviation {deviation:.3g}"
     made = network(section, state, recipe.data.channels, recipe.data.resolution, **scale)
     with writing(out), leaving_nothing(out):
         made.save_pretrained(out)
@@ -80,7 +85,7 @@ def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], batch: in
 
 
 @torch.no_grad()
-def latent_moments(trained: TrainedNetwork, batch: int) -> tuple[float, float]:
+def latent_moments(trained: TrainedNetwork) -> tuple[float, float]:
     """Return mean and standard deviation of drawn latents, over all numbers of up to 1,024 images of the run's data.
 
     Raises:
@@ -95,8 +100,8 @@ def latent_moments(trained: TrainedNetwork, batch: int) -> tuple[float, float]:
 
     def moments(images: Tensor) -> Tensor:
         labels = torch.zeros(len(images), dtype=torch.int64, device=place)
-        return encoder.fold(images.to(place), labels, labels)[1].double()
+        return encoder.fold(images.to(place), labels, labels)[1].cpu().double()
 
-    mean, log_variance = torch.cat([moments(part).cpu() for part in images.split(batch)]).chunk(2, dim=1)
+    mean, log_variance = in_chunks(moments, images, data.resolution**2).chunk(2, dim=1)
     squares = mean.square().mean() + log_variance.exp().mean()
     return mean.mean().item(), (squares - mean.mean().square()).sqrt().item()

@@ -173,14 +173,15 @@ def generator_layers(
     encoded = config.encoder_channels or latents
     ways = 2 if kind == "kl" else 1  # means and log variances
     encoder.append(EncoderOutput(widths[-1], ways * encoded, ways * latents, config.norm_groups))
-    if config.frozen == "encoder":
+    encoder += _bottleneck(config)
+    if config.freezes:
         for layer in encoder:
             _freeze(layer)
     decoder: list[nn.Module] = [DecoderInput(latents, encoded, widths[-1]), *_middle(config, widths[-1])]
     for level, (width, before) in reversed(list(enumerate(pairwise([*widths, widths[-1]])))):
         decoder += _blocks(config, level, before, width, config.num_blocks + 1)
         decoder += [Up(width)] if level else []
-    return [*encoder, *_bottleneck(config), *decoder, DecoderOutput(widths[0], image_channels, config.norm_groups)]
+    return [*encoder, *decoder, DecoderOutput(widths[0], image_channels, config.norm_groups)]
 
 
 def _blocks(

@@ -20,6 +20,7 @@ from bigsgan.adversarial.terms.term import image_gradient
 from bigsgan.config import Recipe
 from bigsgan.config.families.transformers import TransformerNetwork
 from bigsgan.data import ShownImages
+from bigsgan.data.autoencoders import FAILS
 from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.monitor import Statistics
@@ -52,18 +53,23 @@ class Program(NamedTuple):
         return first + (second - first) * (num_samples - _SAMPLES) // _SAMPLES
 
 
-def trace_program(recipe: Recipe, name: str = "teacher") -> Program | None:
+def trace_program(recipe: Recipe, name: str) -> Program | None:
     """Trace the recipe's teacher, or the network of its ``perceptual`` distance, on the meta device.
 
     Returns:
-        None where there is none, no file at its path, or a program that needs a real device: see ``left_out``.
+        None where there is none, one of its files is not there, or a program needs a real device: see ``left_out``.
+
+    Raises:
+        UserError: A file is of another kind, or a program makes something else.
     """
     section = getattr(recipe.objective, name)
-    if section is None or not Path(section.path).exists():
+    if section is None or _absent(section):
         return None
     try:
         return {"teacher": _traced, "perceptual": _traced_distance}[name](recipe)
-    except UserError as error:  # training builds it on a real device, and refuses what fails there too
+    except UserError as error:
+        if not error.problem.startswith(FAILS):  # as training refuses it
+            raise
         _log.info("the program of objective.%s is not counted: %s", name, error)
         return None
 
@@ -111,13 +117,19 @@ def _at_two_sizes(
     return Program(sum(tensor.nbytes for tensor in tensors), flop, (peaks[0], peaks[1]))
 
 
-def left_out(recipe: Recipe, is_counted: bool, name: str = "teacher") -> str:
+def _absent(section: Any) -> str:
+    """Return the first file of a section that does not exist; empty if all do."""
+    files = [section.path, getattr(section, "heads", None)]
+    return next((file for file in files if file and not Path(file).exists()), "")
+
+
+def left_out(recipe: Recipe, is_counted: bool, name: str) -> str:
     """Return a line that says why a program is not counted; empty if it is, or if there is none."""
     section = getattr(recipe.objective, name)
     if section is None or is_counted:
         return ""
-    is_there = Path(section.path).exists()
-    reason = "it does not run on torch's meta device" if is_there else f"there is no {section.path!r}"
+    absent = _absent(section)
+    reason = f"there is no {absent!r}" if absent else "it does not run on torch's meta device"
     return f"{name}: neither operations nor memory of its program are counted, as {reason}"
 
 

@@ -130,7 +130,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     kept = _images_for_later(plan, slices, sample_draws)
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
-    ours = ours._replace(sees_images=plan.placement("discriminator").stage(rank) == 0)
     terms = build_terms(recipe, plan.objective, ours, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)

@@ -140,9 +140,8 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
     for shard in engine.shards():
         load_shard(saved, shard._replace(pieces=[piece for piece in shard.pieces if piece.name in names]))
     engine.publish()
-    for name, buffer in checkpoint.saved_buffers(engine.network).items():
-        kind = checkpoint.BUFFER if saved.has(checkpoint.BUFFER, name) else checkpoint.MASTER  # it was trained there
-        saved.read_into(kind, {name: buffer} if name in names else {})
+    buffers = checkpoint.saved_buffers(engine.network)
+    saved.read_into(checkpoint.BUFFER, {name: buffer for name, buffer in buffers.items() if name in names})
 
 
 def check_freezing(recipe: Recipe) -> None:

@@ -101,18 +101,23 @@ def checked_frozen(recipe: Recipe, saved: Mapping[str, Any]) -> dict[str, str]:
         UserError: A file cannot be read, or differs, on the hosts that the message names; or the networks have learned
             from another one.
     """
-    digests = {}
+    digests = dict[str, str]()
     for field in FROZEN:
         _, name, part = field.split(".")
-        path = getattr(getattr(recipe.objective, name), part, None)
-        if path is None:
+        section = getattr(recipe.objective, name)
+        if section is None:
             continue
-        key = name if part == "path" else f"{name}.{part}"
-        digests[key] = digest = _same_file(field, path, partial(weights_digest, [Path(path)], field))
-        if saved.get(key, digest) != digest:
+        path, key = getattr(section, part), name if part == "path" else f"{name}.{part}"
+        digest = _same_file(field, path, partial(_digest_of, path, field))  # it may be null on one host alone
+        if name in saved and saved.get(key, "") != digest:
             remedy = "give the run's own file, or another `out` to start a new run"
             raise UserError(field, path, "is another file than the one that the run began with", remedy)
+        digests |= {key: digest} if digest else {}
     return digests
+
+
+def _digest_of(path: str | None, field: str) -> str:
+    return "" if path is None else weights_digest([Path(path)], field)
 
 
 def open_same_reference(path: Path, data: Data, width: int, field: str) -> tuple[Reference, dict[str, str]]:
@@ -136,7 +141,7 @@ def open_same_reference(path: Path, data: Data, width: int, field: str) -> tuple
     return opened[0], {"reference": str(path), "reference_sha256": digest}
 
 
-def _same_file(field: str, path: str, find: Callable[[], _Found]) -> _Found:
+def _same_file(field: str, path: str | None, find: Callable[[], _Found]) -> _Found:
     """Compare over ranks the digest of a file, which ``find`` returns. A collective."""
 
     def compare(by_rank: Sequence[tuple[str, _Found]]) -> UserError | None:

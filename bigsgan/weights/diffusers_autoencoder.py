@@ -35,10 +35,17 @@ def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict
     config = read_config(folder, field, list(CLASSES.values()))
     kind = "kl" if config["_class_name"] == CLASSES["kl"] else "vq"
     widths, types = config["block_out_channels"], config.get("down_block_types", [])
-    wrong = [key for key, value in _NEEDED.items() if config.get(key, value) != value]
-    if wrong or any(name not in _BLOCKS for name in types) or any(width % widths[0] for width in widths):
-        key = wrong[0] if wrong else "down_block_types" if any(name not in _BLOCKS for name in types) else None
-        key = key or "block_out_channels"
+    colours = config.get("in_channels", 3)
+    up = [name.replace("Encoder", "Decoder").replace("Down", "Up") for name in reversed(types)]
+    fits = {key: config.get(key, value) == value for key, value in _NEEDED.items()}
+    fits |= {
+        "block_out_channels": isinstance(widths, list) and min(widths) > 0 and not any(w % widths[0] for w in widths),
+        "down_block_types": len(types) == len(widths) and all(name in _BLOCKS for name in types),
+        "up_block_types": config.get("up_block_types", []) == up,
+        "out_channels": config.get("out_channels", 3) == colours,
+        "sample_size": isinstance(config.get("sample_size", 32), int) and config.get("sample_size", 32) > 0,
+    }
+    for key in [key for key, each in fits.items() if not each]:
         problem = f"has {key} {json.dumps(config.get(key))} in its config.json, which no recipe has"
         raise UserError(field, str(folder), problem, "give another autoencoder")
     channels = config["latent_channels"]
@@ -60,7 +67,9 @@ def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict
         theirs.setdefault(f"{name}.weight", torch.eye(ways * channels)[:, :, None, None])
         theirs.setdefault(f"{name}.bias", torch.zeros(ways * channels))
     table = names(AutoencoderGenerator(**section))
-    data = {"resolution": config.get("sample_size", 32), "image_channels": config.get("in_channels", 3)}
+    if others := sorted(theirs.keys() - table.values()):
+        raise UserError(field, str(folder), f"has {others[0]}, which no recipe has", "give another autoencoder")
+    data = {"resolution": config.get("sample_size", 32), "image_channels": colours}
     return data, section, {ours: theirs[other] for ours, other in table.items()}
 
 

@@ -147,18 +147,20 @@ def test_the_shipped_recipe_has_the_published_sizes():
     assert shapes.keys() == own.keys()
 
 
-def test_a_frozen_encoder_has_no_parameters():
-    section = AutoencoderGenerator(**SMALL, frozen="encoder")
-    network = LayerStack(generator_layers(section, 16, 3, 0))
+@pytest.mark.parametrize("kind", ["kl", "vq"])
+def test_a_frozen_encoder_has_no_parameters(images, kind):
+    sections = [AutoencoderGenerator(**SMALL, bottleneck={"kind": kind}, frozen=part) for part in ("encoder", "none")]
+    network, whole = (LayerStack(generator_layers(section, 16, 3, 0)) for section in sections)
     initialize(network, 0)
-    whole = LayerStack(generator_layers(AutoencoderGenerator(**SMALL), 16, 3, 0))
     initialize(whole, 0)
     trained = {int(name.split(".")[1]) for name, _ in network.named_parameters()}
     assert min(trained) == 13
     assert max(trained) == len(network.layers) - 1
-    theirs = whole.state_dict()
-    for name, tensor in network.state_dict().items():
-        assert torch.equal(tensor, theirs[name]), name
+    ours, theirs = network.state_dict(), whole.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    seeds = [torch.arange(2)] if kind == "kl" else []
+    assert torch.equal(network.fold(images, torch.zeros(2), *seeds)[0], whole.fold(images, torch.zeros(2), *seeds)[0])
 
 
 REFUSED = {
@@ -180,6 +182,11 @@ REFUSED = {
     "codes that nothing moves": (
         ["generator.bottleneck={kind: vq}", "objective.kl=0"],
         *("objective.codebook", "must be given with a codebook"),
+    ),
+    "frozen from nothing": (["generator.frozen=encoder", "objective.kl=0"], "generator.frozen", "must be none without"),
+    "frozen latents": (
+        ["generator.frozen=encoder", "init_from={run: x}"],
+        *("objective.kl", "must be unset with generator.frozen=encoder"),
     ),
     "pairs": (["data.kind=synthetic_pairs"], "generator.family", "must be a family for pairs"),
 }

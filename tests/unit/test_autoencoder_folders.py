@@ -37,7 +37,7 @@ def refused(capsys: Any, *command: str) -> str:
 
 
 @pytest.mark.parametrize("game, name", [("kl", "AutoencoderKL"), ("vq", "VQModel")])
-def test_there_and_back_again(tmp_path, capsys, game, name):
+def test_there_and_back_again(tmp_path, capsys, monkeypatch, game, name):
     run, _ = make_run(tmp_path, *(TINY_GAMES["autoencoder"] if game == "kl" else VQ))
     out, back = tmp_path / "folder", tmp_path / "back"
     assert export(run, out) == 0
@@ -61,9 +61,20 @@ def test_there_and_back_again(tmp_path, capsys, game, name):
         assert getattr(again.recipe.generator, field) == getattr(ours.recipe.generator, field)
     assert again.recipe.data.image_channels == 1
     ema = open_trained(run, "generator", live=False, nimg=None, device=CPU).network.state_dict()
+    printed = capsys.readouterr().out
     for key, tensor in again.network.state_dict().items():
         torch.testing.assert_close(tensor, ema[key], rtol=0, atol=0)
-    assert f"the nearest to {again.recipe.data.resolution}x{again.recipe.data.resolution}" in capsys.readouterr().out
+    assert f"the nearest to {again.recipe.data.resolution}x{again.recipe.data.resolution}" in printed
+    if game == "kl":
+        assert again.recipe.objective.l1 == again.recipe.objective.perceptual.weight == 16 * 16
+        assert "objective.l1=256, the numbers of an image" in printed
+
+    monkeypatch.chdir(tmp_path)  # an import names the shipped recipe's data, which is not here
+    assert export(back, tmp_path / "again") == 0
+    assert ("scaling_factor 1, as its latents were not measured" in capsys.readouterr().out) == (game == "kl")
+    once, twice = (getattr(diffusers, name).from_pretrained(path).state_dict() for path in (out, tmp_path / "again"))
+    assert once.keys() == twice.keys()
+    assert all(torch.equal(once[key], twice[key]) for key in once)
 
 
 @pytest.mark.slow
@@ -116,7 +127,9 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
     folder, command = tmp_path / "folder", ["export", "--run", str(run), "--format", "diffusers", "--out"]
     assert export(run, folder) == 0
     assert "--out" in refused(capsys, *command, str(folder))
-    assert "--dtype: must be fp32" in refused(capsys, *command, str(tmp_path / "other"), "--dtype", "bf16")
+    for option in (["--dtype", "bf16"], ["--truncation", "0.5"]):
+        said = refused(capsys, *command, str(tmp_path / "other"), *option)
+        assert f"{option[0]}: cannot be combined with --format diffusers" in said
     (tmp_path / "mlp").mkdir(), (tmp_path / "autoencoder_vq").mkdir()
     for game, said in (
         ("autoencoder_vq", "generator.bottleneck.normalized=false"),
@@ -136,6 +149,10 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
         ("down_block_types", ["DownBlock2D"] * 2, "has down_block_types"),
         ("_class_name", "AutoencoderDC", "is of the class AutoencoderDC"),
         ("block_out_channels", 3, "cannot be read as an autoencoder of diffusers"),
+        ("block_out_channels", [0, 8], "has block_out_channels [0, 8]"),
+        ("up_block_types", ["AttnUpDecoderBlock2D", "UpDecoderBlock2D"], "has up_block_types"),
+        ("out_channels", 2, "has out_channels 2"),
+        ("sample_size", [16, 24], "has sample_size [16, 24]"),
     ):
         changed = tmp_path / "changed"
         shutil.copytree(folder, changed)

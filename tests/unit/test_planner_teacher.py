@@ -41,7 +41,7 @@ def held(features):
 def test_a_program_by_hand(tmp_path, suffix):
     networks = [option for option in TINY_GAMES["gat"] if not option.startswith("augmentation")]
     plan = tiny_plan(tmp_path, 1, [*networks, *write_teacher(tmp_path / f"t{suffix}", FEATURES)], both(0))
-    found = trace_program(plan.recipe)
+    found = trace_program(plan.recipe, "teacher")
     assert (found.flop, found.patches, found.held) == (PROGRAM, 16, held(FEATURES))
     # Images of 28x28 in three colours, beside those of 16x16 that they are enlarged from.
     assert found.peak(5) == 5 * 4 * 3 * (16**2 + 28**2)
@@ -201,6 +201,6 @@ def test_a_program_that_needs_numbers_is_left_out(tmp_path):
     torch.jit.script(NeedsNumbers()).save(tmp_path / "t.pt")
     teacher = f"objective.teacher={{path: {tmp_path / 't.pt'}, width: 8, hidden: 10, resolution: 16}}"
     recipe = tiny_plan(tmp_path, 1, [*TINY_GAMES["gat"], teacher], both(0)).recipe
-    assert trace_program(recipe) is None
-    assert left_out(recipe, False).endswith("are counted, as it does not run on torch's meta device")
-    assert left_out(recipe, True) == ""
+    assert trace_program(recipe, "teacher") is None
+    assert left_out(recipe, False, "teacher").endswith("are counted, as it does not run on torch's meta device")
+    assert left_out(recipe, True, "teacher") == ""

@@ -85,7 +85,7 @@ class Termed(NamedTuple):
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
-    sees_images: bool = True  # whether this rank has D's first layers, where G's images arrive
+    sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
 
     @classmethod
     def of(cls, discriminator: LayerStack, statistics: Statistics, total: Sum, *of_networks: Sum) -> Termed:
@@ -94,7 +94,8 @@ class Termed(NamedTuple):
         last = next(reversed([*discriminator.layers.values()]), None)
         of_g, of_d = of_networks or (None, None)
         sizes, predicts = (lambda: getattr(last, "map_sizes", ())), discriminator.predicts
-        return cls(statistics, statistics.device, total, of_g, of_d, p, predicts, sizes)
+        sees_images = int(next(iter(discriminator.layers), 1)) <= 0  # a rank without layers of D has none
+        return cls(statistics, statistics.device, total, of_g, of_d, p, predicts, sizes, sees_images)
 
 
 def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) -> list[Term]:

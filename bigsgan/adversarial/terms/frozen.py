@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
 from bigsgan.data.autoencoders import check_readable, load_program
 from bigsgan.errors import UserError
+
+_NEAR = 1e-2
+"""Difference of features from rounding, relative to the largest: kernels may change between two calls."""
 
 
 def load_frozen(path: Path, field: str, device: torch.device) -> Any:
@@ -22,6 +27,29 @@ def load_frozen(path: Path, field: str, device: torch.device) -> Any:
     for parameter in program.parameters():
         parameter.requires_grad_(False)
     return program
+
+
+@torch.no_grad()
+def refuse_moving(tensors: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]], field: str, path: str) -> None:
+    """Refuse a program that computes something else of the same images again, or changes its parameters and buffers.
+
+    Args:
+        tensors: Its parameters and buffers.
+        compute: Computes features of some images.
+        field: The key that named it.
+        path: Its file.
+
+    Raises:
+        UserError: It is so, as if it was exported in training mode.
+    """
+    if any(each.is_meta for each in tensors):
+        return
+    before = [each.clone() for each in tensors]
+    pairs = zip(compute(), compute(), strict=True)
+    far = any((first - again).abs().max() > _NEAR * first.abs().max() for first, again in pairs)
+    if far or not all(map(torch.equal, before, tensors)):
+        problem = "is not frozen: the same images give other features, or change it"
+        raise UserError(field, path, problem, "export it after .eval()")
 
 
 def _load_export(path: Path, field: str, device: torch.device) -> Any:

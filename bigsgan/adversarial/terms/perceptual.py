@@ -11,6 +11,7 @@ import importlib
 import re
 import zipfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bigsgan.adversarial.terms.frozen import load_frozen
+from bigsgan.adversarial.terms.frozen import load_frozen, refuse_moving
 from bigsgan.adversarial.terms.reconstruction import COMPARED
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
@@ -95,7 +96,9 @@ class Features:
         images = images.float().expand(-1, 3, -1, -1)
         shown = f"images {tuple(images.shape)}"
         # The profiling executor would change the arithmetic from one call to the next.
-        with naming_program(self._path, PATH, shown, _REMEDY), torch.jit.optimized_execution(False):
+        is_ours = isinstance(self._network, VGG)
+        naming = nullcontext() if is_ours else naming_program(self._path, PATH, shown, _REMEDY)
+        with naming, torch.jit.optimized_execution(False):
             found: Any = self._network(images)
         maps = found if isinstance(found, list | tuple) else ()
         if not maps or not all(isinstance(x, Tensor) and x.dim() == 4 and len(x) == len(images) for x in maps):
@@ -154,6 +157,7 @@ def build_features(recipe: Recipe, device: torch.device) -> Features | None:
             maps = features(torch.zeros(num, 3, side, side, device=device, requires_grad=True))
         if not any(each.requires_grad for each in maps):
             raise UserError(PATH, section.path, "has no gradient at its images", "write it without torch.no_grad")
+    refuse_moving(features.tensors, lambda: features(torch.ones(2, 3, side, side, device=device)), PATH, section.path)
     return features
 
 
@@ -196,7 +200,7 @@ def _tensors(path: str, field: str) -> dict[str, Tensor]:
         check_stored(path)
         is_safe = path.endswith(".safetensors")
         state = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-        return {name: each for name, each in state.items() if isinstance(each, Tensor)}
+        return {n: each for n, each in state.items() if isinstance(each, Tensor) and each.is_floating_point()}
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception:  # pickle, zip, torch and safetensors each raise their own

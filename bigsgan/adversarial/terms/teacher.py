@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.adversarial.terms.frozen import load_frozen
+from bigsgan.adversarial.terms.frozen import load_frozen, refuse_moving
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
@@ -160,4 +160,5 @@ def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
         for num in _TRIED:
             grey = torch.zeros(num, 3, recipe.data.resolution, recipe.data.resolution, device=device)
             teacher.features(teacher.prepared(grey))
+    refuse_moving(teacher.tensors, lambda: teacher.features(teacher.prepared(grey + 0.5)), PATH, section.path)
     return teacher

@@ -28,8 +28,8 @@ class Bottleneck(Section):
     """Number of codes of ``vq``."""
     normalized: bool = True
     """Whether ``vq`` divides codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
-    levels: list[Annotated[int, Field(ge=2, le=4096)]] = Field(default=[8, 5, 5, 5], min_length=1)
-    """Levels of each channel of ``fsq``: as many as ``latent_channels``."""
+    levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
+    """Levels of each channel of ``fsq``: as many as ``latent_channels``. bf16 has no more in [-1, 1]."""
 
 
 _KEYS = {"vq": ("num_codes", "normalized"), "fsq": ("levels",)}
@@ -65,7 +65,8 @@ class AutoencoderGenerator(NetworkSection):
     unless given."""
     bottleneck: Bottleneck = Bottleneck()
     frozen: Literal["none", "encoder"] = "none"
-    """The part that keeps its weights, of a run that begins with others' (``init_from``)."""
+    """The part that keeps its weights, of a run that begins with others' (``init_from``): with the codes, if there are
+    any. It computes in float32."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
