@@ -5,7 +5,7 @@ import torch
 
 from tests.distributed import scenarios
 from tests.distributed.test_state import ADAM
-from tests.tiny import stages, zero
+from tests.tiny import TINY_GAMES, stages, zero
 
 
 def states(results):
@@ -64,3 +64,16 @@ def test_another_network_is_refused(ranks, tmp_path):
     ds = {"generator": zero(0), "discriminator": zero(0)}
     with pytest.raises(RuntimeError, match=r"init_from.run: has a different generator: layers\.0\..*; use the"):
         ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), ["generator.channels=4"], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_encoder_keeps_its_weights(ranks, tmp_path, stage):
+    ds, later = {"generator": zero(stage), "discriminator": zero(1)}, ["generator.frozen=encoder", "objective.kl=0"]
+    results = ranks(2).run(scenarios.begin_with, TINY_GAMES["autoencoder"], ds, str(tmp_path), later, 2)
+    donor, begun, after = states(results)
+    for name, value in donor["average"].items():
+        assert torch.equal(begun["generator"][name].flatten(), value.flatten()), name
+        if name.endswith("weight"):
+            is_frozen = int(name.split(".")[1]) < 8
+            assert torch.equal(after["generator"][name].flatten(), value.flatten()) == is_frozen, name

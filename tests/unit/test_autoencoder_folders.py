@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from bigsgan.data.build import build_dataset
 from bigsgan.data.datasets import readable_images
 from bigsgan.inference.trained import open_trained
 from bigsgan.weights.diffusers_autoencoder import names
+from tests import REPOSITORY
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES
 
@@ -103,6 +106,24 @@ def test_a_codec_reads_it_at_once(tmp_path, capsys):
     assert cli.main(["train", "--config", "digits_dcgan", *options, "checkpoint_nimg=16", *overrides.split()]) == 0
     with Image.open(next((tmp_path / "latent" / "samples").glob("*_000000000016.png"))) as sheet:  # decoded images
         assert sheet.mode == "L"
+
+
+@pytest.mark.slow
+def test_what_was_frozen_trains_again(tmp_path):
+    run, _ = make_run(tmp_path, *TINY_GAMES["autoencoder"])
+    frozen = ["generator.frozen=encoder", "objective.kl=0", f"init_from.run={run}"]
+    times = ["total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
+    again = [f"init_from.run={tmp_path / 'frozen'}", "generator.frozen=none"]
+    found = {}
+    for name, source, options in (("frozen", run, frozen), ("again", tmp_path / "frozen", again)):
+        options = ["--config", str(source / "config.yaml"), f"out={tmp_path / name}", *options, *times]
+        subprocess.run([sys.executable, REPOSITORY / "launch" / "train.py", *options], check=True, timeout=120)
+        found[name] = open_trained(tmp_path / name, "generator", live=True, nimg=None, device=CPU).network.state_dict()
+    begun = open_trained(run, "generator", live=False, nimg=None, device=CPU).network.state_dict()
+    for name, value in begun.items():
+        if name.endswith("weight"):
+            assert torch.equal(found["frozen"][name], value) == (int(name.split(".")[1]) < 8), name
+            assert not torch.equal(found["again"][name], found["frozen"][name]), name
 
 
 def test_a_published_one_without_maps_to_latents_is_read(tmp_path, capsys):
