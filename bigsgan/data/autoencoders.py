@@ -37,8 +37,6 @@ _DEFAULT_SCALE = 0.18215
 _READ_BYTES = 1 << 24
 _FOLDER = "give the folder of an autoencoder of diffusers, with config.json and its weights"
 PATH = "data.codec.path"
-FAILS = "fails at"
-"""What the problem of a program that raises begins with."""
 _FAILED = "The following operation failed"
 """What TorchScript's errors begin with; their last line says what failed."""
 
@@ -204,7 +202,7 @@ def naming_program(path: str | Path, field: str, given: str, remedy: str) -> Ite
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         text = lines[-1 if lines[0].startswith(_FAILED) else 0]
-        raise UserError(field, str(path), f"{FAILS} {given}: {text}", remedy) from None
+        raise UserError(field, str(path), f"fails at {given}: {text}", remedy) from None
 
 
 def _weights_of(folder: Path, field: str) -> list[Path]:

@@ -111,7 +111,10 @@ def checked_frozen(recipe: Recipe, saved: Mapping[str, Any]) -> dict[str, str]:
         digest = _same_file(field, path, partial(_digest_of, path, field))  # it may be null on one host alone
         if name in saved and saved.get(key, "") != digest:
             remedy = "give the run's own file, or another `out` to start a new run"
-            raise UserError(field, path, "is another file than the one that the run began with", remedy)
+            problem = "is another file than the one that the run began with"
+            if path is None or key not in saved:
+                problem = f"must be {'given' if path is None else 'null'}, as when the run began"
+            raise UserError(field, path, problem, remedy)
         digests |= {key: digest} if digest else {}
     return digests
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
+from torch.export import Dim
 from torch.testing import assert_close
 
 from bigsgan import plugins
@@ -16,6 +17,7 @@ from bigsgan.cli import main
 from bigsgan.config.objective import Objective
 from bigsgan.doctor.distance import Distance
 from bigsgan.errors import UserError
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
 from bigsgan.plan import describe_networks
@@ -188,6 +190,17 @@ class Vectors(nn.Module):
         return [images.flatten(1)]
 
 
+class Last(nn.Module):
+    """A layer on the last map."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, maps: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        return (self.layer(maps[-1]),)
+
+
 class Detached(nn.Module):
     """Without a gradient."""
 
@@ -265,12 +278,13 @@ def test_distances_need_targets(capsys, key, value, told):
 
 def test_ranks_without_d_s_first_layers_load_nothing(tmp_path):
     recipe = tiny_recipe(tmp_path, *GAME, "objective.perceptual={path: away.pt}")
-    termed, own = Termed.of(LayerStack([]), Statistics(CPU), lambda tensor: tensor), Own.of(recipe, CPU)
-    terms = build_terms(recipe, recipe.objective, termed._replace(sees_images=False), own)
-    (term,) = (each for each in terms if each.name == "perceptual")
-    assert term.of_images
+    network, own = network_on_meta(recipe, "discriminator"), Own.of(recipe, CPU)
+    for later in (network.part(1, len(network.layers)), LayerStack([])):
+        terms = build_terms(recipe, recipe.objective, Termed.of(later, Statistics(CPU), lambda tensor: tensor), own)
+        (term,) = (each for each in terms if each.name == "perceptual")
+        assert term.of_images
     with pytest.raises(UserError, match=r"'away\.pt' cannot be read"):
-        build_terms(recipe, recipe.objective, termed, own)
+        build_terms(recipe, recipe.objective, Termed.of(network, Statistics(CPU), lambda tensor: tensor), own)
 
 
 @pytest.mark.parametrize("term", ["l2: 3", "huber: {weight: 3}", "perceptual: {path: x.pt}"])
@@ -288,15 +302,33 @@ def test_a_run_resumes_with_its_own_files_alone(tmp_path):
         (tmp_path / name).write_bytes(content)
 
     def checked(path, heads, saved):
-        section = f"objective.perceptual={{path: {tmp_path / path}, heads: {tmp_path / heads}}}"
+        heads = "null" if heads is None else tmp_path / heads
+        section = f"objective.perceptual={{path: {tmp_path / path}, heads: {heads}}}"
         return checked_frozen(tiny_recipe(tmp_path, *GAME, section), saved)
 
     layout = checked("a", "b", {})
     assert layout.keys() == {"perceptual", "perceptual.heads"}
     assert checked("moved", "b", layout) == layout
-    for paths, key in ((("b", "b"), "path"), (("moved", "a"), "heads")):
-        with pytest.raises(UserError, match=rf"^objective\.perceptual\.{key}: .* is another file than the one that"):
-            checked(*paths, layout)
+    alone = checked("a", None, {})
+    assert alone.keys() == {"perceptual"}
+    for *paths, told, saved in (
+        ("b", "b", r"path: .* is another file than the one that", layout),
+        ("moved", "a", r"heads: .* is another file than the one that", layout),
+        ("a", None, "heads: must be given, as when the run began", layout),
+        ("a", "b", "heads: must be null, as when the run began", alone),
+    ):
+        with pytest.raises(UserError, match=rf"^objective\.perceptual\.{told}"):
+            checked(*paths, saved)
+
+
+def test_an_export_in_training_mode_is_refused(tmp_path):
+    """Its features are drawn, or its buffers follow the images."""
+    for name, layer in (("drop", nn.Dropout()), ("norm", nn.BatchNorm2d(6))):
+        program, path = nn.Sequential(TinyFeatures(), Last(layer)).train(), tmp_path / f"{name}.pt2"
+        program = torch.export.export(program, (torch.zeros(3, 3, 16, 16),), dynamic_shapes=({0: Dim("n")},))
+        torch.export.save(program, path)
+        with pytest.raises(UserError, match=r"is not frozen: .*; export it after \.eval\(\)"):
+            build_features(tiny_recipe(tmp_path, *GAME, f"objective.perceptual={{path: {path}}}"), CPU)
 
 
 FLOP = 2 * 16 * 3 * 4 * 8**2 + 2 * 16 * 4 * 6 * 4**2
