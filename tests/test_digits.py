@@ -1,5 +1,6 @@
 """The default recipe and its siblings keep their promise: ten columns of digits that a classifier reads as asked."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,20 @@ import pytest
 from tests.digits_quality import measure
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_autoencoder_makes_the_digits_again(tmp_path):
+    command = [sys.executable, "launch/train.py", "--config", "digits_autoencoder", f"out={tmp_path / 'run'}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
+    *_, report, measured = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    last = report | measured
+    print(last)
+    assert last["nimg"] == 24_576
+    assert last["metrics/psnr1k"] > 28
+    assert last["metrics/ssim1k"] > 0.98
+    assert last["adversarial_weight"] > 0
 
 
 @pytest.mark.timeout(1200)
