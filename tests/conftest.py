@@ -12,11 +12,14 @@ import signal
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from bigsgan.runtime.signals import STOPPING
 
 if "BIGSGAN_CACHE" not in os.environ:  # workers inherit the first process's
     os.environ["BIGSGAN_CACHE"] = tempfile.mkdtemp(prefix="bigsgan-tests-")
@@ -31,6 +34,15 @@ LAUNCHING = ("test_launchers.py", "test_signals.py")
 """Files among those that start processes of their own instead."""
 LONG = ("tests/test_digits.py", "tests/clusters/", "tests/stand_in/")
 """Files of few tests that take minutes, which would leave a worker alone if they came last."""
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Hear signals after each test as before it: a command that ends in this process has its rest ignore them."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Sharing(LoadScopeScheduling):
