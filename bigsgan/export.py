@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.checkpoint.universal import write_universal
-from bigsgan.config.run_directory import read_saved_recipe, refuse_directory, refuse_output
+from bigsgan.config.run_directory import read_saved_recipe, refuse_existing, refuse_output
 from bigsgan.data.autoencoders import identity
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, reason
@@ -145,9 +144,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     for flag in [flag for flag, given in others.items() if given]:
         detail = "it holds the live weights in float32, and the optimizer's state"
         raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
-    refuse_directory(out, "--out")
-    if os.path.lexists(out):
-        raise UserError("--out", str(out), "exists already", "give a new directory")
+    refuse_existing(out, "--out")
     recipe = read_saved_recipe(run)
     if getattr(recipe.optimizer, options.network).kind == "muon":
         problem = f"cannot be combined with optimizer.{options.network}.kind=muon"

@@ -170,6 +170,17 @@ def _is_of_kind(path: Path, kind: str) -> bool:
     return not content or re.match(_BEGINNINGS[kind], content) is not None
 
 
+def refuse_existing(out: Path, option: str) -> None:
+    """Refuse an output directory that cannot be made, or that is there.
+
+    Raises:
+        UserError: It is so.
+    """
+    refuse_directory(out, option)
+    if os.path.lexists(out):
+        raise UserError(option, str(out), "exists already", "give a new directory")
+
+
 def refuse_directory(out: Path, option: str) -> None:
     """Refuse an output directory that cannot be made, or that a run owns.
 

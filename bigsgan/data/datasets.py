@@ -27,7 +27,7 @@ from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
-from bigsgan.errors import reason
+from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, used_range
 from bigsgan.runtime.paths import check_regular
@@ -87,6 +87,17 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
         return decode(torch.stack(found))
     codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
     return codec.decode(codec.encode(means.to(device))).cpu()
+
+
+def some_readable(images: Tensor, data: Data) -> Tensor:
+    """Return what ``readable_images`` has found, of which something is needed.
+
+    Raises:
+        UserError: There are no images.
+    """
+    if not len(images):
+        raise UserError("data.root", data.root, "contains no readable images", "repair its images")
+    return images
 
 
 class DigitImages(ImageDataset):

@@ -5,7 +5,6 @@ Shapes: n images (n, C, R, R) in [-1, 1], Z channels of the latents.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
-from bigsgan.config.run_directory import refuse_directory
+from bigsgan.config.run_directory import refuse_existing
+from bigsgan.data import build_dataset, readable_images, some_readable
 from bigsgan.data.autoencoders import in_chunks
-from bigsgan.data.build import build_dataset
-from bigsgan.data.datasets import readable_images
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork
 from bigsgan.models.autoencoder import Gaussian
@@ -52,9 +50,7 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
     for needed in [needed for needed, misses in unfit.items() if misses]:
         raise UserError("--format", FORM, f"needs {needed}", "use --format safetensors", "diffusers has no other")
     require("diffusers", "--format", FORM)
-    refuse_directory(out, "--out")
-    if os.path.lexists(out):
-        raise UserError("--out", str(out), "exists already", "give a new directory")
+    refuse_existing(out, "--out")
 
 
 def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path) -> str:
@@ -92,9 +88,7 @@ def latent_moments(trained: TrainedNetwork) -> tuple[float, float]:
         UserError: The data cannot be read, or has no readable images.
     """
     data = trained.recipe.data
-    images = readable_images(build_dataset(data), data, _NUM_MEASURED)
-    if not len(images):
-        raise UserError("data.root", data.root, "contains no readable images", "repair its images")
+    images = some_readable(readable_images(build_dataset(data), data, _NUM_MEASURED), data)
     number = next(i for i, layer in enumerate(trained.network.layers.values()) if isinstance(layer, Gaussian))
     encoder, place = trained.network.part(0, number + 1), trained.device
 

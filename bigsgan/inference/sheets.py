@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.data import build_dataset, readable_images
+from bigsgan.data import build_dataset, readable_images, some_readable
 from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -190,9 +190,8 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
 
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
     """Show inputs of the run's data, their translations and maybe their targets side by side."""
-    samples = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, num)
-    if not len(samples):
-        raise UserError("data.root", trained.recipe.data.root, "contains no readable images", "repair its images")
+    data = trained.recipe.data
+    samples = some_readable(readable_images(build_dataset(data), data, num), data)
     grid = translation_grid(trained.recipe, samples, trained.device)
     images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

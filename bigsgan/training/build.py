@@ -18,7 +18,7 @@ from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images, some_readable
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.latents import check_images
 from bigsgan.data.order import Stretch
@@ -27,7 +27,6 @@ from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.exposing import parameter_at
-from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
@@ -304,9 +303,7 @@ def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) 
         UserError: There are none, and the samples are translations of them; or an autoencoder cannot be read.
     """
     images = readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
-    if recipe.translates and not len(images):
-        raise UserError("data.root", recipe.data.root, "contains no readable images", "repair its images")
-    return images
+    return some_readable(images, recipe.data) if recipe.translates else images
 
 
 def batch_slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
