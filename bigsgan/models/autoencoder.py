@@ -17,6 +17,7 @@ from bigsgan.config.families.autoencoder import AutoencoderDiscriminator, Autoen
 from bigsgan.models import noise, pix2pix
 from bigsgan.models.attention import attend
 from bigsgan.models.convolutions import convolve, laid_out
+from bigsgan.models.initial import make_buffer
 from bigsgan.models.precision import full
 from bigsgan.models.quantizers import FiniteScalarQuantizer, VectorQuantizer
 
@@ -176,7 +177,9 @@ def generator_layers(
     encoder += _bottleneck(config)
     if config.freezes:
         for layer in encoder:
-            _freeze(layer)
+            for module in layer.modules():
+                for name, _ in list(module.named_parameters(recurse=False)):
+                    make_buffer(module, name)
     decoder: list[nn.Module] = [DecoderInput(latents, encoded, widths[-1]), *_middle(config, widths[-1])]
     for level, (width, before) in reversed(list(enumerate(pairwise([*widths, widths[-1]])))):
         decoder += _blocks(config, level, before, width, config.num_blocks + 1)
@@ -203,14 +206,6 @@ def _bottleneck(config: AutoencoderGenerator) -> list[nn.Module]:
     if section.kind == "vq":
         return [VectorQuantizer(section.num_codes, config.latent_channels, section.normalized)]
     return [FiniteScalarQuantizer(section.levels)] if section.kind == "fsq" else []
-
-
-def _freeze(layer: nn.Module) -> None:
-    """Make buffers of a layer's parameters, which no engine trains."""
-    for module in layer.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            delattr(module, name)
-            module.register_buffer(name, parameter.data)
 
 
 def discriminator_layers(

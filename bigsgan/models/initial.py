@@ -92,6 +92,13 @@ def with_memory(module: Module, device: torch.device | str) -> Module:
     return module
 
 
+def make_buffer(module: nn.Module, name: str) -> None:
+    """Let a parameter of a module be a buffer, which no engine trains."""
+    parameter = module.get_parameter(name)
+    delattr(module, name)
+    module.register_buffer(name, parameter.data)
+
+
 def parts_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield a module, and those below it that it may fill, with their names: all but those with an ``initialize``."""
     yield prefix, module

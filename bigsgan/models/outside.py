@@ -26,7 +26,7 @@ from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
+from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import full
@@ -210,8 +210,7 @@ def _prepared(made: Any) -> Any:
     for module in made.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.requires_grad:
-                delattr(module, name)
-                module.register_buffer(name, parameter.data)
+                make_buffer(module, name)
             elif parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
         for name, value in list(vars(module).items()):  # constants that would not follow the module to a device
