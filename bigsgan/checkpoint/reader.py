@@ -176,8 +176,8 @@ class SavedValues:
         Raises:
             UserError: The elements were not saved, or a file is damaged.
         """
-        other = {MASTER: BUFFER, BUFFER: MASTER}.get(kind, kind)
-        if other != kind and not self.has(kind, name) and self.has(other, name):
+        other = {MASTER: BUFFER, BUFFER: MASTER}.get(kind)
+        if other is not None and not self.has(kind, name) and self.has(other, name):
             kind = other
         self._reader.fill(value_name(self._entry, kind, name), offset, out)
 

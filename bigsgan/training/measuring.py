@@ -137,7 +137,7 @@ def samples_of(
     images from inputs. ``truncation`` is the threshold of the latents.
     """
     num = 0 if dataset is None else len(dataset)
-    order = order_of_images(num)
+    order = order_of_images(num if recipe.translates else 0)
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
 
     def inputs(first: int, labels: Tensor) -> tuple[MicroBatch, Tensor | None]:

@@ -35,7 +35,7 @@ def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict
     config = read_config(folder, field, list(CLASSES.values()))
     kind = "kl" if config["_class_name"] == CLASSES["kl"] else "vq"
     widths, types = config["block_out_channels"], config.get("down_block_types", [])
-    colours = config.get("in_channels", 3)
+    colours, side = config.get("in_channels", 3), config.get("sample_size", 32)
     up = [name.replace("Encoder", "Decoder").replace("Down", "Up") for name in reversed(types)]
     fits = {key: config.get(key, value) == value for key, value in _NEEDED.items()}
     fits |= {
@@ -43,7 +43,7 @@ def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict
         "down_block_types": len(types) == len(widths) and all(name in _BLOCKS for name in types),
         "up_block_types": config.get("up_block_types", []) == up,
         "out_channels": config.get("out_channels", 3) == colours,
-        "sample_size": isinstance(config.get("sample_size", 32), int) and config.get("sample_size", 32) > 0,
+        "sample_size": isinstance(side, int) and side > 0,
     }
     for key in [key for key, each in fits.items() if not each]:
         problem = f"has {key} {json.dumps(config.get(key))} in its config.json, which no recipe has"
@@ -69,7 +69,7 @@ def read(folder: Path, field: str) -> tuple[dict[str, Any], dict[str, Any], dict
     table = names(AutoencoderGenerator(**section))
     if others := sorted(theirs.keys() - table.values()):
         raise UserError(field, str(folder), f"has {others[0]}, which no recipe has", "give another autoencoder")
-    data = {"resolution": config.get("sample_size", 32), "image_channels": colours}
+    data = {"resolution": side, "image_channels": colours}
     return data, section, {ours: theirs[other] for ours, other in table.items()}
 
 

@@ -151,7 +151,6 @@ def _read_autoencoder(folder: Path, discriminator: Path | None, settings_file: s
             raise UserError(option, None, f"is not supported with --from {DIFFUSERS}", "remove the option")
     with _blaming("--weights", folder, "an autoencoder of diffusers"):
         data, section, state = diffusers_autoencoder.read(folder, "--weights")
-        state = {name: each.float() for name, each in state.items()}
     depth = min(3, max(1, (data["resolution"] // 3).bit_length() - 1))  # small images have no patches of 70 pixels
     sections = {"generator": section, "discriminator": {"family": "autoencoder", "depth": depth}}
     return Found(data, sections, {"generator": state, "average": state})
