@@ -49,7 +49,7 @@ class Traces:
         self._passes: dict[tuple, Passes] = {}
         self._programs: dict[str, Program | None] = {}
 
-    def program(self, recipe: Recipe, name: str = "teacher") -> Program | None:
+    def program(self, recipe: Recipe, name: str) -> Program | None:
         """The teacher's, or another, as ``trace_program`` finds it, once."""
         if name not in self._programs:
             self._programs[name] = trace_program(recipe, name)
@@ -95,7 +95,7 @@ class Traces:
             stack = self.prepared(plan, network)
             trace = partial(trace_generator, plan, stack)
             if network == "discriminator":
-                trace = partial(trace_discriminator, plan, stack, program=self.program(plan.recipe))
+                trace = partial(trace_discriminator, plan, stack, program=self.program(plan.recipe, "teacher"))
             self._choose_kernels(plan, network, True)
             self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
@@ -126,7 +126,7 @@ class Traces:
         ahead = PathLength.ahead if network == "generator" else 0
         predicting = None
         if stack.predicts and mode != "judge":
-            empty = partial(empty_targets, plan.recipe, self.program(plan.recipe))
+            empty = partial(empty_targets, plan.recipe, self.program(plan.recipe, "teacher"))
             predicting = partial(Predicting, segments=segments, empty_targets=empty)
         inputs = meta_inputs(plan, network, num_samples * segments)
         return trace_layers(stack, inputs, mode, segments, ahead, predicting)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from bigsgan import cli
@@ -27,7 +28,6 @@ diffusers = pytest.importorskip("diffusers")
 
 CPU = torch.device("cpu")
 VQ = [option.replace("num_codes: 16", "num_codes: 16, normalized: false") for option in TINY_GAMES["autoencoder_vq"]]
-LPIPS = "objective.perceptual=null"  # the shipped recipe's, whose file is not here
 
 
 def export(run: Path, out: Path, *more: str) -> int:
@@ -86,8 +86,6 @@ def test_a_codec_reads_it_at_once(tmp_path, capsys):
     assert export(run, tmp_path / "folder") == 0
     digits = tmp_path / "digits"
     digits.mkdir()
-    from PIL import Image  # noqa: PLC0415 - for this test alone
-
     for i in range(16):
         Image.new("L", (16, 16), 15 * i).save(digits / f"{i}.png")
     command = ["data", "encode", str(digits), str(tmp_path / "latents"), "--codec", f"diffusers:{tmp_path / 'folder'}"]
