@@ -331,7 +331,7 @@ def leave() -> None:
     """Leave the process group at the end of a run."""
     division.unite()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        deepspeed.comm.destroy_process_group()  # forgets its own groups too, which the process's next run would use
 
 
 def synchronize() -> None:

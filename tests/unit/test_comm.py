@@ -1,6 +1,8 @@
 """What a rank asks of its process group and of its host."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -64,3 +66,18 @@ def test_a_barrier_names_the_rank_s_own_device(monkeypatch, device, backend, exp
     monkeypatch.setattr(dist, "barrier", lambda device_ids: seen.append(device_ids))
     comm.barrier()
     assert seen == [expected]
+
+
+def test_a_process_that_left_its_group_joins_another():
+    """DeepSpeed keeps a copy of the group of all ranks, which ends with that group."""
+    program = """
+from bigsgan.runtime import comm
+from deepspeed.utils import groups
+for _ in range(2):
+    comm.initialize()
+    assert groups._get_broadcast_src_rank() == 0
+    comm.leave()
+"""
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ended = subprocess.run([sys.executable, "-c", program], env=alone, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
