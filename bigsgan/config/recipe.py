@@ -35,6 +35,7 @@ from bigsgan.config.sections import (
     PositiveInt,
     Section,
 )
+from bigsgan.config.signature import typed
 from bigsgan.config.yaml_file import (
     apply_override,
     apply_overrides,
@@ -94,6 +95,7 @@ class Recipe(Section):
     pipeline: Pipeline = Pipeline()
 
     @classmethod
+    @typed
     def read(cls, name: str | os.PathLike[str], *overrides: str) -> Recipe:
         """Return a recipe, of a YAML file or a built-in one by its name, with overrides such as ``total_nimg=20000``.
 
@@ -103,6 +105,7 @@ class Recipe(Section):
         return load_recipe(shipped.found_recipe(os.fspath(name)), list(overrides))
 
     @classmethod
+    @typed
     def of(cls, tree: Mapping[str, Any]) -> Recipe:
         """Return the recipe in nested dictionaries, as YAML would have them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -90,11 +90,13 @@ def typed(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        types = get_type_hints(function)
-        for name, value in inspect.signature(function).bind(*given, **named).arguments.items():
-            if not _is_of(value, types[name]):
-                problem, detail = f"must be of type {function.__annotations__[name]}", f"it is {type(value).__name__}"
-                raise UserError(name, value, problem, "see the docstring", detail)
+        types, signature = get_type_hints(function), inspect.signature(function)
+        for name, value in signature.bind(*given, **named).arguments.items():
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for each in value if several else (value,):
+                if not _is_of(each, types.get(name, object)):  # a class method's class has no type
+                    problem = f"must be of type {function.__annotations__[name]}"
+                    raise UserError(name, each, problem, "see the docstring", f"it is {type(each).__name__}")
         return function(*given, **named)
 
     return call  # type: ignore[return-value]
@@ -107,7 +109,9 @@ def _is_of(value: Any, annotation: Any) -> bool:
     if annotation is int:  # numpy's too
         return isinstance(value, Integral) and not isinstance(value, bool)
     value = value.tolist() if hasattr(value, "tolist") else value  # an array, a tensor
-    return isinstance(value, origin or annotation) and all(_is_of(each, parts[0]) for each in (value if parts else ()))
+    if not isinstance(value, origin or annotation):
+        return False
+    return not isinstance(value, Iterable) or all(_is_of(each, part) for part in parts[:1] for each in value)
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
