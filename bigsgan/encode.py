@@ -32,8 +32,8 @@ from bigsgan.data.prepare import (
     Task,
     begin,
     check_destination,
-    check_numbers,
     check_place,
+    check_workers,
     naming_culprit,
     sum_up,
 )
@@ -42,6 +42,7 @@ from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
+from bigsgan.images.size import Fitting
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.collective_errors import by_rank_zero
@@ -60,7 +61,7 @@ class Options(NamedTuple):
     source: Path  # directory of images, with a folder for each class if any, a zip file, or a directory of tar shards
     destination: Path  # directory of the shards
     codec: str  # the autoencoder; see `open_encoder`
-    resolution: int  # pixels a side of the images, R
+    fitting: Fitting  # of the images
     image_channels: int  # channels of the images, C
     batch: int  # images encoded at a time; the shards' bytes may depend on it
     keep_images: bool  # whether to keep the images beside their latents
@@ -81,10 +82,10 @@ def main(options: Options) -> int:
 
 def _encode(options: Options) -> None:
     check_batch(options.batch)
-    check_numbers(options.resolution, 1 if options.workers is None else options.workers)
+    check_workers(1 if options.workers is None else options.workers)
     if comm.device().type == "cpu":
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
-    encoder = open_encoder(options.codec, options.image_channels, options.resolution, comm.device())
+    encoder = open_encoder(options.codec, options.image_channels, options.fitting.size, comm.device())
     with ExitStack() as stack:
         task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
@@ -109,7 +110,7 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
             **encoder.about,
         }
         task = Task(
-            open_source(options.source, options.max_ignored), options.destination, options.resolution, "latents", more
+            open_source(options.source, options.max_ignored), options.destination, options.fitting, "latents", more
         )
         check_destination(task)
         begin(task, stack)
@@ -152,7 +153,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
 
 def _read_job(task: Task, index: int, options: Options) -> ReadJob:
     """The job that reads one image; if the image is in an archive, its content is read here."""
-    job = ReadJob(task.source.paths[index], task.resolution, options.image_channels, options.keep_images)
+    job = ReadJob(task.source.paths[index], task.fitting, options.image_channels, options.keep_images)
     try:
         return job._replace(content=task.source.content(index))
     except CorruptImage as error:
@@ -193,7 +194,7 @@ def _write_part(
 
 def _encoded(images: list[Result], encoder: Encoder, options: Options) -> np.ndarray:
     """Encode some images to latents."""
-    shape = (len(images), options.image_channels, options.resolution, options.resolution)
+    shape = (len(images), options.image_channels, *options.fitting.size)
     pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)
     with torch.no_grad():
         made = encoder.encode(decode(torch.from_numpy(pixels.copy()).to(comm.device())))
@@ -223,7 +224,7 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     shards = [Path(str(task.archive(number))).name for number in task.parts()]
     about = {
         "codec": {**{key: value for key, value in encoder.codec.items() if key != "path"}, **encoder.about},
-        "resolution": task.resolution,
+        "resolution": task.fitting.size.value,
         "num_images": made.num_images,
         "sha256": {shard: report["sha256"] for shard, report in zip(shards, reports, strict=True)},
     }
@@ -233,5 +234,5 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
-    data = {"kind": "latents", "root": task.destination, "resolution": task.resolution}
-    describe(made, f"latents of {counted(made.num_images, 'image')}", data, codec)
+    data = {"kind": "latents", "root": task.destination}
+    describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)

@@ -22,6 +22,7 @@ from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError, shown
+from bigsgan.images.size import Size
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, open_trained
@@ -165,6 +166,8 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
         trained.recipe = recipe.model_copy(update={"data": data})
     for key in fixed:
         wanted, given = (attrgetter(key)(each.data) for each in (recipe, changed))
+        if isinstance(wanted, Size):
+            wanted, given = wanted.value, given.value
         if wanted != given:
             problem = f"must be {'unset' if wanted is None else shown(wanted)}, as in the run"
             if key in ("paired", "joins_domains"):

@@ -323,7 +323,7 @@ def _settings(
     theirs = {key: value for key, value in known.items() if key in values and values[key] == value}
     ours = {key: values[key] for key in values if key in settled and key not in theirs and key.startswith(_LEARNING)}
     origins = " and ".join(settings.origin for settings in reversed(found.settings) if settings.keys)
-    nearest = f"the nearest to {recipe.data.resolution}x{recipe.data.resolution} and {recipe.data.num_classes} classes"
+    nearest = f"the nearest to {recipe.data.resolution} and {recipe.data.num_classes} classes"
     lines = [f"from {origins}:", *_listed(theirs)] if theirs else []
     lines += [f"from launch/recipes/{name}.yaml, {nearest}:", *_listed(ours)]
     lines += [f"changed, as the two do not fit: {key}{why}" for key, why in changed.items()]

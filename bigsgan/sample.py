@@ -18,6 +18,7 @@ from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.images.npz import write_images
+from bigsgan.images.size import Size
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
@@ -243,10 +244,10 @@ def _shares(num: int, batch: int, rank: int, num_ranks: int) -> list[range]:
     return [range(start, min(start + batch, num)) for start in range(rank * batch, num, batch * num_ranks)]
 
 
-def _check_pixels(option: str, number: int, times: int, resolution: int, remedy: str = "give a smaller number") -> None:
-    most = MOST_PIXELS // (times * resolution**2)
+def _check_pixels(option: str, number: int, times: int, size: Size, remedy: str = "give a smaller number") -> None:
+    most = MOST_PIXELS // (times * size.num_pixels)
     if number > most:
-        problem = f"must be at most {most} with images of {resolution} pixels"
+        problem = f"must be at most {most} with images of {size}"
         raise UserError(option, number, problem, remedy)
 
 
@@ -300,9 +301,9 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
         for _ in batches:
             pass
         return ""
-    side, channels = trained.recipe.data.resolution, trained.recipe.data.image_channels
+    size, channels = trained.recipe.data.resolution, trained.recipe.data.image_channels
     with writing(out), replacing(out) as unfinished:
-        write_images(unfinished, (num, side, side, channels), batches, labels.numpy() if num_classes else None)
+        write_images(unfinished, (num, *size, channels), batches, labels.numpy() if num_classes else None)
     return f"{num} images"
 
 

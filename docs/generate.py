@@ -33,6 +33,7 @@ from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
 from bigsgan.doctor.registry import CHECKS
 from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
+from bigsgan.images.size import Size
 
 Row = tuple[str, ...]
 DOCS = Path(__file__).parent
@@ -47,7 +48,7 @@ ANCHORS = {
 """Headings of sections that are called otherwise."""
 
 LIKE = {"family biggan_deep": "biggan", "family cat": "gat", "family dcgan": "biggan"}  # only name what is the same
-
+NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Size: "integer > 0, or a list of two"}
 SIGNS = (
     (annotated_types.Ge, "ge", ">="),
     (annotated_types.Gt, "gt", ">"),
@@ -188,11 +189,10 @@ def joined(rows: list[Row]) -> list[Row]:
 
 def default_of(field: FieldInfo) -> str:
     """As YAML has it."""
-    if field.is_required():
-        return "required"
-    if isinstance(field.default, Section):
-        return "its defaults"
-    return f"`{field.default if isinstance(field.default, str) else json.dumps(field.default)}`"
+    if field.is_required() or isinstance(field.default, Section):
+        return "required" if field.is_required() else "its defaults"
+    default = field.default.value if isinstance(field.default, Size) else field.default
+    return f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
 def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
@@ -217,8 +217,7 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return "section"
     if origin is dict:
         return "mapping"
-    name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}[annotation]
-    return name + limits(metadata)
+    return NAMES[annotation] + limits(metadata)
 
 
 def limits(metadata: list[Any] | tuple[Any, ...]) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.transformers import TransformerNetwork
+from bigsgan.images.size import Size
 from bigsgan.models.network import LayerStack
 
 
@@ -23,4 +24,4 @@ def built(
     """A network of a recipe's section, which fits images of ``side`` pixels."""
     checked = config.model_validate(section)
     checked.check(Data(resolution=side))
-    return LayerStack(make(checked, side, channels, num_classes))
+    return LayerStack(make(checked, Size.of(side), channels, num_classes))

@@ -98,7 +98,9 @@ def test_own_loss(elsewhere):
 @pytest.mark.slow
 def test_image_games(elsewhere):
     """CycleGAN between two folders, and an autoencoder: train, resume, sample, translate and export."""
-    cyclegan, translations, autoencoder, made_again = commands(written("image-games"))
+    found = {" ".join(words[-2:]): words for words in commands(written("image-games"))}
+    cyclegan, autoencoder = found["--config cyclegan.yaml"], found["--config autoencoder.yaml"]
+    translations, made_again = found["--out translations.png"], found["--out made_again.png"]  # of the last, its own
     draws = np.random.default_rng(0)
     for folder, num in (("horses", 5), ("zebras", 3)):
         Path(folder).mkdir()

@@ -28,11 +28,11 @@ def build_image_pool(
     plan: RunPlan, rank: int, part: Slice, draws: SampleDraws, device: torch.device
 ) -> ImagePool | None:
     """Build the pool of a rank that computes ``part``; None if the recipe has none."""
-    recipe, side = plan.recipe, plan.recipe.data.side
+    recipe = plan.recipe
     if not recipe.objective.pool:
         return None
     reads = plan.placement("discriminator").stage(rank) == 0
-    shape = (recipe.judged_channels, side, side)
+    shape = (recipe.judged_channels, *recipe.data.network_size)
     return ImagePool(recipe.objective.pool, part, shape, draws, device if reads else None)
 
 

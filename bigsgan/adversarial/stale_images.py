@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 def build_stale_images(plan: RunPlan, rank: int, part: Slice, device: torch.device) -> StaleImages | None:
     """Build the buffer of G's images for D's next update, for a rank that computes ``part``; None without overlap."""
-    recipe, side = plan.recipe, plan.recipe.data.side
+    recipe = plan.recipe
     if recipe.objective.schedule != "overlapped":
         return None
     reads = plan.placement("discriminator").stage(rank) == 0
-    shape = (recipe.judged_channels, side, side)
+    shape = (recipe.judged_channels, *recipe.data.network_size)
     return StaleImages(part, recipe.objective.d_steps, shape, device if reads else None)
 
 

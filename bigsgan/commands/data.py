@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from bigsgan.commands.parsing import Commands, add_number, import_late, import_quietly, path_type, picked
+from bigsgan.config.sections import LARGEST_SIDE
 from bigsgan.errors import UserError
+from bigsgan.images.size import Fit, Fitting, Size
 from bigsgan.runtime import launched
 
 _IGNORED = "files that may be images and may be ignored (default: as many as there are images)"
@@ -21,7 +24,7 @@ def add(group: Commands) -> None:
     command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
     text = "zip file, or directory of the shards or folders, to write"
     command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
-    add_number(command, "--resolution", int, None, "pixels a side", required=True)
+    _add_size(command)
     text = "format of DST, which is the data.kind of a recipe that reads it"
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
@@ -36,7 +39,7 @@ def add(group: Commands) -> None:
     command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
     text = "diffusers:FOLDER, torchscript:ENCODER,DECODER, dct or dct:BLOCK"
     command.add_argument("--codec", required=True, help=text)
-    add_number(command, "--resolution", int, None, "pixels a side of the images", required=True)
+    _add_size(command)
     text = "encode images of one channel"
     command.add_argument("--grey", dest="image_channels", action="store_const", const=1, default=3, help=text)
     text = "keep the images beside their latents, as PNG files"
@@ -45,6 +48,31 @@ def add(group: Commands) -> None:
     add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
     add_number(command, "--max-ignored", _natural, None, _IGNORED)
     command.set_defaults(run=encode)
+
+
+def _add_size(command: argparse.ArgumentParser) -> None:
+    text = "pixels a side of the images, or HEIGHT,WIDTH"
+    command.add_argument("--resolution", type=_size, required=True, help=text)
+    text = "images of other proportions: cut out their middle, pad them with black, or stretch them (default: crop)"
+    command.add_argument("--fit", choices=get_args(Fit), default="crop", help=text)
+
+
+def _size(text: str) -> Size:
+    """Read one number, or a height and a width as a recipe has them."""
+    words = text.strip("[]").split(",")
+    if not all(word.strip().isdecimal() for word in words) or len(words) > 2:
+        problem, detail = "must be an integer, or a height and a width", "with an x, projects differ in which is which"
+        raise UserError("--resolution", text, problem, "write 256, or 256,128", detail if "x" in text else "")
+    size = Size.of([int(word) for word in words] * (2 // len(words)))
+    if size.shorter < 1:
+        raise UserError("--resolution", size.value, "must be at least 1", "give a larger number")
+    if size.longer > LARGEST_SIDE:
+        raise UserError("--resolution", size.value, f"must be at most {LARGEST_SIDE}", "give a smaller number")
+    return size
+
+
+def _fitting(options: argparse.Namespace) -> Fitting:
+    return Fitting(options.resolution, options.fit)
 
 
 def _natural(text: str) -> int:
@@ -58,12 +86,13 @@ def encode(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     launched.check_launcher()
     module = import_quietly("bigsgan.encode")
+    options.fitting = _fitting(options)
     return int(module.main(picked(module.Options, options)))
 
 
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
     import_late("bigsgan.data.prepare").main(
-        options.source, options.destination, options.resolution, options.format, options.workers, options.max_ignored
+        options.source, options.destination, _fitting(options), options.format, options.workers, options.max_ignored
     )
     return 0

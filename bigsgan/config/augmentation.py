@@ -89,6 +89,8 @@ class Augmentation(Section):
             problem, detail = f"must be diffaugment with data.codec.kind={data.codec.kind}", "ADA augments pixels"
             remedy = "set augmentation.kind=diffaugment, or augmentation=null"
             raise UserError("augmentation.kind", "ada", problem, remedy, detail)
-        if self.kind == "ada" and data.resolution < 4:
+        if self.kind == "ada" and data.resolution.shorter < 4:
             detail = "ADA pads by reflection"
-            raise UserError("data.resolution", data.resolution, "must be at least 4", "set data.resolution=4", detail)
+            raise UserError(
+                "data.resolution", data.resolution.value, "must be at least 4", "set data.resolution=4", detail
+            )

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from bigsgan.config.outside import outside_name
-from bigsgan.config.sections import NaturalInt, PathText, Pixels, PositiveFloat, PositiveInt, Section, Width
+from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
+from bigsgan.config.size import ImageSize
 from bigsgan.errors import UserError
+from bigsgan.images.size import Fit, Fitting, Size
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
@@ -24,6 +26,7 @@ _READERS = {
     "arguments": (_OUTSIDE,),
     "max_corrupt": (*_FILES, _OUTSIDE),
     "max_ignored": _LISTED,
+    "fit": tuple(kind for kind in _FILES if kind != "latents"),
     "dataset": ("torchvision",),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
@@ -116,16 +119,20 @@ class Data(Section):
     """Channels of the inputs of pairs: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
-    resolution: Pixels = 16
-    """Pixels a side of the square images."""
+    resolution: ImageSize = Size(16, 16)
+    """Pixels a side of square images, or height and width, such as ``[128, 256]``."""
+    fit: Fit = "crop"
+    """What makes images of other proportions fit: their middle alone, black beside or above and below them, or another
+    shape."""
     image_channels: PositiveInt = 1
     """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
-    crop_from: Pixels | None = None
-    """Resize training images to so many pixels a side, and cut a random square of ``resolution`` from them."""
+    crop_from: ImageSize | None = None
+    """Resize training images to so many pixels a side, or height and width, and cut ``resolution`` from a random place
+    of them."""
     horizontal_flip: bool = False
     """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
@@ -170,9 +177,14 @@ class Data(Section):
         return self.codec.channels if self.codec.is_autoencoder else self.image_channels
 
     @property
-    def side(self) -> int:
+    def fitting(self) -> Fitting:
+        """What makes images fit."""
+        return Fitting(self.resolution, self.fit)
+
+    @property
+    def network_size(self) -> Size:
         """Height and width of an image or latent as networks see it."""
-        return self.resolution // self.codec.side_factor
+        return self.resolution.over(self.codec.side_factor)
 
     def most_corrupt(self, num_images: int) -> int:
         """Return how many unreadable images a rank skips, of a data set of ``num_images``."""
@@ -183,12 +195,12 @@ class Data(Section):
 
         With ``keeps_images``, they include the images of latents.
         """
-        sample = (self.crop_from or self.resolution) ** 2 * (
+        sample = (self.crop_from or self.resolution).num_pixels * (
             self.image_channels + self.has_inputs * self.input_channels
         )
         if self.kind == "latents":
-            images = self.resolution**2 * self.image_channels * keeps_images
-            sample = 2 * self.channels * self.side**2 * 4 + images  # means and deviations, float32
+            images = self.resolution.num_pixels * self.image_channels * keeps_images
+            sample = 2 * self.channels * self.network_size.num_pixels * 4 + images  # means and deviations, float32
         return (self.num_workers * self.prefetch + 1) * micro_batch * sample
 
     @model_validator(mode="after")
@@ -205,9 +217,9 @@ class Data(Section):
         for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
             if number not in (1, 3):
                 raise UserError(field, number, "must be 1 or 3", f"set {field}=1 for greyscale or 3 for RGB")
-        if self.crop_from is not None and self.crop_from <= self.resolution:
-            problem = f"must be greater than data.resolution ({self.resolution})"
-            raise UserError("data.crop_from", self.crop_from, problem, "give a larger number, or remove it")
+        if self.crop_from is not None and not self.crop_from.exceeds(self.resolution):
+            problem = f"must be greater than data.resolution ({self.resolution.text})"
+            raise UserError("data.crop_from", self.crop_from.value, problem, "give a larger number, or remove it")
         if self.kind in _TWO_FOLDERS and not self.input_root:
             problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
@@ -236,10 +248,10 @@ class Data(Section):
 
     def _check_codec(self) -> None:
         kind, factor = self.codec.kind, self.codec.side_factor
-        if self.resolution % factor:
+        if not self.resolution.is_multiple_of(factor):
             problem, detail = f"must be a multiple of {factor}", f"data.codec.kind is {kind}"
-            remedy = f"set data.resolution={-(-self.resolution // factor) * factor}"
-            raise UserError("data.resolution", self.resolution, problem, remedy, detail)
+            remedy = f"set data.resolution={self.resolution.nearest_multiple_of(factor).text}"
+            raise UserError("data.resolution", self.resolution.value, problem, remedy, detail)
         if kind == "pixels" and self.kind == "latents":
             problem, remedy = "must be diffusers, torchscript or dct with data.kind=latents", "name what encoded them"
             raise UserError("data.codec.kind", kind, problem, remedy)

@@ -197,6 +197,6 @@ def check_targets(metrics: Sequence[Metric], field: str, recipe: Any) -> None:
         if metric.kind in FIDELITIES and (not recipe.translates or recipe.data.joins_domains):
             detail = "unpaired images have no targets" if recipe.translates else "samples from latents have no targets"
             raise UserError(field, metric.name, "needs pairs of images, or generator.reads=images", "remove it", detail)
-        if metric.kind == "ssim" and recipe.data.resolution < SSIM_WINDOW:
+        if metric.kind == "ssim" and recipe.data.resolution.shorter < SSIM_WINDOW:
             problem, detail = f"needs images of at least {SSIM_WINDOW} pixels", f"they have {recipe.data.resolution}"
             raise UserError(field, metric.name, problem, "use psnr instead", detail)

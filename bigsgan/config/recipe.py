@@ -327,6 +327,10 @@ def _check_objective(recipe: Recipe) -> None:
         problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
         remedy = "remove it, or set discriminator.family to gat or cat"
         raise UserError("objective.teacher", objective.teacher.path, problem, remedy, detail)
+    if objective.teacher and not recipe.data.resolution.is_square:
+        problem, detail = "must be square with objective.teacher", "its patches are a square grid"
+        remedy = "set objective.teacher=null, or give one number"
+        raise UserError("data.resolution", recipe.data.resolution.value, problem, remedy, detail)
     if recipe.statistics == "every_pass" and (objective.schedule == "overlapped" or objective.reuse_fakes):
         key = "reuse_fakes=true" if objective.reuse_fakes else "schedule=overlapped"
         problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"

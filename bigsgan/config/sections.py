@@ -29,7 +29,8 @@ SMALLEST_WIDTH, LARGEST_WIDTH = 0.001, 0.288
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 BatchSize = Annotated[int, Field(gt=0, le=2**20)]
-Pixels = Annotated[int, Field(gt=0, le=2**14)]
+LARGEST_SIDE = 2**14
+Pixels = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
 """Length of an image's side."""
 Width = Annotated[int, Field(gt=0, le=2**16)]
 """Features of a layer. Above the limit, sizes of tensors would not fit in 64 bits."""

@@ -5,6 +5,7 @@ Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class Autoencoder(Codec):
     def __init__(self, data: Data, device: torch.device) -> None:
         """Read the configuration; the weights are read when they are first needed."""
         self._section, self._device = data.codec, device
-        self._shape = data.image_channels, data.resolution, data.resolution
+        self._shape = (data.image_channels, *data.resolution)
         self._decoder: Callable[[Tensor], Tensor] | None = None
         self._scale, self._shift = data.codec.scale or 1.0, 0.0
         if data.codec.kind == "diffusers":
@@ -81,7 +82,7 @@ class Autoencoder(Codec):
         """
         if self._decoder is None:
             self._decoder = self._loaded()
-        images = in_chunks(self._decoder, latents.float() / self._scale + self._shift, self._shape[1] ** 2)
+        images = in_chunks(self._decoder, latents.float() / self._scale + self._shift, math.prod(self._shape[1:]))
         if images.shape[1:] != self._shape:
             problem = f"makes images of the shape {tuple(images.shape[1:])}, not {self._shape}"
             remedy = "give another, or the data.resolution and data.image_channels of its images"

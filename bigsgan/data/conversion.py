@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, values_of
+from bigsgan.images.size import Fitting
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular
 
@@ -43,7 +44,7 @@ class Job(NamedTuple):
     """One image to convert."""
 
     path: str
-    resolution: int  # R
+    fitting: Fitting
     out: str | None  # file to write, unless it exists; None to return its content
 
 
@@ -53,7 +54,7 @@ class Result(NamedTuple):
     content: bytes = b""  # of a PNG file; empty if it is not wanted, was written to a file, or is unreadable
     channels: int = 1  # C
     problem: str = ""  # why the image is unreadable; empty if it is readable
-    pixels: bytes = b""  # uint8 (C, R, R), if they are wanted
+    pixels: bytes = b""  # uint8 (C, H, W), if they are wanted
     values: Sequence[tuple[int, int]] = ()  # lowest and highest, if the image has more than 8 bits
 
 
@@ -69,7 +70,7 @@ def convert(job: Job) -> Result:
         return Result(channels=channels, values=values_of(job.path))
     try:
         with noting_values() as values:
-            pixels, channels = _pixels(job.path, None, job.resolution, None)
+            pixels, channels = _pixels(job.path, None, job.fitting, None)
     except CorruptImage as error:
         return Result(problem=error.reason)
     content = _png(pixels)
@@ -83,8 +84,8 @@ def convert(job: Job) -> Result:
     return Result(channels=channels, values=values)
 
 
-def _pixels(path: str, content: bytes | None, resolution: int, channels: int | None) -> tuple[Tensor, int]:
-    """Read an image, and return it as uint8 (C, R, R), with C.
+def _pixels(path: str, content: bytes | None, fitting: Fitting, channels: int | None) -> tuple[Tensor, int]:
+    """Read an image, and return it as uint8 (C, H, W), with C.
 
     If ``channels`` is None, C is the image's own number. If ``content`` is None, the file is read.
 
@@ -102,12 +103,12 @@ def _pixels(path: str, content: bytes | None, resolution: int, channels: int | N
     if channels is None:
         # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
         channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
-    return image_tensor(image, path, resolution, channels), channels
+    return image_tensor(image, path, fitting, channels), channels
 
 
 def _png(pixels: Tensor) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (R, R, 3) or (R, R)
+    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (H, W, 3) or (H, W)
     return file.getvalue()
 
 
@@ -115,7 +116,7 @@ class ReadJob(NamedTuple):
     """One image to read."""
 
     path: str
-    resolution: int  # R
+    fitting: Fitting
     channels: int  # C
     keep: bool  # whether to return the content of a PNG file too
     content: bytes | None = None  # of the image's file, if it was read from an archive
@@ -132,7 +133,7 @@ def read(job: ReadJob) -> Result:
         return Result(problem=job.problem)
     try:
         with noting_values() as values:
-            pixels, channels = _pixels(job.path, job.content, job.resolution, job.channels)
+            pixels, channels = _pixels(job.path, job.content, job.fitting, job.channels)
     except CorruptImage as error:
         return Result(problem=error.reason)
     return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes(), values=values)

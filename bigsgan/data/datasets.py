@@ -111,9 +111,8 @@ class DigitImages(ImageDataset):
     def __init__(self, data: Data) -> None:
         pixels, labels = _load_digits()
         grey = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / 16)  # (N, 1, 8, 8), 0 .. 255
-        size = (data.resolution, data.resolution)
-        large = F.interpolate(grey, size, mode="bicubic", align_corners=False, antialias=True)
-        self.images = large.round().clamp(0, 255).to(torch.uint8)  # (N, 1, R, R); bicubic overshoots at edges
+        large = F.interpolate(grey, tuple(data.resolution), mode="bicubic", align_corners=False, antialias=True)
+        self.images = large.round().clamp(0, 255).to(torch.uint8)  # (N, 1, H, W); bicubic overshoots at edges
         self.labels = [int(label) if data.num_classes else 0 for label in labels]
 
     def __len__(self) -> int:
@@ -147,8 +146,8 @@ class SyntheticImages(ImageDataset):
 
     def __init__(self, data: Data) -> None:
         self.num_images, self.num_classes = data.num_images, data.num_classes
-        self.shape = (data.image_channels, data.resolution, data.resolution)
-        self.num_bytes = data.image_channels * data.resolution**2
+        self.shape = (data.image_channels, *data.resolution)
+        self.num_bytes = data.image_channels * data.resolution.num_pixels
         words = Draws(seed=0).words("synthetic", (), 0, 1, -(-(self.num_bytes + _SYNTHETIC_IMAGES) // 8))
         self.noise = torch.from_numpy(words[0].view(np.uint8).copy())
 
@@ -220,11 +219,11 @@ class FolderImages(LooseFiles, ImageDataset):
 
     def __init__(self, root: Path, names: list[str], labels: list[int], data: Data) -> None:
         super().__init__(root, names, labels)
-        self.resolution, self.channels = data.resolution, data.image_channels
+        self.fitting, self.channels = data.fitting, data.image_channels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
-        return image_tensor(open_image(path), path, self.resolution, self.channels), self.label(index)
+        return image_tensor(open_image(path), path, self.fitting, self.channels), self.label(index)
 
 
 def build_folder(data: Data) -> FolderImages:

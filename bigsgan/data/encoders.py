@@ -26,6 +26,7 @@ from bigsgan.data.autoencoders import (
 from bigsgan.data.codecs import build_codec
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import to_cosines
+from bigsgan.images.size import Size
 
 _FIELD = "--codec"
 _FORMS = "give diffusers:FOLDER, torchscript:ENCODER,DECODER, dct, or dct:BLOCK"
@@ -37,19 +38,19 @@ class Encoder(NamedTuple):
 
     codec: dict[str, Any]  # the recipe's section that decodes the latents
     about: dict[str, str]  # digests that identify the encoder
-    # images (n, C, R, R) in [-1, 1] -> latents (n, C', R', R') float32, neither shifted nor scaled, or means and
-    # standard deviations of a posterior (n, 2 * C', R', R')
+    # images (n, C, H, W) in [-1, 1] -> latents (n, C', H', W') float32, neither shifted nor scaled, or means and
+    # standard deviations of a posterior (n, 2 * C', H', W')
     encode: Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def open_encoder(text: str, channels: int, resolution: int, device: torch.device) -> Encoder:
+def open_encoder(text: str, channels: int, size: Size, device: torch.device) -> Encoder:
     """Open the encoder that ``--codec`` names, and check on one image that its latents can be decoded.
 
     Args:
         text: ``diffusers:FOLDER``, ``torchscript:ENCODER,DECODER``, ``dct`` or ``dct:BLOCK``.
         channels: C.
-        resolution: R.
+        size: H x W.
         device: The device on which it computes.
 
     Raises:
@@ -57,10 +58,10 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
     """
     kind, _, rest = text.partition(":")
     if kind == "diffusers" and rest:
-        found = _folder(Path(rest), channels, resolution, device)
+        found = _folder(Path(rest), channels, size, device)
     elif kind == "torchscript" and rest.count(",") == 1 and all(rest.split(",")):
         encoder, decoder = map(Path, rest.split(","))
-        found = _programs(encoder, decoder, channels, resolution, device)
+        found = _programs(encoder, decoder, channels, size, device)
     elif text == "dct" or (kind == "dct" and rest in _BLOCKS):
         block = int(rest or 2)
         found = Encoder({"kind": "dct", "block": block}, {}, lambda images: to_cosines(images, block))
@@ -69,13 +70,13 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
     data = Data(
         kind="latents",
         root="DST",
-        resolution=resolution,
+        resolution=size,
         image_channels=channels,
         num_classes=0,
         codec=Codec(**found.codec),
     )
-    made = found.encode(torch.zeros(1, channels, resolution, resolution, device=device))
-    num, shape = data.channels, (data.side, data.side)
+    made = found.encode(torch.zeros(1, channels, *size, device=device))
+    num, shape = data.channels, tuple(data.network_size)
     if made.shape not in [(1, times * num, *shape) for times in (1, 2)]:
         problem = f"makes latents of the shape {tuple(made.shape[1:])}, not {(num, *shape)} or {(2 * num, *shape)}"
         raise UserError(_FIELD, text, problem, "give another codec")
@@ -84,7 +85,7 @@ def open_encoder(text: str, channels: int, resolution: int, device: torch.device
     return found._replace(about={**found.about, **({"weights": weights} if weights else {})})
 
 
-def _folder(folder: Path, channels: int, resolution: int, device: torch.device) -> Encoder:
+def _folder(folder: Path, channels: int, size: Size, device: torch.device) -> Encoder:
     """Open an AutoencoderKL of diffusers."""
     about = read_folder(folder, _FIELD)
     if channels != about.image_channels:
@@ -98,10 +99,10 @@ def _folder(folder: Path, channels: int, resolution: int, device: torch.device) 
         return torch.cat([posterior.mean, posterior.std], dim=1)
 
     codec = {"kind": "diffusers", "path": str(folder), "factor": about.factor, "channels": about.channels}
-    return Encoder(codec, {}, functools.partial(in_chunks, part, pixels=resolution**2))
+    return Encoder(codec, {}, functools.partial(in_chunks, part, pixels=size.num_pixels))
 
 
-def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, device: torch.device) -> Encoder:
+def _programs(encoder: Path, decoder: Path, channels: int, size: Size, device: torch.device) -> Encoder:
     """Open programs of TorchScript. The encoder makes latents, or a tuple of means and standard deviations."""
     program = load_program(encoder, _FIELD, device)
 
@@ -113,13 +114,13 @@ def _programs(encoder: Path, decoder: Path, channels: int, resolution: int, devi
         made = run(images)
         return (torch.cat(list(made), dim=1) if isinstance(made, tuple) else made).float()
 
-    made = run(torch.zeros(1, channels, resolution, resolution, device=device))
+    made = run(torch.zeros(1, channels, *size, device=device))
     first = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-    if not isinstance(first, Tensor) or first.ndim != 4 or first.shape[2] < 1 or resolution % first.shape[2]:
-        problem = f"must make latents, or a tuple of means and deviations, of images (n, {channels}, R, R)"
-        remedy = "give a program whose latents are (n, C, R / factor, R / factor)"
+    if not isinstance(first, Tensor) or first.ndim != 4 or first.shape[2] < 1 or size.height % first.shape[2]:
+        problem = f"must make latents, or a tuple of means and deviations, of images (n, {channels}, H, W)"
+        remedy = "give a program whose latents are (n, C, H / factor, W / factor)"
         raise UserError(_FIELD, str(encoder), problem, remedy)
-    codec = {"kind": "torchscript", "path": str(decoder), "factor": resolution // first.shape[2]}
+    codec = {"kind": "torchscript", "path": str(decoder), "factor": size.height // first.shape[2]}
     codec["channels"] = first.shape[1]
     about = {"encoder": weights_digest([encoder], _FIELD)}
-    return Encoder(codec, about, functools.partial(in_chunks, part, pixels=resolution**2))
+    return Encoder(codec, about, functools.partial(in_chunks, part, pixels=size.num_pixels))

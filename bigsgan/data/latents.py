@@ -57,7 +57,7 @@ class PackedLatents(PackedFiles):
 
 
 class LatentFiles(ImageDataset):
-    """Latents (C, R, R) float32, or a posterior (2 * C, R, R): the mean and the standard deviation of each number."""
+    """Latents (C, H, W) float32, or a posterior (2 * C, H, W): the mean and the standard deviation of each number."""
 
     in_memory = False
 
@@ -68,8 +68,8 @@ class LatentFiles(ImageDataset):
             UserError: The recipe's autoencoder cannot be read.
         """
         self._files, self._codec = files, identity(data.codec)
-        self._shapes = tuple((times * data.channels, data.side, data.side) for times in (1, 2))
-        self._resolution, self._image_channels = data.resolution, data.image_channels
+        self._shapes = tuple((times * data.channels, *data.network_size) for times in (1, 2))
+        self._fitting, self._image_channels = data.fitting, data.image_channels
 
     def __len__(self) -> int:
         return len(self._files)
@@ -84,7 +84,7 @@ class LatentFiles(ImageDataset):
         return latents, self._files.label(index)
 
     def image(self, index: int) -> Tensor | None:
-        """Return the image from which latents were made, uint8 (C, R, R), or None if the data does not hold it.
+        """Return the image from which latents were made, uint8 (C, H, W), or None if the data does not hold it.
 
         Raises:
             CorruptImage: The image cannot be read.
@@ -93,7 +93,7 @@ class LatentFiles(ImageDataset):
         if not content:
             return None
         path = self._files.path(index)
-        return image_tensor(open_image(path, io.BytesIO(content)), path, self._resolution, self._image_channels)
+        return image_tensor(open_image(path, io.BytesIO(content)), path, self._fitting, self._image_channels)
 
     def without_image(self) -> str | None:
         """Return the path of the first latents without an image; None if all have one."""

@@ -28,6 +28,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
+from bigsgan.images.size import Size
 from bigsgan.runtime.signals import kept_from_children
 
 _SHARED_MEMORY = "/dev/shm"
@@ -145,9 +146,10 @@ class RealImages:
         self._corrupt.count(batch)
         images = self._to_device(batch.images)
         if self.data.crop_from is not None:
-            margin = self.data.crop_from - self.data.resolution
-            offsets = self._to_device(torch.from_numpy(random_crops(self.draws, positions, margin)))
-            images = _crop(images, offsets, self.data.resolution)
+            size, whole = self.data.resolution, self.data.crop_from
+            margins = Size(whole.height - size.height, whole.width - size.width)
+            offsets = self._to_device(torch.from_numpy(random_crops(self.draws, positions, margins)))
+            images = _crop(images, offsets, size)
         if self.data.horizontal_flip:
             mirrored = self._to_device(torch.from_numpy(horizontal_flips(self.draws, positions)))
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
@@ -230,11 +232,12 @@ class CorruptImages:
         raise UserError("data.max_corrupt", self._tolerated, problem, remedy, f"the last is {path}: {reason}")
 
 
-def _crop(images: Tensor, offsets: Tensor, size: int) -> Tensor:
-    """Cut squares of ``size`` with top left corners ``offsets`` (n, 2): (n, C, R, R) -> (n, C, size, size)."""
+def _crop(images: Tensor, offsets: Tensor, size: Size) -> Tensor:
+    """Cut out ``size`` with top left corners ``offsets`` (n, 2): (n, C, H, W) -> (n, C, *size)."""
     n, channels, *_ = images.shape
-    reach = torch.arange(size, device=images.device)
-    rows, columns = (offsets[:, :, None] + reach).unbind(1)  # (n, size) each
+    rows, columns = (  # (n, height) and (n, width)
+        offsets[:, axis, None] + torch.arange(side, device=images.device) for axis, side in enumerate(size)
+    )
     image, channel = (torch.arange(num, device=images.device) for num in (n, channels))
     return images[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 

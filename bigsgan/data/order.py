@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from bigsgan.draws import Draws
+from bigsgan.images.size import Size
 
 Stretch: TypeAlias = tuple[int, int]
 """An interval of positions: the first, and the one after the last."""
@@ -80,10 +81,11 @@ def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
     return draws.integers("flip", (), positions.start, len(positions), 2) == 1
 
 
-def random_crops(draws: Draws, positions: range, margin: int) -> np.ndarray:
-    """Return the rows and columns to cut off at the top and left of each image, 0 to ``margin``: int64 (n, 2)."""
+def random_crops(draws: Draws, positions: range, margins: Size) -> np.ndarray:
+    """Return the rows and columns to cut off at the top and left of each image, 0 to ``margins``: int64 (n, 2)."""
     sides = [
-        draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1) for side in ("top", "left")
+        draws.integers(f"crop/{side}", (), positions.start, len(positions), margin + 1)
+        for side, margin in zip(("top", "left"), margins, strict=True)
     ]
     return np.stack(sides, axis=1)
 

@@ -56,10 +56,10 @@ class OutsideImages(ImageDataset):
         return of_attributes(self.source, len(self), os.path.expanduser(str(self.data.root)))
 
     def _converted(self, image: Any, name: str) -> Tensor:
-        size, channels = self.data.resolution, self.data.image_channels
-        if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, size, size):
+        fitting, channels = self.data.fitting, self.data.image_channels
+        if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
             return image.contiguous()
-        return image_tensor(_pil_image(image), name, size, channels)
+        return image_tensor(_pil_image(image), name, fitting, channels)
 
 
 def build_outside(data: Data) -> OutsideImages:
@@ -70,6 +70,7 @@ def build_outside(data: Data) -> OutsideImages:
             classes that the recipe has.
     """
     offered = {name: value for name in _OFFERED if (value := getattr(data, name)) is not None}
+    offered["resolution"] = data.resolution.value
     if data.root and "root" not in takes(plugins.load("data.kind", data.kind, "data")):
         problem, detail = f"must be unset with data.kind={data.kind}", "its signature does not name root"
         raise UserError("data.root", data.root, problem, "remove it, or let that code take it", detail)

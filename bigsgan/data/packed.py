@@ -146,13 +146,13 @@ class PackedImages(PackedFiles, ImageDataset):
         content: Callable[[OpenFiles, np.void], bytes],
         data: Data,
     ) -> None:
-        """See ``PackedFiles``; ``data`` gives the resolution and the channels of images."""
+        """See ``PackedFiles``; ``data`` gives the size and the channels of images."""
         super().__init__(archives, names, entries, content)
-        self.resolution, self.channels = data.resolution, data.image_channels
+        self.fitting, self.channels = data.fitting, data.image_channels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, content = self.path(index), self.read(index)
-        image = image_tensor(open_image(path, io.BytesIO(content)), path, self.resolution, self.channels)
+        image = image_tensor(open_image(path, io.BytesIO(content)), path, self.fitting, self.channels)
         return image, self.label(index)
 
 

@@ -50,8 +50,8 @@ class FilePairs(ImageDataset):
             left = whole.crop((0, 0, width // 2, height))
             right = whole.crop((width - width // 2, 0, width, height))
             images = (left, right) if data.input_side == "left" else (right, left)
-        first = image_tensor(images[0], source, data.resolution, data.input_channels)
-        return torch.cat([first, image_tensor(images[1], target, data.resolution, data.image_channels)]), 0
+        first = image_tensor(images[0], source, data.fitting, data.input_channels)
+        return torch.cat([first, image_tensor(images[1], target, data.fitting, data.image_channels)]), 0
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""
@@ -89,8 +89,8 @@ class TwoDomains(ImageDataset):
         data, num = self.data, len(self.targets)
         other = index % num if self._num_passes == 1 else self._draws.integers("unpaired", (), index, 1, num)[0]
         source, target = self.sources[index % len(self.sources)], self.targets[other]
-        first = image_tensor(open_image(source), source, data.resolution, data.input_channels)
-        return torch.cat([first, image_tensor(open_image(target), target, data.resolution, data.image_channels)]), 0
+        first = image_tensor(open_image(source), source, data.fitting, data.input_channels)
+        return torch.cat([first, image_tensor(open_image(target), target, data.fitting, data.image_channels)]), 0
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""
@@ -117,15 +117,16 @@ class SyntheticPairs(ImageDataset):
         return self.data.num_images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        size = self.data.resolution
+        image_height, image_width = self.data.resolution
         drawn = Draws(seed=0).uniform("pairs/rectangles", (), index * _NUM_RECTANGLES, _NUM_RECTANGLES, 5)
-        kinds = np.zeros((size, size), dtype=np.int64)
+        kinds = np.zeros((image_height, image_width), dtype=np.int64)
         for x, y, width, height, kind in drawn:
-            columns = slice(int(x * size), int((x + 0.1 + width / 2) * size))
-            rows = slice(int(y * size), int((y + 0.1 + height / 2) * size))
+            columns = slice(int(x * image_width), int((x + 0.1 + width / 2) * image_width))
+            rows = slice(int(y * image_height), int((y + 0.1 + height / 2) * image_height))
             kinds[rows, columns] = int(kind * _NUM_KINDS)
-        colours = self._colours[kinds]  # (R, R, 9)
-        rows, columns = np.mgrid[:size, :size] / size
+        colours = self._colours[kinds]  # (H, W, 9)
+        rows, columns = np.mgrid[:image_height, :image_width]
+        rows, columns = rows / image_height, columns / image_width
         # Stripes whose direction, width and colour depend on the kind.
         phase = 40 * ((colours[..., 3] - 0.5) * rows + (colours[..., 4] - 0.5) * columns) + 6 * colours[..., 5]
         target = colours[..., 6:] * (0.6 + 0.4 * np.sin(phase))[..., None]

@@ -30,49 +30,49 @@ from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import used_range
+from bigsgan.images.size import Fitting
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.paths import parse_json
 
-LARGEST_RESOLUTION = 2**14
 _PART_SIZE = 1_000
 _LOCK = ".lock"
 _SHARDED = ("tar", "latents")
 
 
 def main(
-    source: Path, destination: Path, resolution: int, format: str, workers: int | None, max_ignored: int | None = None
+    source: Path, destination: Path, fitting: Fitting, format: str, workers: int | None, max_ignored: int | None = None
 ) -> None:
     """Run ``prepare``, then print the result, the skipped images, and the overrides of a recipe that uses it.
 
     Without ``workers``, there is one process for each available CPU core.
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    made = prepare(source, destination, resolution, format, workers, max_ignored)
-    describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination, "resolution": resolution})
+    made = prepare(source, destination, fitting, format, workers, max_ignored)
+    describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination}, fitting)
 
 
 def prepare(
-    source: Path, destination: Path, resolution: int, format: str, workers: int, max_ignored: int | None = None
+    source: Path, destination: Path, fitting: Fitting, format: str, workers: int, max_ignored: int | None = None
 ) -> Prepared:
     """Convert all images of a directory, or resume doing so; skip unreadable ones.
 
     Args:
         source: Directory with a sub-folder for each class, or with images without classes.
         destination: A zip file, or the directory of the shards or of the class folders.
-        resolution: R.
+        fitting: What makes images fit.
         format: ``zip``, ``tar`` or ``folder``.
         workers: Number of worker processes.
         max_ignored: Files that may be images and are ignored; by default, as many as there are images.
 
     Raises:
         UserError: The source is not a directory of images; the destination is something else, was made from another
-            source or with another resolution, or is in use by another process; the disk is full, or cannot be read or
-            written; a process died; or a class has no readable image.
+            source or with another resolution or fit, or is in use by another process; the disk is full, or cannot be
+            read or written; a process died; or a class has no readable image.
     """
-    check_numbers(resolution, workers)
+    check_workers(workers)
     check_place(destination, source)
-    task = Task(list_source(source, max_ignored), destination, resolution, format)
+    task = Task(list_source(source, max_ignored), destination, fitting, format)
     _check_classes(task)
     with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():
@@ -129,17 +129,14 @@ def naming_culprit(destination: Path, workers: int | None) -> Iterator[None]:
         raise UserError("--workers", workers, "cannot be kept up: a worker process died", remedy) from error
 
 
-def check_numbers(resolution: int, workers: int) -> None:
-    """Refuse a resolution or a number of workers that is out of range.
+def check_workers(workers: int) -> None:
+    """Refuse a number of workers that is out of range.
 
     Raises:
-        UserError: A number is out of range.
+        UserError: There would be none.
     """
-    for option, number, most in (("--resolution", resolution, LARGEST_RESOLUTION), ("--workers", workers, None)):
-        if number < 1:
-            raise UserError(option, number, "must be at least 1", "give a larger number")
-        if most and number > most:
-            raise UserError(option, number, f"must be at most {most}", "give a smaller number")
+    if workers < 1:
+        raise UserError("--workers", workers, "must be at least 1", "give a larger number")
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ class Task:
 
     source: Source
     destination: Path
-    resolution: int
+    fitting: Fitting
     format: str
     more: dict[str, Any] = field(default_factory=dict)  # further parameters that all parts must share
 
@@ -174,7 +171,8 @@ class Task:
         """The parameters that all parts must share."""
         return {
             "format": self.format,
-            "resolution": self.resolution,
+            "resolution": self.fitting.size.value,
+            **({} if self.fitting.how == "crop" else {"fit": self.fitting.how}),
             "part_size": _PART_SIZE,
             "source": self.source.digest(),
             **self.more,
@@ -307,7 +305,7 @@ def parts_left(task: Task) -> dict[int, range]:
 
 def _job(task: Task, index: int) -> Job:
     out = str(task.destination / f"{task.name(index)}.png") if task.format == "folder" else None
-    return Job(task.source.paths[index], task.resolution, out)
+    return Job(task.source.paths[index], task.fitting, out)
 
 
 def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:

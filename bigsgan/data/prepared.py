@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from bigsgan.images.size import Fitting
+
 _SHOWN_UNREADABLE = 10
 
 _log = logging.getLogger(__name__)
@@ -24,10 +26,15 @@ class Prepared(NamedTuple):
     values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
 
 
-def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[str, Any] | None = None) -> None:
+_FITTED = {"crop": "cropped to", "pad": "padded with black to", "stretch": "stretched to"}
+
+
+def describe(
+    made: Prepared, what: str, data: Mapping[str, Any], fitting: Fitting, codec: Mapping[str, Any] | None = None
+) -> None:
     """Print the result, the skipped images, the overrides of a recipe that uses it, and the files that were ignored.
 
-    ``data`` and ``codec`` are keys of these sections besides those that ``made`` tells.
+    ``data`` and ``codec`` are keys of these sections besides those that ``made`` and ``fitting`` tell.
     """
     for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
         _log.warning("skipped an unreadable image: %s: %s", path, why)
@@ -37,8 +44,10 @@ def describe(made: Prepared, what: str, data: Mapping[str, Any], codec: Mapping[
     if made.values:
         _log.warning("%s", made.values)
     classes = "class" if made.num_classes == 1 else "classes"
-    print(f"{data['root']}: {what} of {made.num_classes or 'no'} {classes}")
-    overrides = {**data, "image_channels": made.image_channels, "num_classes": made.num_classes}
+    fitted = f"{_FITTED[fitting.how]} {fitting.size}"
+    print(f"{data['root']}: {what} of {made.num_classes or 'no'} {classes}, {fitted}")
+    overrides = {**data, "resolution": fitting.size.text}
+    overrides |= {"image_channels": made.image_channels, "num_classes": made.num_classes}
     overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
     print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
     if made.ignored:

@@ -17,6 +17,7 @@ from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2G
 from bigsgan.doctor.arithmetic import REMEDY
 from bigsgan.doctor.checks import Finding, Subject, failed, first_of, not_applicable, passed
 from bigsgan.engines.base import DTYPES
+from bigsgan.images.size import Size
 from bigsgan.models import fir, fused, noise, resizing
 from bigsgan.models.modulation import modulate_and_rectify
 from bigsgan.models.network import LayerStack, initialize
@@ -227,8 +228,8 @@ def rectifier_excess(
 def networks(device: str, **section: Any) -> tuple[LayerStack, LayerStack]:
     """A tiny G and D in float64, with residual connections, classes and every kind of layer."""
     sizes: dict[str, Any] = {"channel_base": 64, "channel_max": 6, "mapping_layers": 1, **section}
-    g = generator_layers(StyleGAN2Generator(latent_size=4, w_size=5, style_mixing=0, **sizes), 8, 3, 2)
-    d = discriminator_layers(StyleGAN2Discriminator(mbstd_group=2, **sizes), 8, 3, 2)
+    g = generator_layers(StyleGAN2Generator(latent_size=4, w_size=5, style_mixing=0, **sizes), Size(8, 8), 3, 2)
+    d = discriminator_layers(StyleGAN2Discriminator(mbstd_group=2, **sizes), Size(8, 8), 3, 2)
     made = []
     for network in (LayerStack(g), LayerStack(d)):
         initialize(network, 0)

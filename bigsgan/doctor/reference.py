@@ -149,7 +149,7 @@ class Reference:
     def _distance_to_teacher(self, shown, x, *y):
         """Distance from what D's heads compute of the full image's tokens to the teacher's features of this image."""
         d: Any = self.recipe.discriminator
-        side, h = self.recipe.data.side // d.patch, (torch.cat([x] * d.images_per_sample, dim=1), *y)
+        side, h = self.recipe.data.network_size.height // d.patch, (torch.cat([x] * d.images_per_sample, dim=1), *y)
         *others, last = self.d.layers.values()
         for layer in others:
             h = layer(*h)

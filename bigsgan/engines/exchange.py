@@ -28,12 +28,12 @@ def build_exchange(plan: RunPlan) -> Exchange | None:
     """The exchange of a run; None where images arise on the very ranks that read them. Every rank calls this."""
     if not plan.images_travel:
         return None
-    side = plan.recipe.data.side
-    shape, parts = (plan.recipe.judged_channels, side, side), plan.recipe.objective.adversarial.parts
+    size = plan.recipe.data.network_size
+    shape, parts = (plan.recipe.judged_channels, *size), plan.recipe.objective.adversarial.parts
     makers, judges = plan.placement("generator").output_ranks(), plan.placement("discriminator").input_ranks()
     group = dist.new_group(group_desc=MESSAGES)
     # The loss is a mean over the samples of a replica, of which G's has another number than D's.
-    gradients = Route(group, judges, makers, (parts * shape[0], side, side), len(makers) / len(judges))
+    gradients = Route(group, judges, makers, (parts * shape[0], *size), len(makers) / len(judges))
     return Exchange(Route(group, makers, judges, shape), gradients)
 
 

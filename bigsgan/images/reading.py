@@ -18,6 +18,7 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from bigsgan.errors import reason
+from bigsgan.images.size import Fitting, Size
 from bigsgan.runtime.paths import check_regular
 
 _MOST_PIXELS = 1 << 28
@@ -48,7 +49,9 @@ _UPRIGHT = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}  # the transposition that turns an image with this EXIF orientation upright: EXIF 2.32, table 6
+}
+_ON_ITS_SIDE = (5, 6, 7, 8)
+# the transposition that turns an image with this EXIF orientation upright: EXIF 2.32, table 6
 
 
 class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is counted
@@ -145,36 +148,62 @@ def used_range(values: Sequence[tuple[int, int]]) -> str:
     return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
 
 
-def image_tensor(image: Image.Image, name: str, resolution: int, channels: int) -> Tensor:
-    """Convert, turn upright, crop and resize: uint8 (C, R, R).
+def image_tensor(image: Image.Image, name: str, fitting: Fitting, channels: int) -> Tensor:
+    """Convert, turn upright, and make it fit: uint8 (C, H, W).
 
-    The largest centred square (odd margins leave the extra pixel at the right or the bottom) is resized with Pillow's
-    Lanczos filter, which widens with the reduction, so that nothing aliases.
+    Of an image that is cropped, that is the largest centred part of the wanted proportions (odd margins leave the extra
+    pixel at the right or the bottom). It is resized with Pillow's Lanczos filter, which widens with the reduction, so
+    that nothing aliases. An image that is padded gets black pixels on both sides.
 
     Raises:
         CorruptImage: The image has a mode that cannot be converted; ``name`` is its name in the report.
     """
     try:
-        image = _eight_bits(upright(_reduced(image, resolution)), channels)
-        width, height = image.size
-        side = min(width, height)
-        left, top = (width - side) // 2, (height - side) // 2
-        image = image.crop((left, top, left + side, top + side))
-        image = image.resize((resolution, resolution), Image.Resampling.LANCZOS)
-        pixels = torch.from_numpy(np.array(image))  # (R, R) or (R, R, 3)
-        return pixels.view(resolution, resolution, channels).permute(2, 0, 1).contiguous()
+        image = _eight_bits(upright(_reduced(image, fitting)), channels)
+        box, inside = _placed(image, fitting)
+        image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
+        size = fitting.size
+        if inside != size:
+            place = (size.width - inside.width) // 2, (size.height - inside.height) // 2
+            canvas = Image.new(image.mode, (size.width, size.height))
+            canvas.paste(image, place)
+            image = canvas
+        pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
+        return pixels.view(*size, channels).permute(2, 0, 1).contiguous()
     except Exception as error:  # as in open_image: some data sets decode only now
         raise CorruptImage(name, reason(error, name)) from error
 
 
-def _reduced(image: Image.Image, resolution: int) -> Image.Image:
-    """Average the pixels of a very large image's centred square, as all else would copy it several times."""
-    side, size = min(image.size), _REDUCTION * resolution
-    if image.width * image.height <= _MANY_PIXELS or side < 2 * size:
+def _placed(image: Image.Image, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:
+    """Return the part of an image that is used, (left, top, right, bottom), and the size that this part gets."""
+    (width, height), size = image.size, fitting.size
+    whole = (0, 0, width, height)
+    if fitting.how == "stretch":
+        return whole, size
+    is_wide = width * size.height > height * size.width  # wider than wanted
+    if fitting.how == "pad":
+        if is_wide:
+            return whole, Size(max(1, round(height * size.width / width)), size.width)
+        return whole, Size(size.height, max(1, round(width * size.height / height)))
+    used = (max(1, round(height * size.width / size.height)), height)
+    if not is_wide:
+        used = (width, max(1, round(width * size.height / size.width)))
+    left, top = (width - used[0]) // 2, (height - used[1]) // 2
+    return (left, top, left + used[0], top + used[1]), size
+
+
+def _reduced(image: Image.Image, fitting: Fitting) -> Image.Image:
+    """Average the pixels of the used part of a very large image, as all else would copy it several times."""
+    if image.width * image.height <= _MANY_PIXELS:
         return image
-    left, top = (image.width - side) // 2, (image.height - side) // 2
+    if image.getexif().get(_EXIF_ORIENTATION) in _ON_ITS_SIDE:
+        fitting = Fitting(Size(fitting.size.width, fitting.size.height), fitting.how)
+    (left, top, right, bottom), inside = _placed(image, fitting)
+    size = inside.times(_REDUCTION)
+    if right - left < 2 * size.width or bottom - top < 2 * size.height:
+        return image
     plain = image.convert(_PLAIN_MODES[image.mode]) if image.mode in _PLAIN_MODES else image
-    return plain.resize((size, size), Image.Resampling.BOX, (left, top, left + side, top + side))
+    return plain.resize((size.width, size.height), Image.Resampling.BOX, (left, top, right, bottom))
 
 
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:

@@ -72,7 +72,7 @@ def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path
         except UserError as error:
             deviation, text = 1.0, f" with scaling_factor 1, as its latents were not measured ({error})"
         scale = {"scaling_factor": 1 / deviation}
-    made = network(section, state, recipe.data.channels, recipe.data.resolution, **scale)
+    made = network(section, state, recipe.data.channels, recipe.data.resolution.shorter, **scale)
     with writing(out), leaving_nothing(out):
         made.save_pretrained(out)
         for path in out.glob("*.safetensors"):  # safetensors 0.8 lets nobody else read them
@@ -96,6 +96,6 @@ def latent_moments(trained: TrainedNetwork) -> tuple[float, float]:
         labels = torch.zeros(len(images), dtype=torch.int64, device=place)
         return encoder.fold(images.to(place), labels, labels)[1].cpu().double()
 
-    mean, log_variance = in_chunks(moments, images, data.resolution**2).chunk(2, dim=1)
+    mean, log_variance = in_chunks(moments, images, data.resolution.num_pixels).chunk(2, dim=1)
     squares = mean.square().mean() + log_variance.exp().mean()
     return mean.mean().item(), (squares - mean.mean().square()).sqrt().item()

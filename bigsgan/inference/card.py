@@ -50,10 +50,11 @@ The network is built from the recipe in `config.json`; no code comes from this r
 """
 
 _USE = {
-    "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {side}, {side}){values}",
+    "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {height}, {width}){values}",
     "classes": "{made} = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
-    "# latents, classes -> (4, {channels}, {side}, {side}){values}",
-    "pairs": "images = G(inputs)  # (n, {inputs}, {side}, {side}) -> (n, {channels}, {side}, {side}), both in [-1, 1]",
+    "# latents, classes -> (4, {channels}, {height}, {width}){values}",
+    "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) -> (n, {channels}, {height}, {width}), "
+    "both in [-1, 1]",
 }
 
 
@@ -72,14 +73,17 @@ def model_card(
     """
     data = recipe.data
     kind = "pairs" if recipe.translates else "classes" if data.num_classes else "latents"
+    size_text = f"{data.resolution.height} x {data.resolution.width}"
     decoded = data.kind == "latents"  # the user decodes them
+    size = data.network_size if decoded else data.resolution
     scaled = f"scaled by {data.codec.scale:g}" if data.codec.scale else "scaled as the autoencoder's config.json says"
     use = _USE[kind].format(
         latent_size=recipe.latent_size,
         classes=data.num_classes,
         channels=data.channels if decoded else data.image_channels,
         inputs=recipe.input_channels,
-        side=data.side if decoded else data.resolution,
+        height=size.height,
+        width=size.width,
         made="encoded" if decoded else "images",
         values=f", {scaled}" if decoded else " in [-1, 1]",
     )
@@ -89,7 +93,7 @@ def model_card(
         family=recipe.generator.family,
         name=run.absolute().name,
         grid="" if grid is None else f"\n![Samples]({grid})\n",
-        size=f"{data.resolution} x {data.resolution}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
+        size=f"{size_text}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
         classes=data.num_classes or "none",
         parameters=f"{num_parameters / 1e6:.2f} M",
         weights=_name(header),

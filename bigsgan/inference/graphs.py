@@ -159,7 +159,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
     """Inputs of a graph for ``num`` images, by name."""
     data, draws = recipe.data, Draws(recipe.seed)
     if recipe.translates:
-        shape = (recipe.input_channels, data.side, data.side)
+        shape = (recipe.input_channels, *data.network_size)
         pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
         return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
     inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}

@@ -83,7 +83,7 @@ class Translations:
         data = self._trained.recipe.data
         channels = data.input_channels if data.has_inputs else data.image_channels
         try:
-            pixels = image_tensor(open_image(str(path)), str(path), data.resolution, channels)
+            pixels = image_tensor(open_image(str(path)), str(path), data.fitting, channels)
         except CorruptImage as error:
             raise UserError("--input", str(path), f"cannot be read: {error.reason}", "repair or remove it") from None
         return decode(pixels)

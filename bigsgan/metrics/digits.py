@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import DigitImages
 from bigsgan.images.codec import decode
+from bigsgan.images.size import Size
 from bigsgan.runtime.atomic import replacing
 
 VERSION = 1
@@ -47,9 +48,9 @@ class DigitClassifier(nn.Module):
         return features, self.logits(features)
 
 
-def digit_images(resolution: int) -> tuple[Tensor, Tensor]:
-    """All digits, (1797, 1, R, R) in [-1, 1], and their classes (1797,)."""
-    source = DigitImages(Data(kind="digits", resolution=resolution, image_channels=1, num_classes=NUM_CLASSES))
+def digit_images(size: Size) -> tuple[Tensor, Tensor]:
+    """All digits, (1797, 1, H, W) in [-1, 1], and their classes (1797,)."""
+    source = DigitImages(Data(kind="digits", resolution=size, image_channels=1, num_classes=NUM_CLASSES))
     return decode(source.images), torch.tensor(source.labels)
 
 
@@ -67,14 +68,14 @@ def train_classifier(images: Tensor, labels: Tensor, seed: int = 0) -> DigitClas
     return network.eval().requires_grad_(False)
 
 
-def cached_classifier(resolution: int, cache: Path) -> DigitClassifier:
-    """The classifier of digits at a resolution; trained if the cache has none."""
-    path = cache / f"digits-classifier-{VERSION}-{resolution}.safetensors"
+def cached_classifier(size: Size, cache: Path) -> DigitClassifier:
+    """The classifier of digits at a size; trained if the cache has none."""
+    path = cache / f"digits-classifier-{VERSION}-{size.text}.safetensors"
     network = DigitClassifier()
     try:
         network.load_state_dict(load_file(path))
     except (OSError, RuntimeError, SafetensorError):  # missing, of another version, damaged
-        network = train_classifier(*digit_images(resolution))
+        network = train_classifier(*digit_images(size))
         try:
             cache.mkdir(parents=True, exist_ok=True)
             with replacing(path) as unfinished:

@@ -23,6 +23,7 @@ from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.data.autoencoders import load_program, naming_program
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
+from bigsgan.images.size import Size
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
 from bigsgan.metrics.weight_files import find_weights, load_weights
 from bigsgan.runtime import comm
@@ -93,7 +94,7 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapp
     """
     with _named(fields):
         features = _find(section, data)(cache)
-        black = torch.zeros(1, data.image_channels, data.resolution, data.resolution, dtype=torch.uint8)
+        black = torch.zeros(1, data.image_channels, *data.resolution, dtype=torch.uint8)
         try:
             seen = features(black)
             _, features.width = seen.features.shape
@@ -140,9 +141,9 @@ def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
     return lambda _: _torchscript(path)
 
 
-def _digits(resolution: int, cache: Path) -> Features:
+def _digits(size: Size, cache: Path) -> Features:
     """The digits classifier, trained or read from the cache by rank 0: its outputs must be the same on all ranks."""
-    network = cached_classifier(resolution, cache) if comm.rank() == 0 else DigitClassifier()
+    network = cached_classifier(size, cache) if comm.rank() == 0 else DigitClassifier()
     network.load_state_dict(comm.from_rank_zero(network.state_dict()))
     network.eval().requires_grad_(False)
 

@@ -85,5 +85,5 @@ def trimmed_mean(distances: Tensor) -> float:
 
 def _comparable(images: Tensor) -> Tensor:
     """Images from [-1, 1] as 0 to 255, not rounded, because differences are small."""
-    factor = max(images.shape[-1] // LARGEST_RESOLUTION, 1)
+    factor = max(min(images.shape[2:]) // LARGEST_RESOLUTION, 1)
     return byte_range(F.avg_pool2d(images.float(), factor) if factor > 1 else images)

@@ -108,7 +108,7 @@ def _gaussian(arrays: Mapping[str, np.ndarray], width: int, refused: Refused) ->
 
 
 def _images(images: np.ndarray, data: Data, refused: Refused) -> np.ndarray:
-    wanted = (data.resolution, data.resolution, data.image_channels)
+    wanted = (*data.resolution, data.image_channels)
     if images.ndim != 4 or images.shape[1:] != wanted or images.dtype != np.uint8:
         problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) uint8, as the run's images are"
         raise refused(f"{problem}, got {images.shape} {images.dtype}", "give images of the same size")

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.autoencoder import AutoencoderDiscriminator, AutoencoderGenerator
+from bigsgan.images.size import Size
 from bigsgan.models import noise, pix2pix
 from bigsgan.models.attention import attend
 from bigsgan.models.convolutions import convolve, laid_out
@@ -161,7 +162,7 @@ class DecoderOutput(nn.Module):
 
 
 def generator_layers(
-    config: AutoencoderGenerator, resolution: int, image_channels: int, num_classes: int
+    config: AutoencoderGenerator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, C, R, R), labels (N,), [seeds (N,)] -> images, and the bottleneck's outputs."""
     widths = [config.channels * multiplier for multiplier in config.multipliers]
@@ -209,7 +210,7 @@ def _bottleneck(config: AutoencoderGenerator) -> list[nn.Module]:
 
 
 def discriminator_layers(
-    config: AutoencoderDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: AutoencoderDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
     """Flat layer list: images (N, image channels, R, R), labels (N,) -> (N, P)."""
-    return pix2pix.discriminator_layers(config, resolution, image_channels, 0)
+    return pix2pix.discriminator_layers(config, size, image_channels, 0)

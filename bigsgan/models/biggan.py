@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.config.families.base import bottom_of
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BigGANDiscriminator,
@@ -20,6 +21,7 @@ from bigsgan.config.families.biggan import (
     biggan_discriminator_resolutions,
 )
 from bigsgan.config.families.blocks import BlockSection
+from bigsgan.images.size import Size
 from bigsgan.models.batch_norm import AffineBatchNorm, ClassBatchNorm, ConditionalBatchNorm
 from bigsgan.models.layers import (
     Embedding,
@@ -32,8 +34,6 @@ from bigsgan.models.layers import (
 from bigsgan.models.light import STANDARD, Makers, pair
 from bigsgan.models.resizing import pool_average, rectify_and_pool_average
 
-BOTTOM_RESOLUTION = 4
-
 _MAKERS = Makers(
     spatial=lambda in_channels, out_channels, groups: SpectralConv2d(in_channels, out_channels, 3, groups=groups),
     pointwise=lambda in_channels, out_channels: SpectralConv2d(in_channels, out_channels, 1),
@@ -44,17 +44,19 @@ _MAKERS = Makers(
 class GeneratorInput(nn.Module):
     """Latent and label -> the first feature map and the condition that all blocks share, or the label."""
 
-    def __init__(self, num_classes: int, embedding_size: int | None, first_chunk: int, channels: int) -> None:
+    def __init__(
+        self, num_classes: int, embedding_size: int | None, first_chunk: int, channels: int, size: Size
+    ) -> None:
         super().__init__()
-        self.first_chunk = first_chunk
+        self.first_chunk, self.size = first_chunk, size
         # Without classes, all images share one learned vector, so that the condition has a gradient path.
         self.embedding = None if embedding_size is None else Embedding(max(num_classes, 1), embedding_size)
-        self.linear = SpectralLinear(first_chunk, channels * BOTTOM_RESOLUTION**2)
+        self.linear = SpectralLinear(first_chunk, channels * size.num_pixels)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, Z), (N,) int64 -> (N, C, 4, 4), and (N, E + Z - first chunk) or (N,) int64."""
+        """(N, Z), (N,) int64 -> (N, C, H, W), and (N, E + Z - first chunk) or (N,) int64."""
         first, rest = latents[:, : self.first_chunk], latents[:, self.first_chunk :]
-        h = self.linear(first).view(latents.shape[0], -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION)
+        h = self.linear(first).view(latents.shape[0], -1, *self.size)
         if self.embedding is None:
             return h, labels
         embedding = self.embedding(labels)
@@ -199,18 +201,15 @@ class DiscriminatorHead(nn.Module):
         return (full(logits),)
 
 
-def generator_layers(
-    config: BigGANGenerator, resolution: int, image_channels: int, num_classes: int
-) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths = config.steps(resolution)
+def generator_layers(config: BigGANGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, H, W)."""
+    widths = config.steps(size.nominal)
     num_steps = len(widths) - 1
     chunk = config.latent_size // (num_steps + 1) if config.hierarchical else 0
     first_chunk = chunk or config.latent_size
-    layers: list[nn.Module] = [
-        GeneratorInput(num_classes, config.embedding_size if config.shared_embedding else None, first_chunk, widths[0])
-    ]
-    size = BOTTOM_RESOLUTION
+    embedding_size = config.embedding_size if config.shared_embedding else None
+    layers: list[nn.Module] = [GeneratorInput(num_classes, embedding_size, first_chunk, widths[0], bottom_of(size))]
+    shorter = bottom_of(size).shorter
     for i in range(num_steps):
         start = config.embedding_size + i * chunk
         for j in range(config.depth):
@@ -218,19 +217,19 @@ def generator_layers(
             before, columns = widths[i + 1] if j else widths[i], (start, start + chunk)
             num = max(num_classes, 1)
             layers.append(GeneratorBlock(before, widths[i + 1], num, columns, is_last, j == 0, config))
-        size *= 2
-        if size in config.attention:
+        shorter *= 2
+        if shorter in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
     layers.append(GeneratorOutput(widths[-1], image_channels, config.output_norm_eps))
     return layers
 
 
 def discriminator_layers(
-    config: BigGANDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: BigGANDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    widths = [image_channels, *config.widths(BIGGAN_DISCRIMINATOR[resolution])]
-    sizes = [resolution, *biggan_discriminator_resolutions(resolution)]
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
+    widths = [image_channels, *config.widths(BIGGAN_DISCRIMINATOR[size.nominal])]
+    sizes = [size.shorter, *biggan_discriminator_resolutions(size)]
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
         downsample = sizes[i + 1] < sizes[i]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.config.families.base import bottom_of
 from bigsgan.config.families.biggan import BIGGAN_DISCRIMINATOR, BIGGAN_GENERATOR
 from bigsgan.config.families.biggan_deep import (
     BOTTLENECK,
@@ -17,8 +18,9 @@ from bigsgan.config.families.biggan_deep import (
     BigGANDeepGenerator,
     deep_discriminator_resolutions,
 )
+from bigsgan.images.size import Size
 from bigsgan.models.batch_norm import ConditionalBatchNorm
-from bigsgan.models.biggan import BOTTOM_RESOLUTION, CarriedAttention, DiscriminatorHead, GeneratorOutput
+from bigsgan.models.biggan import CarriedAttention, DiscriminatorHead, GeneratorOutput
 from bigsgan.models.layers import Embedding, SpectralConv2d, SpectralLinear
 from bigsgan.models.resizing import pool_average, upsample_nearest
 
@@ -26,18 +28,19 @@ from bigsgan.models.resizing import pool_average, upsample_nearest
 class GeneratorInput(nn.Module):
     """Latent and label -> the first feature map and the condition that all blocks share."""
 
-    def __init__(self, num_classes: int, embedding_size: int, latent_size: int, channels: int) -> None:
+    def __init__(self, num_classes: int, embedding_size: int, latent_size: int, channels: int, size: Size) -> None:
         super().__init__()
+        self.size = size
         # Without classes, all images share one learned vector, so that the condition has a gradient path.
         self.embedding = Embedding(max(num_classes, 1), embedding_size)
-        self.linear = SpectralLinear(embedding_size + latent_size, channels * BOTTOM_RESOLUTION**2)
+        self.linear = SpectralLinear(embedding_size + latent_size, channels * size.num_pixels)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, Z), (N,) int64 -> (N, C, 4, 4), (N, E + Z)."""
+        """(N, Z), (N,) int64 -> (N, C, H, W), (N, E + Z)."""
         embedding = self.embedding(labels)
         # Latents arrive in float32; the condition has the network's type.
         condition = torch.cat([embedding, latents.to(embedding.dtype)], dim=1)
-        return self.linear(condition).view(latents.shape[0], -1, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION), condition
+        return self.linear(condition).view(latents.shape[0], -1, *self.size), condition
 
 
 class GeneratorBlock(nn.Module):
@@ -114,33 +117,34 @@ class DiscriminatorBlock(nn.Module):
         return self.conv4(x) + h, labels
 
 
-def generator_layers(
-    config: BigGANDeepGenerator, resolution: int, image_channels: int, num_classes: int
-) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths = [config.channels * m for m in BIGGAN_GENERATOR[resolution]]
-    layers: list[nn.Module] = [GeneratorInput(num_classes, config.embedding_size, config.latent_size, widths[0])]
+def generator_layers(config: BigGANDeepGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, H, W)."""
+    widths = [config.channels * m for m in BIGGAN_GENERATOR[size.nominal]]
+    bottom = bottom_of(size)
+    layers: list[nn.Module] = [
+        GeneratorInput(num_classes, config.embedding_size, config.latent_size, widths[0], bottom)
+    ]
     condition_size = config.embedding_size + config.latent_size
-    num_steps, size = len(widths) - 1, BOTTOM_RESOLUTION
+    num_steps, shorter = len(widths) - 1, bottom.shorter
     for i in range(num_steps):
         for j in range(config.depth):
             resizes = j == config.depth - 1
             after = widths[i + 1] if resizes else widths[i]
             is_last = resizes and i == num_steps - 1
             layers.append(GeneratorBlock(widths[i], after, condition_size, resizes, is_last, config.norm_eps))
-        size *= 2
-        if size in config.attention:
+        shorter *= 2
+        if shorter in config.attention:
             layers.append(CarriedAttention(widths[i + 1]))
     layers.append(GeneratorOutput(widths[-1], image_channels, config.output_norm_eps))
     return layers
 
 
 def discriminator_layers(
-    config: BigGANDeepDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: BigGANDeepDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    widths = [config.channels * m for m in BIGGAN_DISCRIMINATOR[resolution]]
-    sizes = [resolution, *deep_discriminator_resolutions(resolution)]
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
+    widths = [config.channels * m for m in BIGGAN_DISCRIMINATOR[size.nominal]]
+    sizes = [size.shorter, *deep_discriminator_resolutions(size)]
     layers: list[nn.Module] = [DiscriminatorInput(image_channels, widths[0])]
     for i in range(len(widths) - 1):
         downsample = sizes[i + 1] < sizes[i]

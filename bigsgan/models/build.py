@@ -31,7 +31,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     if is_outside(section.family):
         layers = outside_layers(recipe, network)
     else:
-        layers = maker(section)(section, data.side, data.channels, condition)
+        layers = maker(section)(section, data.network_size, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
         layers[-1].teacher = gat.TeacherHead(section, recipe.objective.teacher)
     before: list[nn.Module] = []

@@ -47,19 +47,19 @@ def convolve(
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, groups: int) -> Tensor:
     if groups > 1 or not suits_tensor_cores(x.device, x.dtype):
         return F.conv2d(x, weight, bias, stride, padding, groups=groups)
-    num, kernel = len(weight), weight.shape[2]
+    num, (*kernel,) = len(weight), weight.shape[2:]
     spare, missing = -x.shape[1] % MULTIPLE, -num % MULTIPLE
     if spare:
-        has_ones = bias is not None and kernel > 2 * padding  # one tap never meets the padding of the image
+        has_ones = bias is not None and min(kernel) > 2 * padding  # one tap never meets the padding of the image
         # As the last dimension, so that channels stay side by side even if there was only one.
         x = F.pad(x.permute(0, 2, 3, 1), (0, spare), value=float(has_ones)).permute(0, 3, 1, 2)
-        more = weight.new_zeros(num, spare, kernel, kernel)
+        more = weight.new_zeros(num, spare, *kernel)
         if bias is not None and has_ones:
             more, bias = _tap(bias, weight, padding, spare), None
         weight = torch.cat([weight, more], dim=1)
     if missing:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
-    if bias is not None and (kernel, stride, padding) == (1, 1, 0):
+    if bias is not None and (kernel, stride, padding) == ([1, 1], 1, 0):
         pixels = x.permute(0, 2, 3, 1)  # a matrix without a copy, as channels are side by side
         bias = F.pad(bias, (0, missing)) if missing else bias
         y = F.linear(pixels.flatten(0, 2), weight.flatten(1), bias).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
@@ -75,8 +75,8 @@ def _tap(bias: Tensor, weight: Tensor, padding: int, num: int) -> Tensor:
 
     For output o, the tap at ``padding`` meets pixel o * stride, which is inside the image if K > 2 * padding.
     """
-    behind = weight.shape[2] - 1 - padding
-    return F.pad(bias.view(-1, 1, 1, 1), (padding, behind, padding, behind, 0, num - 1))
+    below, right = (side - 1 - padding for side in weight.shape[2:])
+    return F.pad(bias.view(-1, 1, 1, 1), (padding, right, padding, below, 0, num - 1))
 
 
 def _first(x: Tensor, num: int) -> Tensor:

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.config.families.base import BOTTOM, bottom_of
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
+from bigsgan.images.size import Size
 from bigsgan.models.batch_norm import AffineBatchNorm
 from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLinear
 from bigsgan.models.light import STANDARD, Makers, single
@@ -21,20 +23,19 @@ from bigsgan.models.plain import Conv2d, ConvTranspose2d, Embedding, LatentWithC
 from bigsgan.models.precision import full
 
 _STD = 0.02  # section 3.1
-_BOTTOM = 4
 
 
 class GeneratorInput(nn.Module):
     """Latent and label -> the first feature map."""
 
-    def __init__(self, latent_size: int, num_classes: int, embedding_size: int, channels: int) -> None:
+    def __init__(self, latent_size: int, num_classes: int, embedding_size: int, channels: int, size: Size) -> None:
         super().__init__()
         self.input = LatentWithClass(latent_size, num_classes, embedding_size)
-        self.conv = ConvTranspose2d(self.input.features, channels, _BOTTOM, _STD, stride=1, padding=0, bias=False)
+        self.conv = ConvTranspose2d(self.input.features, channels, size, _STD, stride=1, padding=0, bias=False)
         self.norm = AffineBatchNorm(channels, rectifies=True)
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, Z), (N,) int64 -> (N, C, 4, 4)."""
+        """(N, Z), (N,) int64 -> (N, C, H, W)."""
         return (self.norm(self.conv(self.input(latents, labels)[:, :, None, None])),)
 
 
@@ -79,9 +80,10 @@ class DiscriminatorBlock(nn.Module):
 class DiscriminatorHead(nn.Module):
     """Feature map and label -> logit; adds a projection (Miyato and Koyama 2018) to the published head."""
 
-    def __init__(self, channels: int, num_classes: int, spectral: bool) -> None:
+    def __init__(self, channels: int, size: Size, num_classes: int, spectral: bool) -> None:
         super().__init__()
-        self.conv = _conv(channels, 1, "spectral" if spectral else "none", stride=1, padding=0, bias=False)
+        norm = "spectral" if spectral else "none"
+        self.conv = _conv(channels, 1, norm, stride=1, padding=0, bias=False, kernel=size)
         self.embedding: nn.Module | None = None
         if num_classes:
             self.embedding = (
@@ -89,7 +91,7 @@ class DiscriminatorHead(nn.Module):
             )
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type."""
+        """(N, C, H, W), (N,) -> logits (N,), float32 whatever the network's type."""
         logits = self.conv(h).flatten()
         if self.embedding is not None:
             logits = logits + (self.embedding(labels) * h.sum(dim=(2, 3))).sum(dim=1)
@@ -97,12 +99,19 @@ class DiscriminatorHead(nn.Module):
 
 
 def _conv(
-    in_channels: int, out_channels: int, norm: str, stride: int, padding: int, bias: bool, groups: int = 1
+    in_channels: int,
+    out_channels: int,
+    norm: str,
+    stride: int,
+    padding: int,
+    bias: bool,
+    groups: int = 1,
+    kernel: int | Size = 4,
 ) -> nn.Module:
     if norm == "spectral":
-        return SpectralConv2d(in_channels, out_channels, 4, bias, stride, padding, groups)
+        return SpectralConv2d(in_channels, out_channels, kernel, bias, stride, padding, groups)
     std = _STD if groups == 1 else _he(16 * in_channels // groups)
-    return Conv2d(in_channels, out_channels, 4, std, stride, padding, bias, groups)
+    return Conv2d(in_channels, out_channels, kernel, std, stride, padding, bias, groups)
 
 
 def _discriminator_makers(norm: str) -> Makers:
@@ -135,25 +144,26 @@ def _he(fan_in: int) -> float:
     return math.sqrt(2 / fan_in)
 
 
-def generator_layers(config: DCGANGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
-    widths = _widths(config.channels, resolution)
-    layers: list[nn.Module] = [GeneratorInput(config.latent_size, num_classes, config.embedding_size, widths[-1])]
+def generator_layers(config: DCGANGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, H, W)."""
+    widths = _widths(config.channels, size)
+    first = config.latent_size, num_classes, config.embedding_size, widths[-1], bottom_of(size)
+    layers: list[nn.Module] = [GeneratorInput(*first)]
     layers += [GeneratorBlock(widths[i], widths[i - 1], config) for i in range(len(widths) - 1, 0, -1)]
     return [*layers, GeneratorOutput(widths[0], image_channels)]
 
 
 def discriminator_layers(
-    config: DCGANDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: DCGANDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    widths = _widths(config.channels, resolution)
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
+    widths = _widths(config.channels, size)
     # Section 3: no batch norm on D's input layer.
     first = DiscriminatorBlock(image_channels, widths[0], "none" if config.norm == "batch" else config.norm, STANDARD)
     blocks = [DiscriminatorBlock(widths[i], widths[i + 1], config.norm, config) for i in range(len(widths) - 1)]
-    return [first, *blocks, DiscriminatorHead(widths[-1], num_classes, config.norm == "spectral")]
+    return [first, *blocks, DiscriminatorHead(widths[-1], bottom_of(size), num_classes, config.norm == "spectral")]
 
 
-def _widths(channels: int, resolution: int) -> list[int]:
-    """Return the channels of the feature maps, fine to coarse: from half the image's resolution down to 4x4."""
-    return [channels * 2**i for i in range((resolution // _BOTTOM).bit_length() - 1)]
+def _widths(channels: int, size: Size) -> list[int]:
+    """Return the channels of the feature maps, fine to coarse: from half the image's size down to the smallest."""
+    return [channels * 2**i for i in range((size.nominal // BOTTOM).bit_length() - 1)]

@@ -23,6 +23,7 @@ from bigsgan.config.families.cat import CATDiscriminator
 from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
 from bigsgan.config.objective import Teacher
+from bigsgan.images.size import Size
 from bigsgan.models import noise
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Embedding
@@ -136,11 +137,11 @@ class GeneratorBlock(Block):
     With ``shift``, as CAT has it, w gives what is added behind a scale, too.
     """
 
-    def __init__(self, config: TransformerGenerator, side: int, is_first: bool, shift: bool) -> None:
+    def __init__(self, config: TransformerGenerator, size: Size, is_first: bool, shift: bool) -> None:
         super().__init__()
-        self.positions = Positions(config.width, side) if is_first else None
+        self.positions = Positions(config.width, size) if is_first else None
         self.modulation = Modulation(config.width, 6 if shift else 4, config.bf16)
-        self.attention = Attention(config.width, config.heads, [side], config.bf16)
+        self.attention = Attention(config.width, config.heads, [size], config.bf16)
         self.perceptron = SwiGLU(config.width, config.bf16)
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
@@ -158,9 +159,9 @@ class GeneratorBlock(Block):
 class Head(nn.Module):
     """What a level adds to the image before it."""
 
-    def __init__(self, config: TransformerGenerator, side: int, channels: int, is_last: bool, shift: bool) -> None:
+    def __init__(self, config: TransformerGenerator, size: Size, channels: int, is_last: bool, shift: bool) -> None:
         super().__init__()
-        self.patch, self.side, self.channels, self.is_last = config.patch, side, channels, is_last
+        self.patch, self.size, self.channels, self.is_last = config.patch, size, channels, is_last
         self.modulation = Modulation(config.width, 2 if shift else 1, config.bf16)
         self.linear = Linear(config.width, config.patch**2 * channels, config.bf16)
 
@@ -169,7 +170,7 @@ class Head(nn.Module):
 
         Images are float32 whatever the network's type, not bounded.
         """
-        image = full(images_of(self.linear(modulated(x, *self.modulation(w))), self.patch, self.side))
+        image = full(images_of(self.linear(modulated(x, *self.modulation(w))), self.patch, self.size))
         made = torch.cat([*images, images[0][:, -self.channels :] + image], dim=1) if images else image
         return (made,) if self.is_last else (x, w, made)
 
@@ -208,11 +209,11 @@ class LevelNoise(nn.Module):
 class Tokens(nn.Module):
     """Patches of all levels as tokens with positions, behind a class token."""
 
-    def __init__(self, config: GATDiscriminator, side: int, channels: int) -> None:
+    def __init__(self, config: GATDiscriminator, size: Size, channels: int) -> None:
         super().__init__()
         self.patch = config.patch
         self.linear = Linear(channels * config.patch**2, config.width, config.bf16)
-        self.positions = Positions(config.width, side)
+        self.positions = Positions(config.width, size)
         self.token = nn.Parameter(torch.empty(config.width))
 
     def initialize(self, generators: Generators) -> None:
@@ -291,28 +292,28 @@ class DiscriminatorHead(nn.Module):
 
 
 def generator_layers(
-    config: TransformerGenerator, resolution: int, image_channels: int, num_classes: int, shift: bool = False
+    config: TransformerGenerator, size: Size, image_channels: int, num_classes: int, shift: bool = False
 ) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, resolution, resolution).
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, L * image channels, H, W).
 
     A mapping, blocks, and a head behind each level's equal share of them; with ``shift``, those of a CAT.
     """
-    side, between = resolution // config.patch, config.depth // config.levels
+    patches, between = size.over(config.patch), config.depth // config.levels
     layers: list[nn.Module] = [Mapping(config, num_classes)]
     for i in range(config.depth):
-        layers.append(GeneratorBlock(config, side, i == 0, shift))
+        layers.append(GeneratorBlock(config, patches, i == 0, shift))
         if (i + 1) % between == 0:
-            layers.append(Head(config, side, image_channels, i == config.depth - 1, shift))
+            layers.append(Head(config, patches, image_channels, i == config.depth - 1, shift))
     return layers
 
 
 def discriminator_layers(
-    config: GATDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: GATDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, L * image channels, resolution, resolution), labels, seeds (N,) -> logits (N,)."""
-    side = resolution // config.patch
-    layers: list[nn.Module] = [LevelNoise(config), Tokens(config, side, config.levels * image_channels)]
+    """Flat layer list: images (N, L * image channels, H, W), labels, seeds (N,) -> logits (N,)."""
+    patches = size.over(config.patch)
+    layers: list[nn.Module] = [LevelNoise(config), Tokens(config, patches, config.levels * image_channels)]
     for _ in range(config.depth):
-        attention = Attention(config.width, config.heads, [side], config.bf16, class_tokens=True)
+        attention = Attention(config.width, config.heads, [patches], config.bf16, class_tokens=True)
         layers.append(DiscriminatorBlock(config, attention))
     return [*layers, DiscriminatorHead(config, num_classes)]

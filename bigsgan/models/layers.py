@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bigsgan.images.size import Size
 from bigsgan.models import attention, convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
@@ -200,14 +201,15 @@ class SpectralConv2d(SpectralLayer):
         self,
         in_channels: int,
         out_channels: int,
-        kernel: int,
+        kernel: int | Size,
         bias: bool = True,
         stride: int = 1,
         padding: int | None = None,
         groups: int = 1,
     ) -> None:
-        super().__init__((out_channels, in_channels // groups, kernel, kernel), bias, groups)
-        self.stride, self.padding = stride, kernel // 2 if padding is None else padding
+        size = Size.of(kernel)
+        super().__init__((out_channels, in_channels // groups, *size), bias, groups)
+        self.stride, self.padding = stride, size.height // 2 if padding is None else padding
         self.followed_by: Literal["pooling", "relu", "batch norm"] | None = None
         self.shift: Tensor | None = None
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
+from bigsgan.images.size import Size
 from bigsgan.models.plain import Embedding, LatentWithClass, Linear
 from bigsgan.models.precision import full
 
@@ -90,17 +91,17 @@ def _hidden(in_features: int, out_features: int) -> Linear:
     return Linear(in_features, out_features, math.sqrt(2 / ((1 + _SLOPE**2) * in_features)))
 
 
-def generator_layers(config: MLPGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
+def generator_layers(config: MLPGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, H, W)."""
     layers: list[nn.Module] = [GeneratorInput(config.latent_size, num_classes, config.embedding_size, config.width)]
     layers += [GeneratorBlock(config.width) for _ in range(config.depth - 1)]
-    return [*layers, GeneratorOutput(config.width, (image_channels, resolution, resolution))]
+    return [*layers, GeneratorOutput(config.width, (image_channels, *size))]
 
 
 def discriminator_layers(
-    config: MLPDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: MLPDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    sizes = [image_channels * resolution**2, *[config.width] * config.depth]
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
+    sizes = [image_channels * size.num_pixels, *[config.width] * config.depth]
     layers: list[nn.Module] = [DiscriminatorBlock(sizes[i], sizes[i + 1]) for i in range(config.depth)]
     return [*layers, DiscriminatorHead(config.width, num_classes)]

@@ -236,7 +236,7 @@ def _call(recipe: Recipe, network: str) -> Make:
     known = {
         "latent_size": recipe.latent_size,
         "num_classes": data.num_classes,
-        "resolution": data.side,
+        "resolution": data.network_size.value,
         "image_channels": data.channels,
     }
     return partial(function, **checked_arguments(f"{network}.arguments", family, function, section.arguments, known))

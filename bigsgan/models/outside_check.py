@@ -137,7 +137,7 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
     labels = torch.arange(num) % max(data.num_classes, 1)
 
     def images(channels: int) -> Tensor:
-        return torch.rand(num, channels, data.side, data.side, generator=generator) * 2 - 1
+        return torch.rand(num, channels, *data.network_size, generator=generator) * 2 - 1
 
     seeds = [torch.arange(num)] if getattr(recipe, network).draws else []
     if network == "discriminator":
@@ -211,7 +211,7 @@ def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) ->
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
     field, family, data = f"{network}.family", getattr(recipe, network).family, recipe.data
     first, *outputs = carry
-    shape, wanted = list(first.shape), [_NUM, recipe.judged_channels, data.side, data.side]
+    shape, wanted = list(first.shape), [_NUM, recipe.judged_channels, *data.network_size]
     named = recipe.outputs if network == "generator" else []
     if not first.is_floating_point() or (outputs and not named):
         remedy = "return images, and name what comes after them in generator.outputs"

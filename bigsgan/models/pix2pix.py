@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator, pix2pix_levels
+from bigsgan.images.size import Size
 from bigsgan.models import noise
 from bigsgan.models.batch_norm import AffineBatchNorm
 from bigsgan.models.dual import has_tangent
@@ -248,13 +249,11 @@ def _reflected(x: Tensor, num: int) -> Tensor:
     return x
 
 
-def generator_layers(
-    config: Pix2PixGenerator, resolution: int, image_channels: int, input_channels: int
-) -> list[nn.Module]:
-    """Flat layer list: images (N, input channels, R, R), labels (N,), seeds (N,) -> (N, image channels, R, R)."""
+def generator_layers(config: Pix2PixGenerator, size: Size, image_channels: int, input_channels: int) -> list[nn.Module]:
+    """Flat layer list: images (N, input channels, H, W), labels (N,), seeds (N,) -> (N, image channels, H, W)."""
     if config.architecture == "resnet":
         return _residual_layers(config, image_channels, input_channels)
-    levels = pix2pix_levels(resolution)
+    levels = pix2pix_levels(size)
     widths = [config.channels * min(2**i, 8) for i in range(levels)]
     # Dropout follows the coarsest doublings except the first, as far as these keep the full width.
     num_dropouts = min(_NUM_DROPOUTS, max(levels - 5, 0)) if config.dropout else 0
@@ -281,9 +280,9 @@ def _residual_layers(config: Pix2PixGenerator, image_channels: int, input_channe
 
 
 def discriminator_layers(
-    config: Pix2PixDiscriminator, resolution: int, image_channels: int, input_channels: int
+    config: Pix2PixDiscriminator, size: Size, image_channels: int, input_channels: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, R, R), labels (N,), inputs (N, input channels, R, R) -> (N, P)."""
+    """Flat layer list: images (N, image channels, H, W), labels (N,), inputs (N, input channels, H, W) -> (N, P)."""
     both, is_fine = image_channels + input_channels, config.architecture == "pixels"
     kernel, depth = (1, 1) if is_fine else (4, config.depth)
     widths = [config.channels * min(2**i, 8) for i in range(depth + 1)]

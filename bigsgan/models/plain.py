@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.images.size import Size
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out
 from bigsgan.models.dual import multiply
 from bigsgan.models.initial import Generators, draw_normal
@@ -44,7 +45,7 @@ class Conv2d(Weighted):
         self,
         in_channels: int,
         out_channels: int,
-        kernel: int,
+        kernel: int | Size,
         std: float,
         stride: int,
         padding: int,
@@ -52,7 +53,7 @@ class Conv2d(Weighted):
         groups: int = 1,
     ) -> None:
         rows, columns = (in_channels, out_channels) if self.is_transposed else (out_channels, in_channels)
-        super().__init__((rows, columns // groups, kernel, kernel), std, out_channels if bias else None)
+        super().__init__((rows, columns // groups, *Size.of(kernel)), std, out_channels if bias else None)
         self.stride, self.padding, self.groups = stride, padding, groups
 
     def forward(self, x: Tensor) -> Tensor:

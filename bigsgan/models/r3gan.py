@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.config.families.base import bottom_of
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator, R3GANNetwork
+from bigsgan.images.size import Size
 from bigsgan.models import fir, fused
 from bigsgan.models.convolutions import convolve, laid_out, rectify_biased
 from bigsgan.models.dual import linearly
@@ -26,7 +28,6 @@ from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Embedding, Linear, Weighted
 from bigsgan.models.precision import full
 
-_BOTTOM = 4
 _SLOPE = 0.2
 _RELU_GAIN = math.sqrt(2 / (1 + _SLOPE**2))
 """Keeps the variance through a leaky ReLU (He et al. 2015, arXiv 1502.01852, equation 15)."""
@@ -35,7 +36,7 @@ _CONVOLUTIONS = 3
 
 
 class Convolution(Weighted):
-    """Convolution without bias: (N, C_in, H, W) -> (N, C_out, H, W), or one pixel for an unpadded kernel of H.
+    """Convolution without bias: (N, C_in, H, W) -> (N, C_out, H, W), or one pixel for an unpadded kernel of H x W.
 
     The initial weights' standard deviation is gain / sqrt(fan-in). A ``padding`` of None keeps the size. With ``bf16``
     it computes in bf16 if the weight is float32.
@@ -45,15 +46,16 @@ class Convolution(Weighted):
         self,
         in_channels: int,
         out_channels: int,
-        kernel: int,
+        kernel: int | Size,
         gain: float = 1.0,
         groups: int = 1,
         padding: int | None = None,
         bf16: bool = False,
     ) -> None:
-        shape = (out_channels, in_channels // groups, kernel, kernel)
+        size = Size.of(kernel)
+        shape = (out_channels, in_channels // groups, *size)
         super().__init__(shape, gain / math.sqrt(math.prod(shape[1:])), None)
-        self.groups, self.padding, self.bf16 = groups, kernel // 2 if padding is None else padding, bf16
+        self.groups, self.padding, self.bf16 = groups, size.height // 2 if padding is None else padding, bf16
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in bf16 or in the weight's type."""
@@ -105,14 +107,15 @@ class ResidualBlock(nn.Module):
 
 
 class GeneratorInput(nn.Module):
-    """Latent and label -> 4x4 feature map: a learned basis of maps, each scaled by a linear function of both."""
+    """Latent and label -> the smallest feature map: a learned basis, each map scaled by a linear function of both."""
 
-    def __init__(self, latent_size: int, num_classes: int, embedding_size: int, channels: int, bf16: bool) -> None:
+    def __init__(self, config: R3GANGenerator, num_classes: int, size: Size, bf16: bool) -> None:
+        channels, embedding_size, latent_size = config.widths[0], config.embedding_size, config.latent_size
         super().__init__()
         features = latent_size + (embedding_size if num_classes else 0)
         self.embedding = Embedding(num_classes, embedding_size, num_classes**-0.5) if num_classes else None
         self.linear = Linear(features, channels, features**-0.5, bias=False)
-        self.basis = nn.Parameter(torch.empty(channels, _BOTTOM, _BOTTOM))
+        self.basis = nn.Parameter(torch.empty(channels, *size))
         self.bf16 = bf16
 
     def initialize(self, generators: Generators) -> None:
@@ -120,7 +123,7 @@ class GeneratorInput(nn.Module):
         draw_normal(self.basis, generators("basis"))
 
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, Z), (N,) int64 -> (N, C, 4, 4)."""
+        """(N, Z), (N,) int64 -> (N, C, H, W)."""
         if self.embedding is not None:
             latents = torch.cat([latents, self.embedding(labels).to(latents.dtype)], dim=1)
         scales = self.linear(latents)
@@ -180,15 +183,15 @@ class Downsample(_Transition):
 class DiscriminatorHead(nn.Module):
     """Feature map and label -> logit: a learned basis of maps, and a projection (Miyato and Koyama 2018)."""
 
-    def __init__(self, channels: int, num_classes: int, embedding_size: int, bf16: bool) -> None:
+    def __init__(self, channels: int, size: Size, num_classes: int, embedding_size: int, bf16: bool) -> None:
         super().__init__()
-        self.basis = Convolution(channels, channels, _BOTTOM, groups=channels, padding=0, bf16=bf16)
+        self.basis = Convolution(channels, channels, size, groups=channels, padding=0, bf16=bf16)
         self.linear = Linear(channels, embedding_size if num_classes else 1, channels**-0.5, bias=False)
         std = (num_classes * embedding_size) ** -0.5 if num_classes else 0.0
         self.embedding = Embedding(num_classes, embedding_size, std) if num_classes else None
 
     def forward(self, h: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type."""
+        """(N, C, H, W), (N,) -> logits (N,), float32 whatever the network's type."""
         features = self.linear(self.basis(h).flatten(1))
         if self.embedding is not None:
             # A sum of many small terms, each of which 8 or 11 bits would round.
@@ -226,13 +229,13 @@ def _narrowed(tensor: Tensor, bf16: bool) -> Tensor:
     return tensor.to(torch.bfloat16) if bf16 and tensor.dtype == torch.float32 else tensor
 
 
-def generator_layers(config: R3GANGenerator, resolution: int, image_channels: int, num_classes: int) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, resolution, resolution)."""
+def generator_layers(config: R3GANGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,) -> images (N, image channels, H, W)."""
     widths, bf16 = config.widths, _bf16_stages(config)
     layers: list[nn.Module] = []
     for i, width in enumerate(widths):
         if i == 0:
-            layers.append(GeneratorInput(config.latent_size, num_classes, config.embedding_size, width, bf16[0]))
+            layers.append(GeneratorInput(config, num_classes, bottom_of(size), bf16[0]))
         else:
             layers.append(Upsample(widths[i - 1], width, bf16[i]))
         layers += _stage(config, i, bf16[i])
@@ -240,16 +243,17 @@ def generator_layers(config: R3GANGenerator, resolution: int, image_channels: in
 
 
 def discriminator_layers(
-    config: R3GANDiscriminator, resolution: int, image_channels: int, num_classes: int
+    config: R3GANDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
     widths, bf16 = config.widths, _bf16_stages(config)
     layers: list[nn.Module] = [DiscriminatorInput(image_channels, widths[-1], bf16[-1])]
     for i in range(len(widths) - 1, -1, -1):
         layers += _stage(config, i, bf16[i])
         if i > 0:
             layers.append(Downsample(widths[i], widths[i - 1], bf16[i]))
-    return [*layers, DiscriminatorHead(widths[0], num_classes, config.embedding_size, bf16[0])]
+    head = DiscriminatorHead(widths[0], bottom_of(size), num_classes, config.embedding_size, bf16[0])
+    return [*layers, head]
 
 
 def _stage(config: R3GANNetwork, i: int, bf16: bool) -> list[ResidualBlock]:

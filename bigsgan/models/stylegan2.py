@@ -16,7 +16,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bigsgan.config.families.stylegan2 import BOTTOM_RESOLUTION, StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.config.families.base import BOTTOM, bottom_of
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
+from bigsgan.images.size import Size
 from bigsgan.models import fir, noise
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.layers import RankAverages
@@ -110,18 +112,17 @@ class SynthesisInput(nn.Module):
     """Style vectors -> the first feature map, from a learned constant, and the first image.
 
     Attributes:
-        const: Parameter (C, 4, 4).
+        const: Parameter (C, H, W).
         torgb: None if only the last block makes the image.
     """
 
-    def __init__(self, config: StyleGAN2Generator, resolution: int, image_channels: int) -> None:
+    def __init__(self, config: StyleGAN2Generator, size: Size, image_channels: int) -> None:
         super().__init__()
-        channels, w_size, clamp = config.channels(resolution)[BOTTOM_RESOLUTION], config.w_size, config.conv_clamp
+        channels, bottom = config.channels(size.nominal)[BOTTOM], bottom_of(size)
+        w_size, clamp = config.w_size, config.conv_clamp
         stream = _FIRST_NOISE if config.noise else None
-        self.const = nn.Parameter(torch.empty(channels, BOTTOM_RESOLUTION, BOTTOM_RESOLUTION))
-        self.conv1 = SynthesisLayer(
-            channels, channels, w_size, BOTTOM_RESOLUTION, up=False, stream=stream, clamp=clamp, half=None
-        )
+        self.const = nn.Parameter(torch.empty(channels, *bottom))
+        self.conv1 = SynthesisLayer(channels, channels, w_size, bottom, up=False, stream=stream, clamp=clamp, half=None)
         has_image = config.architecture == "skip"
         self.torgb = ToRGB(channels, image_channels, w_size, clamp, half=None) if has_image else None
 
@@ -130,7 +131,7 @@ class SynthesisInput(nn.Module):
         draw_normal(self.const, generators("const"))
 
     def forward(self, ws: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """(N, num_ws, W), (N,) -> x (N, C, 4, 4), [image (N, image channels, 4, 4)], ws, seeds."""
+        """(N, num_ws, W), (N,) -> x (N, C, H, W), [image (N, image channels, H, W)], ws, seeds."""
         x = self.const.expand(ws.shape[0], -1, -1, -1)
         x = self.conv1(x, ws[:, 0], seeds)
         return (x, ws, seeds) if self.torgb is None else (x, self.torgb(x, ws[:, 1]), ws, seeds)
@@ -147,7 +148,8 @@ class _Block(Resampling):
 class SynthesisBlock(_Block):
     """Doubles the resolution of feature map and image, and adds to the image.
 
-    ``size`` is that of the output; the block of the images' ``resolution`` returns only the image.
+    ``nominal`` is the side of the output in a network for squares; the block that reaches ``size`` returns only the
+    image.
 
     Attributes:
         first: Number of this block's first style vector; the last of its three is the next block's first.
@@ -155,14 +157,15 @@ class SynthesisBlock(_Block):
         resample_filter: Buffer (4, 4), or None if the carry has no image.
     """
 
-    def __init__(self, config: StyleGAN2Generator, size: int, resolution: int, image_channels: int) -> None:
+    def __init__(self, config: StyleGAN2Generator, nominal: int, size: Size, image_channels: int) -> None:
         super().__init__()
-        channels, w_size, clamp = config.channels(resolution), config.w_size, config.conv_clamp
-        half, before, after = _half(config, size, resolution), channels[size // 2], channels[size]
-        self.first, self.is_last = 2 * (size // BOTTOM_RESOLUTION).bit_length() - 3, size == resolution
+        channels, w_size, clamp = config.channels(size.nominal), config.w_size, config.conv_clamp
+        half, before, after = _half(config, nominal, size), channels[nominal // 2], channels[nominal]
+        self.first, self.is_last = 2 * (nominal // BOTTOM).bit_length() - 3, nominal == size.nominal
+        made = bottom_of(size).times(nominal // BOTTOM)
         streams = [_FIRST_NOISE + self.first + i if config.noise else None for i in range(2)]
-        self.conv0 = SynthesisLayer(before, after, w_size, size, True, streams[0], clamp, half)
-        self.conv1 = SynthesisLayer(after, after, w_size, size, False, streams[1], clamp, half)
+        self.conv0 = SynthesisLayer(before, after, w_size, made, True, streams[0], clamp, half)
+        self.conv1 = SynthesisLayer(after, after, w_size, made, False, streams[1], clamp, half)
         has_image, adds = self.is_last or config.architecture == "skip", config.architecture == "skip"
         self.torgb = ToRGB(after, image_channels, w_size, clamp, half) if has_image else None
         self.skip = Doubled(before, after, half) if config.architecture == "resnet" else None
@@ -189,18 +192,19 @@ class SynthesisBlock(_Block):
 class DiscriminatorBlock(_Block):
     """Two convolutions, the second of which halves the resolution, and a residual connection.
 
-    ``size`` is that of the input; the block of the images' ``resolution`` begins with the image.
+    ``nominal`` is the side of the input in a network for squares; the block that sees ``size`` begins with the image.
 
     Attributes:
         fromrgb: None if the block does not read the image.
         resample_filter: Buffer (4, 4), or None if the carry has no image.
     """
 
-    def __init__(self, config: StyleGAN2Discriminator, size: int, resolution: int, image_channels: int) -> None:
+    def __init__(self, config: StyleGAN2Discriminator, nominal: int, size: Size, image_channels: int) -> None:
         super().__init__()
-        channels, clamp, half = config.channels(resolution), config.conv_clamp, _half(config, size, resolution)
-        before, after = channels[size], channels[size // 2]
-        self.is_first, self.image_channels, sees_all = size == resolution, image_channels, config.architecture == "skip"
+        channels, clamp, half = config.channels(size.nominal), config.conv_clamp, _half(config, nominal, size)
+        before, after = channels[nominal], channels[nominal // 2]
+        self.is_first, self.image_channels = nominal == size.nominal, image_channels
+        sees_all = config.architecture == "skip"
         sees = self.is_first or sees_all
         self.fromrgb = Conv2d(image_channels, before, 1, clamp=clamp, half=half) if sees else None
         self.conv0 = Conv2d(before, before, 3, clamp=clamp, half=half)
@@ -233,15 +237,15 @@ class DiscriminatorBlock(_Block):
 class DiscriminatorHead(nn.Module):
     """Feature map and label -> logit; without classes it does not read the label."""
 
-    def __init__(self, config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int) -> None:
+    def __init__(self, config: StyleGAN2Discriminator, size: Size, image_channels: int, num_classes: int) -> None:
         super().__init__()
-        channels, num_maps = config.channels(resolution)[BOTTOM_RESOLUTION], config.mbstd_channels
+        channels, num_maps = config.channels(size.nominal)[BOTTOM], config.mbstd_channels
         self.image_channels = image_channels
         # Without a clamp, unlike those of the blocks, as in the original code.
         self.fromrgb = Conv2d(image_channels, channels, 1) if config.architecture == "skip" else None
         self.deviation = MinibatchDeviation(config.mbstd_group, num_maps) if num_maps else None
         self.conv = Conv2d(channels + num_maps, channels, 3, clamp=config.conv_clamp)
-        self.fc = FullyConnected(channels * BOTTOM_RESOLUTION**2, channels, activated=True)
+        self.fc = FullyConnected(channels * bottom_of(size).num_pixels, channels, activated=True)
         features = config.projection_size or channels
         self.out = FullyConnected(channels, features if num_classes else 1)
         mapping = (0, num_classes, features, config.mapping_layers, config.mapping_lr_multiplier)
@@ -251,7 +255,7 @@ class DiscriminatorHead(nn.Module):
             adapt(self.mapping, config.filter, _slope(config, "mapping"))
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor]:
-        """(N, C, 4, 4), (N,) -> logits (N,), float32 whatever the network's type; with ``skip``, x ends in an image."""
+        """(N, C, H, W), (N,) -> logits (N,), float32 whatever the network's type; with ``skip``, x ends in an image."""
         if self.fromrgb is not None:
             x, image = x.split((x.shape[1] - self.image_channels, self.image_channels), dim=1)
             x = x + self.fromrgb(image)
@@ -268,22 +272,20 @@ def _slope(config: StyleGAN2Generator | StyleGAN2Discriminator, part: str) -> fl
     return 0.0 if part in config.relu else SLOPE
 
 
-def _half(config: StyleGAN2Generator | StyleGAN2Discriminator, size: int, resolution: int) -> torch.dtype | None:
-    """Return the type in which the block at ``size`` computes, or None for the weights' type."""
-    return HALF_TYPES[config.half_type] if config.is_half(size, resolution) else None
+def _half(config: StyleGAN2Generator | StyleGAN2Discriminator, nominal: int, size: Size) -> torch.dtype | None:
+    """Return the type in which the block of a square's side computes, or None for the weights' type."""
+    return HALF_TYPES[config.half_type] if config.is_half(nominal, size.nominal) else None
 
 
-def generator_layers(
-    config: StyleGAN2Generator, resolution: int, image_channels: int, num_classes: int
-) -> list[nn.Module]:
-    """Flat layer list: latents (N, Z), labels (N,), seeds (N,) -> images (N, image channels, resolution, resolution).
+def generator_layers(config: StyleGAN2Generator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, Z), labels (N,), seeds (N,) -> images (N, image channels, H, W).
 
     The first entry of the first layer's carry is the style vectors; the other layers are a function of them.
     """
-    sizes = list(config.channels(resolution))
-    mapping = Mapping(config, num_classes, num_ws=2 * len(sizes))
-    blocks: list[nn.Module] = [SynthesisInput(config, resolution, image_channels)]
-    blocks += [SynthesisBlock(config, size, resolution, image_channels) for size in sizes[1:]]
+    sides = list(config.channels(size.nominal))
+    mapping = Mapping(config, num_classes, num_ws=2 * len(sides))
+    blocks: list[nn.Module] = [SynthesisInput(config, size, image_channels)]
+    blocks += [SynthesisBlock(config, side, size, image_channels) for side in sides[1:]]
     for part, layers in (("mapping", [mapping]), ("blocks", blocks)):
         for layer in layers:
             adapt(layer, config.filter, _slope(config, part))
@@ -291,11 +293,11 @@ def generator_layers(
 
 
 def discriminator_layers(
-    config: StyleGAN2Discriminator, resolution: int, image_channels: int, num_classes: int
+    config: StyleGAN2Discriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, resolution, resolution), labels (N,) -> logits (N,)."""
-    sizes = sorted(config.channels(resolution), reverse=True)[:-1]
-    blocks = [DiscriminatorBlock(config, size, resolution, image_channels) for size in sizes]
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> logits (N,)."""
+    sides = sorted(config.channels(size.nominal), reverse=True)[:-1]
+    blocks = [DiscriminatorBlock(config, side, size, image_channels) for side in sides]
     for block in blocks:
         adapt(block, config.filter, _slope(config, "blocks"))
-    return [*blocks, DiscriminatorHead(config, resolution, image_channels, num_classes)]
+    return [*blocks, DiscriminatorHead(config, size, image_channels, num_classes)]

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigsgan.images.size import Size
 from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.dual import linearly, multiply
@@ -293,22 +294,22 @@ class SynthesisLayer(Modulated, Rectifying, Resampling):
         in_channels: int,
         out_channels: int,
         w_size: int,
-        resolution: int,
+        size: Size,
         up: bool,
         stream: int | None,
         clamp: float | None,
         half: torch.dtype | None,
     ) -> None:
-        """Take the ``resolution`` of the output, and the ``stream`` of a sample's seed that only this layer uses.
+        """Take the ``size`` of the output, and the ``stream`` of a sample's seed that only this layer uses.
 
         Without a stream, the layer has no noise.
         """
         super().__init__(in_channels, out_channels, 3, w_size, clamp, half)
-        self.resolution, self.up, self.stream = resolution, up, stream
+        self.size, self.up, self.stream = size, up, stream
         self.noise_mode = "random"
         has_noise = stream is not None
         self.register_parameter("noise_strength", torch.nn.Parameter(torch.empty(1)) if has_noise else None)
-        const = torch.empty(resolution, resolution, dtype=torch.float32) if has_noise else None
+        const = torch.empty(*size, dtype=torch.float32) if has_noise else None
         self.register_buffer("noise_const", const)
         self.make_filter(up)
 
@@ -355,7 +356,7 @@ class SynthesisLayer(Modulated, Rectifying, Resampling):
         if self.stream is None:
             return None
         if self.noise_mode == "random":
-            return noise.normal(seeds, self.stream, (1, self.resolution, self.resolution))
+            return noise.normal(seeds, self.stream, (1, *self.size))
         return self.noise_const if self.noise_mode == "const" else None
 
 

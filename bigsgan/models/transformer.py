@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bigsgan.images.size import Size
 from bigsgan.models import attention, dual, meta_gpu
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
@@ -123,19 +124,19 @@ class Attention(TwiceDifferentiable):
 
     rotation: Tensor
 
-    def __init__(self, width: int, heads: int, sides: Sequence[int], bf16: bool, class_tokens: bool = False) -> None:
+    def __init__(self, width: int, heads: int, sizes: Sequence[Size], bf16: bool, class_tokens: bool = False) -> None:
         super().__init__()
-        self.heads, self.sides, self.class_tokens = heads, list(sides), class_tokens
+        self.heads, self.sizes, self.class_tokens = heads, list(sizes), class_tokens
         self.qkv = Linear(width, 3 * width, bf16)
         self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
         self.out = Linear(width, width, bf16)
-        self.register_buffer("rotation", rotations(sides, width // heads, class_tokens), persistent=False)
+        self.register_buffer("rotation", rotations(sizes, width // heads, class_tokens), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Compute the rotations again, whose memory may be new."""
         features = 2 * self.rotation.shape[1]
-        self.rotation.copy_(rotations(self.sides, features, self.class_tokens, "cpu"))
+        self.rotation.copy_(rotations(self.sizes, features, self.class_tokens, "cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) -> (N, T, W)."""
@@ -206,34 +207,36 @@ class Positions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, width: int, side: int) -> None:
+    def __init__(self, width: int, size: Size) -> None:
         super().__init__()
-        self.side = side
-        self.register_buffer("table", sines_of_positions(side, width), persistent=False)
+        self.size = size
+        self.register_buffer("table", sines_of_positions(size, width), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Compute them again, whose memory may be new."""
-        self.table.copy_(sines_of_positions(self.side, self.table.shape[1], "cpu"))
+        self.table.copy_(sines_of_positions(self.size, self.table.shape[1], "cpu"))
 
 
-def rotations(sides: Sequence[int], features: int, class_tokens: bool, device: str | None = None) -> Tensor:
+def rotations(sizes: Sequence[Size], features: int, class_tokens: bool, device: str | None = None) -> Tensor:
     """Cosines and sines of the angles by which pairs of a token's features turn: (T, E / 2, 2), float32."""
     parts = []
-    for side in sides:
-        angles = _angles(side, features // 4, device)  # as many pairs of features rotate with rows as with columns
-        rows, columns = angles[:, None].expand(-1, side, -1), angles[None].expand(side, -1, -1)
+    for height, width in sizes:  # as many pairs of features rotate with rows as with columns
+        rows = _angles(height, features // 4, device)[:, None].expand(-1, width, -1)
+        columns = _angles(width, features // 4, device)[None].expand(height, -1, -1)
         patches = torch.cat([rows, columns], dim=-1).flatten(0, 1)
         parts += [torch.zeros_like(patches[:1]), patches] if class_tokens else [patches]
     both = torch.cat(parts)
     return torch.stack([both.cos(), both.sin()], dim=-1).float()
 
 
-def sines_of_positions(side: int, width: int, device: str | None = None) -> Tensor:
+def sines_of_positions(size: Size, features: int, device: str | None = None) -> Tensor:
     """Sines and cosines of each patch's column, then of its row: (P, W), float32."""
-    angles = _angles(side, width // 4, device)
-    of_side = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, W / 2)
-    rows, columns = of_side[:, None].expand(-1, side, -1), of_side[None].expand(side, -1, -1)
+    of_sides = []
+    for side in size:
+        angles = _angles(side, features // 4, device)
+        of_sides.append(torch.cat([angles.sin(), angles.cos()], dim=1))  # (side, W / 2)
+    rows, columns = of_sides[0][:, None].expand(-1, size.width, -1), of_sides[1][None].expand(size.height, -1, -1)
     return torch.cat([columns, rows], dim=-1).flatten(0, 1).float()
 
 
@@ -248,7 +251,7 @@ def patches_of(images: Tensor, patch: int) -> Tensor:
     return F.unfold(images, patch, stride=patch).mT if patch > 1 else images.flatten(2).mT
 
 
-def images_of(tokens: Tensor, patch: int, side: int) -> Tensor:
-    """Put squares together: (N, side^2, patch^2 * C), pixel by pixel -> (N, C, side * patch, side * patch)."""
-    squares = tokens.unflatten(1, (side, side)).unflatten(3, (patch, patch, -1))  # (N, side, side, patch, patch, C)
-    return squares.permute(0, 5, 1, 3, 2, 4).reshape(tokens.shape[0], -1, side * patch, side * patch)
+def images_of(tokens: Tensor, patch: int, size: Size) -> Tensor:
+    """Put squares together, h x w: (N, h * w, patch^2 * C), pixel by pixel -> (N, C, h * patch, w * patch)."""
+    squares = tokens.unflatten(1, tuple(size)).unflatten(3, (patch, patch, -1))  # (N, h, w, patch, patch, C)
+    return squares.permute(0, 5, 1, 3, 2, 4).reshape(tokens.shape[0], -1, *size.times(patch))

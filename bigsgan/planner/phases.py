@@ -138,7 +138,7 @@ def _exposed(traces: Traces, plan: RunPlan, num: int) -> int:
 def _pixels(plan: RunPlan) -> int:
     """Bytes of a real image that stands beside what networks see of it."""
     data = plan.recipe.data
-    return 0 if data.codec.kind == "pixels" else data.image_channels * data.resolution**2 * FLOAT
+    return 0 if data.codec.kind == "pixels" else data.image_channels * data.resolution.num_pixels * FLOAT
 
 
 def order_turns(plan: RunPlan, parts: Mapping[str, Part], phases: Sequence[RankPhase]) -> list[Turn]:

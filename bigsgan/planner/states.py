@@ -27,7 +27,7 @@ _NORM = 8
 
 def image_bytes(recipe: Recipe) -> int:
     """Bytes of a sample that travels from G to D, and of the gradient that comes back: float32."""
-    return recipe.judged_channels * recipe.data.side**2 * FLOAT
+    return recipe.judged_channels * recipe.data.network_size.num_pixels * FLOAT
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,10 @@ def _traced_distance(recipe: Recipe) -> Program:
 def _at_two_sizes(
     recipe: Recipe, channels: int, tensors: Sequence[Tensor], compute: Callable[[Tensor, Tensor], None]
 ) -> Program:
-    """Count what is computed of images (n, C, R, R) and seeds (n,); ``tensors`` are there before."""
+    """Count what is computed of images (n, C, H, W) and seeds (n,); ``tensors`` are there before."""
     flop, peaks = 0, []
     for num in (_SAMPLES, 2 * _SAMPLES):
-        images = torch.empty(num, channels, *2 * [recipe.data.resolution], device=_META)
+        images = torch.empty(num, channels, *recipe.data.resolution, device=_META)
         seeds, census = torch.empty(num, dtype=torch.int64, device=_META), Census()
         census.ignore([images, seeds, *tensors])
         with FlopCounterMode(display=False) as counter, census:
@@ -137,7 +137,7 @@ def empty_targets(recipe: Recipe, program: Program | None, num_samples: int) -> 
     section, network = recipe.objective.teacher, recipe.discriminator
     assert section is not None, "D predicts a teacher's features"
     assert isinstance(network, TransformerNetwork), "it predicts from tokens"
-    patches = program.patches if program else (recipe.data.side // network.patch) ** 2
+    patches = program.patches if program else recipe.data.network_size.over(network.patch).num_pixels
     whole, parts = (num_samples, section.width), (num_samples, patches, section.width)
     return torch.empty(whole, device=_META), torch.empty(parts, device=_META)
 

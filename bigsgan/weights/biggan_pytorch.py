@@ -24,6 +24,7 @@ from torch import Tensor
 from bigsgan.config.families.biggan import BIGGAN_DISCRIMINATOR, BIGGAN_GENERATOR, biggan_discriminator_resolutions
 from bigsgan.config.families.biggan_deep import deep_discriminator_resolutions
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
 from bigsgan.weights.empty import empty_network
@@ -68,7 +69,9 @@ def generator_section(state: State) -> dict[str, Any]:
 def discriminator_section(state: State) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` that follow from the shapes."""
     resolution, channels, depth = _discriminator_size(state)
-    sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(resolution)
+    sizes = (deep_discriminator_resolutions if _is_deep(state) else biggan_discriminator_resolutions)(
+        Size.of(resolution)
+    )
     attention = _attention(state, sizes, depth)
     section = {"family": "biggan", "channels": channels, "attention": attention}
     return {**section, "family": "biggan_deep", "depth": depth} if _is_deep(state) else section

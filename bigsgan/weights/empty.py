@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bigsgan.config.families import FAMILIES
+from bigsgan.images.size import Size
 from bigsgan.models.build import maker
 from bigsgan.models.network import LayerStack
 
@@ -15,5 +16,6 @@ from bigsgan.models.network import LayerStack
 def empty_network(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> LayerStack:
     """The ``generator`` or ``discriminator`` of a recipe with this section and this ``data``, on the meta device."""
     own = FAMILIES[section["family"]][network == "discriminator"](**section)
+    size, rest = Size.of(data["resolution"]), {key: value for key, value in data.items() if key != "resolution"}
     with torch.device("meta"):
-        return LayerStack(maker(own)(own, **data))
+        return LayerStack(maker(own)(own, size, **rest))

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
+from bigsgan.config.families.base import BOTTOM
 from bigsgan.config.families.stylegan2 import (
-    BOTTOM_RESOLUTION,
     StyleGAN2Discriminator,
     StyleGAN2Generator,
     stylegan2_sizes,
@@ -109,7 +109,7 @@ def discriminator_section(state: State, init_kwargs: Mapping[str, Any] | None = 
     resolution = _resolution(state, "b")
     widths = {size: _shape(state, f"b{size}.conv0.weight")[0] for size in stylegan2_sizes(resolution)[1:]}
     head = _shape(state, "b4.conv.weight")
-    widths[BOTTOM_RESOLUTION] = head[0]
+    widths[BOTTOM] = head[0]
     without_image = "resnet" if f"b{resolution}.skip.weight" in state else "orig"
     section: dict[str, Any] = {
         "family": "stylegan2",

@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from bigsgan.images.size import Size
 from bigsgan.models.network import initialize
 from bigsgan.models.transformer import Attention, written_out
 from bigsgan.runtime import comm
@@ -42,7 +43,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     device = comm.device()
-    layer = Attention(options.width, options.heads, [options.side], bf16=False)
+    layer = Attention(options.width, options.heads, [Size.of(options.side)], bf16=False)
     initialize(layer, 0)
     x = torch.randn(options.samples, options.side**2, options.width, generator=torch.Generator().manual_seed(1))
     layer, x = layer.to(device), x.to(device)
@@ -52,7 +53,7 @@ def main():
         for parameter in layer.parameters():
             parameter.data = parameter.data.to(dtype)
         given = x.to(dtype)
-        exact = Attention(options.width, options.heads, [options.side], bf16=False).to(device).double()
+        exact = Attention(options.width, options.heads, [Size.of(options.side)], bf16=False).to(device).double()
         for parameter, value in zip(exact.parameters(), layer.parameters(), strict=True):
             parameter.data = value.data.double()
         with written_out():

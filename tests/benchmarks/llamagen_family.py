@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from bigsgan.adversarial.terms.latents import CodebookTerm
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.reconstruction import Codebook
+from bigsgan.images.size import Size
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -68,7 +69,7 @@ def main(path: str) -> None:
         encoder_channels=ENCODED,
         bottleneck={"kind": "vq", "num_codes": CODES},
     )
-    network = LayerStack(generator_layers(section, 32, 3, 0))
+    network = LayerStack(generator_layers(section, Size.of(32), 3, 0))
     theirs, ours = dict(model.named_parameters()), dict(network.named_parameters())
     table = {name: renamed(other) for name, other in names(section).items()}
     network.load_state_dict({name: theirs[other].data.view(ours[name].shape) for name, other in table.items()})

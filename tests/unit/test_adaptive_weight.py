@@ -190,5 +190,5 @@ def test_when_g_keeps_its_graphs(tmp_path, num_ranks, options, stage, keeps):
 def test_bytes_that_wait(tmp_path):
     """What the exposed layer reads, a map of 4 channels of half the side."""
     plan = tiny_plan(tmp_path, 1, ADAPTIVE, both(1))
-    side = plan.recipe.data.side // 2
+    side = plan.recipe.data.network_size.height // 2
     assert _exposed(Traces(), plan, 3) == 3 * 4 * side**2 * 4

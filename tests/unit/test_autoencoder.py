@@ -14,6 +14,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
@@ -41,7 +42,7 @@ THEIRS = {
 def pair(kind: str, **bottleneck: Any) -> tuple[LayerStack, Any]:
     """Our generator, and diffusers' network with its weights."""
     section = AutoencoderGenerator(**SMALL, bottleneck={"kind": kind, **bottleneck})
-    ours = LayerStack(generator_layers(section, 16, 3, 0))
+    ours = LayerStack(generator_layers(section, Size.of(16), 3, 0))
     initialize(ours, 0)
     theirs = diffusers.AutoencoderKL(**THEIRS) if kind == "kl" else diffusers.VQModel(**THEIRS, num_vq_embeddings=16)
     table, own = names(section), dict(ours.named_parameters())
@@ -150,7 +151,7 @@ def test_the_shipped_recipe_has_the_published_sizes():
 @pytest.mark.parametrize("kind", ["kl", "vq"])
 def test_a_frozen_encoder_has_no_parameters(images, kind):
     sections = [AutoencoderGenerator(**SMALL, bottleneck={"kind": kind}, frozen=part) for part in ("encoder", "none")]
-    network, whole = (LayerStack(generator_layers(section, 16, 3, 0)) for section in sections)
+    network, whole = (LayerStack(generator_layers(section, Size.of(16), 3, 0)) for section in sections)
     initialize(network, 0)
     initialize(whole, 0)
     trained = {int(name.split(".")[1]) for name, _ in network.named_parameters()}

@@ -53,7 +53,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "data={kind: torchvision, root: x}": ("data.dataset", "must be given with", "such as CIFAR10"),
     "data.image_channels=3": ("data.image_channels", "must be 1 with data.kind=digits,", "set data.image_channels=1"),
     "data.num_classes=1000": ("data.num_classes", "must be 0 or 10 with data.kind=digits,", "set data.num_classes=10,"),
-    "data.resolution=48": ("data.resolution", "must be one of [16, 32, 64, 128, 256, 512]", "set data.resolution=64"),
+    "data.resolution=50": ("data.resolution", "must be a multiple of 8 with BigGAN", "set data.resolution=48"),
     "data.crop_from=16": ("data.crop_from", "must be greater than data.resolution", "give a larger number, or remove"),
     "data.horizontal_flip=1": ("data.horizontal_flip", "must be true or false, got 1", "write true or false"),
     "generator.latent_size=61": ("generator.latent_size", "must be a multiple of 3, got 61", "latent_size=60 or"),

@@ -13,6 +13,7 @@ from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compile_checks
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.network import initialize
 from bigsgan.models.transformer import Attention
 from tests import REPOSITORY
@@ -68,7 +69,7 @@ def test_ranks_of_their_own_are_the_recipes_or_half_of_all(tmp_path):
 def test_attention_is_written_out_while_its_variant_runs(names, fused, tmp_path):
     recipe = tiny_recipe(tmp_path)
     (each,) = plan_variants(recipe, chosen_variants(names, recipe), 1)
-    attention, attend = Attention(16, 2, [2], bf16=False), mock.MagicMock(wraps=F.scaled_dot_product_attention)
+    attention, attend = Attention(16, 2, [Size(2, 2)], bf16=False), mock.MagicMock(wraps=F.scaled_dot_product_attention)
     initialize(attention, 0)
     x = torch.randn(1, 4, 16)
     with mock.patch.object(F, "scaled_dot_product_attention", attend):

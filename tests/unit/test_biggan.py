@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
+from bigsgan.images.size import Size
 from bigsgan.models import spectral
 from bigsgan.models.biggan import discriminator_layers, generator_layers
 from bigsgan.models.build import build_network
@@ -33,13 +34,13 @@ def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, *
     chunks = len(G_WIDTHS[resolution])
     config = BigGANGenerator(**{"channels": 8, "latent_size": 3 * chunks, "embedding_size": 6, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(generator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     config = BigGANDiscriminator(**{"channels": 8, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(discriminator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def conv(in_channels: int, out_channels: int, kernel: int) -> int:

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from bigsgan.config.data import Data
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.biggan_deep import (
     DiscriminatorBlock,
     GeneratorBlock,
@@ -32,13 +33,13 @@ META = torch.device("meta")
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     config = BigGANDeepGenerator(**{"channels": 8, "latent_size": 5, "embedding_size": 6, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(generator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def discriminator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     config = BigGANDeepDiscriminator(**{"channels": 8, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(discriminator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def conv(in_channels: int, out_channels: int, kernel: int) -> int:
@@ -144,5 +145,5 @@ def test_too_narrow_a_bottleneck_is_refused():
         generator(128, channels=1)
     with pytest.raises(UserError, match=r"discriminator.channels: must be at least 4, got 3 .*channels=4 or more"):
         discriminator(512, channels=3)
-    with pytest.raises(UserError, match=r"must be one of .* with BigGAN-deep, got 100; set data\.resolution=128"):
+    with pytest.raises(UserError, match=r"must be a multiple of 16 with BigGAN-deep, got 100 .*resolution=96"):
         generator(100)

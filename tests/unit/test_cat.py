@@ -18,6 +18,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models import cat, dual, gat
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
@@ -276,7 +277,7 @@ def test_heads_for_a_teacher_are_those_of_a_gat():
     with_heads, without = taught(8, 1, **section), discriminator(8, 1, 3, **section)
     more = {name: tuple(p.shape) for name, p in with_heads.named_parameters() if ".teacher." in name}
     assert {*more} == {name for name, _ in with_heads.named_parameters()} - {n for n, _ in without.named_parameters()}
-    layers = gat.discriminator_layers(GATDiscriminator.model_validate(TINY), 8, 1, 3)
+    layers = gat.discriminator_layers(GATDiscriminator.model_validate(TINY), Size.of(8), 1, 3)
     teacher = objective.Teacher(path="x", width=6, hidden=10)
     layers[-1].teacher = gat.TeacherHead(GATDiscriminator.model_validate(TINY), teacher)
     theirs = LayerStack(layers).named_parameters()
@@ -300,7 +301,7 @@ def test_without_shifts_the_generator_is_that_of_gat():
     z, y, _ = samples(3, 1, 8)
     section = {**TINY, "latent_size": 6}
     ours = drawn(generator(8, 1, 3, **section, shift=False), 4)
-    theirs = LayerStack(gat.generator_layers(GATGenerator.model_validate(section), 8, 1, 3)).double()
+    theirs = LayerStack(gat.generator_layers(GATGenerator.model_validate(section), Size.of(8), 1, 3)).double()
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours(z, y), theirs(z, y))
 
@@ -330,8 +331,8 @@ def test_sections_that_do_not_fit():
     with pytest.raises(UserError) as caught:
         CATDiscriminator(levels=4, patch=2).check(Data(resolution=24))
     found = str(caught.value)
-    assert found.startswith("discriminator.levels: must be fewer with discriminator.patch=2 and 24 pixels of a side")
-    assert "the side must be a multiple of 16" in found
+    assert found.startswith("discriminator.levels: must be fewer with discriminator.patch=2 and images of 24x24")
+    assert "these must be a multiple of 16" in found
     CATDiscriminator(levels=3, patch=2, depth=3).check(Data(resolution=24))
     with pytest.raises(UserError, match=r"generator\.depth: must be 24 with generator\.size=M, got 12"):
         CATGenerator(size="M", depth=12)

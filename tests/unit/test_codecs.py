@@ -27,6 +27,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines, to_cosines
 from bigsgan.images.reading import CorruptImage
+from bigsgan.images.size import Size
 from tests.autoencoders import latents, save_autoencoder, write_autoencoder, write_latents
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def test_networks_see_cosines_of_mirrored_images():
 
 def test_latents_are_read_shifted_and_scaled(tmp_path):
     numbers, data = write_latents(tmp_path / "data", 6, posterior=False), latents(tmp_path)
-    assert (data.channels, data.side) == (4, 8)
+    assert (data.channels, *data.network_size) == (4, 8, 8)
     dataset = build_dataset(data)
     assert [dataset[i][1] for i in range(6)] == [0, 1] * 3
     reals = RealImages(dataset, data, Draws(0), Slice(6, 1, 0, 1), CPU)
@@ -312,7 +313,7 @@ def test_a_program_that_fails_at_images_is_no_encoder(tmp_path, program, said):
     path = tmp_path / "encoder.pt"
     torch.jit.script(program()).save(str(path))
     with pytest.raises(UserError) as caught:
-        open_encoder(f"torchscript:{path},{path}", 3, 16, CPU)
+        open_encoder(f"torchscript:{path},{path}", 3, Size(16, 16), CPU)
     assert str(caught.value).startswith(f"--codec: '{path}' fails at images (1, 3, 16, 16): {said}")
 
 
@@ -321,7 +322,7 @@ def test_a_program_decodes(tmp_path):
     torch.jit.script(Doubling()).save(str(path))
     codec = {"kind": "torchscript", "path": str(path), "factor": 2, "channels": 2, "scale": 0.25}
     data = latents(tmp_path, codec=codec)
-    assert (data.channels, data.side) == (2, 32)
+    assert (data.channels, *data.network_size) == (2, 32, 32)
     built, drawn = build_codec(data, CPU), torch.randn(3, 2, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(built.encode(drawn), 0.25 * drawn)
     torch.testing.assert_close(built.decode(drawn), Doubling()(drawn / 0.25))

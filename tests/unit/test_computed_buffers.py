@@ -13,6 +13,7 @@ import bigsgan
 from bigsgan import checkpoint
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
+from bigsgan.images.size import Size
 from bigsgan.inference.trained import open_trained
 from bigsgan.models import transformer
 from bigsgan.models.build import build_network
@@ -50,7 +51,7 @@ def test_they_are_in_no_state(network, tmp_path):
 
 def test_they_are_there_before_anything_is_initialized():
     """Pairs of features are complex numbers that turn: by the patch's row in the first half, by its column behind."""
-    attention, positions = transformer.Attention(24, 2, [3], bf16=False), transformer.Positions(24, 3)
+    attention, positions = transformer.Attention(24, 2, [Size.of(3)], bf16=False), transformer.Positions(24, Size.of(3))
     x = torch.randn(1, 2, 9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     turned = torch.view_as_complex(transformer.rotated(x, attention.rotation).unflatten(-1, (-1, 2)))
     for patch in range(9):

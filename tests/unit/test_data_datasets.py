@@ -14,6 +14,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, image_tensor
+from bigsgan.images.size import Fitting, Size
 
 
 def folder(root, **changes) -> Data:
@@ -117,7 +118,7 @@ def test_exif_orientation_is_undone_once(tmp_path, orientation, suffix):
     assert pixels[0].tolist() == UPRIGHT[orientation]
     (file,) = tmp_path.rglob(f"image.{suffix}")
     with Image.open(file) as image:  # as some of torchvision's data sets leave it: not decoded yet
-        assert image_tensor(image, "x", 2, 1)[0].tolist() == UPRIGHT[orientation]
+        assert image_tensor(image, "x", Fitting(Size.of(2)), 1)[0].tolist() == UPRIGHT[orientation]
 
 
 @pytest.mark.parametrize("orientation", [3, 6])

@@ -211,7 +211,7 @@ def test_one_is_singular(tmp_path, capsys, caplog):
     root = write("folder", tmp_path / "data", ["a/1.png", "a/2.png"])
     (root / "a/2.png").write_bytes(b"not an image")
     assert cli.main(["data", "prepare", str(root), str(tmp_path / "m"), "--resolution", "4", "--format", "tar"]) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'm'}: 1 image of 1 class\n")
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'm'}: 1 image of 1 class, cropped to 4x4\n")
     assert warned(caplog)[-1] == "1 unreadable image was skipped"
     assert ignored(["b.txt"], []).text() == "1 other file ignored: 1 .txt, such as b.txt"
     assert ignored(["README", "Makefile"], []).text() == "2 other files ignored: 2 without a suffix, such as Makefile"

@@ -130,7 +130,7 @@ def test_prepared_data_has_the_classes_of_the_listing(tmp_path, kind, capsys):
     source = write("folder", tmp_path / "data", images(), [[name, i % 11] for i, name in enumerate(NAMES)])
     made = tmp_path / ("made.zip" if kind == "zip" else "made")
     assert prepare(source, made, kind) == 0
-    assert f"{made}: 30 images of 11 classes\n" in capsys.readouterr().out
+    assert f"{made}: 30 images of 11 classes, cropped to 4x4\n" in capsys.readouterr().out
     assert values(opened(kind, made, 11)) == {i: i % 11 for i in range(NUM)}
 
 
@@ -139,7 +139,7 @@ def test_prepared_data_without_labels_has_no_classes(tmp_path, kind, capsys):
     source = write("folder", tmp_path / "data", images(), None)
     made = tmp_path / ("made.zip" if kind == "zip" else "made")
     assert prepare(source, made, kind) == 0
-    assert f"{made}: 30 images of no classes\n" in capsys.readouterr().out
+    assert f"{made}: 30 images of no classes, cropped to 4x4\n" in capsys.readouterr().out
     assert values(opened(kind, made, 0)) == dict.fromkeys(range(NUM), 0)
 
 

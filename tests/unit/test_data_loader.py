@@ -18,6 +18,7 @@ from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
+from bigsgan.images.size import Size
 
 CPU = torch.device("cpu")
 DRAWS = Draws(5)
@@ -142,7 +143,7 @@ def test_crops_are_cut_at_their_positions_before_the_flips():
     plain, flipped = (real_images(dataset, data.model_copy(update={"horizontal_flip": f})) for f in (False, True))
     for phase in range(3):
         positions = range(phase * 12, phase * 12 + 12)
-        indices, offsets = EpochOrder(DRAWS, 30).indices(positions), random_crops(DRAWS, positions, 3)
+        indices, offsets = EpochOrder(DRAWS, 30).indices(positions), random_crops(DRAWS, positions, Size.of(3))
         cut = [dataset[int(i)][0][:, y : y + 2, x : x + 2] for i, (y, x) in zip(indices, offsets, strict=True)]
         expected = torch.stack(cut).float() / 127.5 - 1
         torch.testing.assert_close(plain.next_phase()[0].images, expected, rtol=0, atol=1e-6)
@@ -155,7 +156,10 @@ def test_input_and_target_of_a_pair_are_cut_at_one_place():
     data = data_section(kind="synthetic_pairs", num_classes=0, resolution=16, crop_from=24, image_channels=3)
     large, real = build_training_dataset(data), real_images(build_training_dataset(data), data)
     assert large[0][0].shape == (6, 24, 24)
-    index, (top, left) = EpochOrder(DRAWS, len(large)).indices(range(1))[0], random_crops(DRAWS, range(1), 8)[0]
+    index, (top, left) = (
+        EpochOrder(DRAWS, len(large)).indices(range(1))[0],
+        random_crops(DRAWS, range(1), Size.of(8))[0],
+    )
     source, target = large[int(index)][0].float().div(127.5).sub(1).split(3)
     got = real.next_phase()[0].images[0]
     for whole, part in ((source, got[:3]), (target, got[3:])):

@@ -7,6 +7,7 @@ import pytest
 
 from bigsgan.data.order import EpochOrder, Slice, horizontal_flips, phase_start, random_crops
 from bigsgan.draws import Draws
+from bigsgan.images.size import Size
 
 LAYOUTS = [(accumulation, world_size) for accumulation in (1, 2, 3) for world_size in (1, 2, 4)]
 
@@ -95,12 +96,12 @@ def test_flips_are_a_function_of_the_position():
 
 def test_crops_are_a_function_of_the_position():
     draws, num, margin = Draws(11), 4096, 3
-    offsets = random_crops(draws, range(num), margin)
+    offsets = random_crops(draws, range(num), Size.of(margin))
     assert (offsets.dtype, offsets.shape) == (np.int64, (num, 2))
-    split = [random_crops(draws, range(first, first + 128), margin) for first in range(0, num, 128)]
+    split = [random_crops(draws, range(first, first + 128), Size.of(margin)) for first in range(0, num, 128)]
     assert np.array_equal(offsets, np.concatenate(split))
     # Each of the 16 corners as often as chance has it: four standard deviations.
     counts = np.bincount(offsets @ (margin + 1, 1), minlength=16)
     assert (np.abs(counts - num / 16) < 4 * (num / 16 * 15 / 16) ** 0.5).all()
-    assert not np.array_equal(offsets, random_crops(draws, range(num, 2 * num), margin))
-    assert not np.array_equal(offsets, random_crops(Draws(12), range(num), margin))
+    assert not np.array_equal(offsets, random_crops(draws, range(num, 2 * num), Size.of(margin)))
+    assert not np.array_equal(offsets, random_crops(Draws(12), range(num), Size.of(margin)))

@@ -16,6 +16,7 @@ from bigsgan.data import RealImages, Slice, build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, image_tensor
+from bigsgan.images.size import Fitting, Size
 
 PIXELS = np.arange(2 * 2 * 3, dtype=np.uint8).reshape(2, 2, 3) * 20
 
@@ -77,7 +78,7 @@ def test_forms_of_a_sample(section, sample):
 def test_another_size_is_cropped_and_resized_as_a_file_is(section, form):
     grey = np.random.default_rng(0).integers(0, 256, (9, 7), dtype=np.uint8)
     image, _ = build_dataset(section(lambda: Samples([form(grey)]), image_channels=1, resolution=4))[0]
-    assert torch.equal(image, image_tensor(Image.fromarray(grey), "x", 4, 1))
+    assert torch.equal(image, image_tensor(Image.fromarray(grey), "x", Fitting(Size.of(4)), 1))
 
 
 @pytest.mark.parametrize("label", [3, np.int64(3), torch.tensor(3), torch.tensor([3])])

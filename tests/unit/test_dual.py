@@ -40,10 +40,10 @@ def discriminator(tmp_path, overrides, seed=3):
         initialize(network, seed)
     network.double().train()
     data, draw, num = recipe.data, torch.Generator().manual_seed(5), SEGMENTS * NUM
-    inputs = [torch.randn(num, recipe.judged_channels, data.side, data.side, generator=draw)]
+    inputs = [torch.randn(num, recipe.judged_channels, *data.network_size, generator=draw)]
     inputs.append(torch.randint(max(data.num_classes, 1), (num,), generator=draw))
     if data.paired:
-        inputs.append(torch.randn(num, data.input_channels, data.resolution, data.resolution, generator=draw))
+        inputs.append(torch.randn(num, data.input_channels, *data.resolution, generator=draw))
     if recipe.discriminator_reads_seeds:
         inputs.append(torch.arange(num) * 7919 + 5)
     for module in network.modules():

@@ -49,7 +49,7 @@ def header_of(path: Path) -> dict[str, str]:
 def inputs_of(module: torch.nn.Module, num: int = 4) -> tuple[torch.Tensor, ...]:
     generator, recipe = torch.Generator().manual_seed(7), module.recipe
     if recipe.translates:
-        shape = (num, recipe.input_channels, recipe.data.resolution, recipe.data.resolution)
+        shape = (num, recipe.input_channels, *recipe.data.resolution)
         return (torch.rand(shape, generator=generator) * 2 - 1,)
     return torch.randn(num, module.recipe.latent_size, generator=generator), torch.arange(num)
 

@@ -18,6 +18,7 @@ from bigsgan.config import load_recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models import gat, transformer
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
@@ -227,7 +228,7 @@ def test_bf16_products_on_float32_weights():
 
 @pytest.mark.parametrize("dtype, same", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_fused_attention_is_the_one_that_is_written_out(dtype, same):
-    layer = transformer.Attention(32, 4, [4], bf16=False)
+    layer = transformer.Attention(32, 4, [Size(4, 4)], bf16=False)
     initialize(layer, 0)
     layer.to(dtype)
     x = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -241,7 +242,7 @@ def test_fused_attention_is_the_one_that_is_written_out(dtype, same):
 
 
 BAD = {
-    "patch": ({"patch": 8, "depth": 4}, Data(resolution=20), "generator.patch: must divide the 20 pixels of a side"),
+    "patch": ({"patch": 8, "depth": 4}, Data(resolution=20), "generator.patch: must divide the sides of 20x20"),
     "width": ({"width": 100}, Data(), "generator.width: must be a multiple of 4 for each of the 12 heads, got 100"),
     "depth": ({"depth": 6}, Data(), r"generator.depth: must be a multiple of generator.levels \(4\), got 6"),
 }

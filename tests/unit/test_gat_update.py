@@ -17,6 +17,7 @@ from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObje
 from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.objective import Objective
+from bigsgan.images.size import Size
 from bigsgan.models import gat
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
@@ -58,8 +59,8 @@ def networks(dtype):
     g = GATGenerator.model_validate(weights.generator_section(g_state))
     d = GATDiscriminator.model_validate(weights.discriminator_section(d_state))
     stacks = [
-        LayerStack(gat.generator_layers(g, 8, CHANNELS, 3)),
-        LayerStack(gat.discriminator_layers(d, 8, CHANNELS, 3)),
+        LayerStack(gat.generator_layers(g, Size.of(8), CHANNELS, 3)),
+        LayerStack(gat.discriminator_layers(d, Size.of(8), CHANNELS, 3)),
     ]
     for stack, own in zip(
         stacks, (weights.generator_state(g_state), weights.discriminator_state(d_state)), strict=True

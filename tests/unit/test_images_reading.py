@@ -19,6 +19,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, readable_images
 from bigsgan.images import reading
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image, used_range
+from bigsgan.images.size import Fitting, Size
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
 
@@ -45,7 +46,7 @@ def metadata(field: str, size: int) -> dict:
 @pytest.mark.parametrize("size", [1_200_000, pytest.param(70_000_000, marks=pytest.mark.slow)])
 def test_large_metadata_does_not_lose_the_image(field, size):
     image = open_image("x.png", saved(Image.fromarray(PIXELS), **metadata(field, size)))
-    assert torch.equal(image_tensor(image, "x.png", 16, 3).permute(1, 2, 0), torch.from_numpy(PIXELS))
+    assert torch.equal(image_tensor(image, "x.png", Fitting(Size.of(16)), 3).permute(1, 2, 0), torch.from_numpy(PIXELS))
 
 
 @pytest.mark.slow
@@ -91,10 +92,10 @@ def test_large_images_are_averaged_before_they_are_resized(monkeypatch, mode, or
     wide = Image.fromarray(np.asarray(smooth).astype(np.uint16) * 257)
     image = wide if mode == "I;16" else smooth.convert("RGB").convert(mode) if mode == "CMYK" else smooth.convert(mode)
     image.info["exif"] = (lambda exif: (exif.__setitem__(0x0112, orientation), exif.tobytes())[1])(Image.Exif())
-    expected = image_tensor(image.copy(), "x", 16, 1).float()
+    expected = image_tensor(image.copy(), "x", Fitting(Size.of(16)), 1).float()
     monkeypatch.setattr(reading, "_MANY_PIXELS", 480 * 360 - 1)
-    assert reading._reduced(image, 16).size == (48, 48)
-    found = image_tensor(image, "x", 16, 1).float()
+    assert reading._reduced(image, Fitting(Size.of(16))).size == (48, 48)
+    found = image_tensor(image, "x", Fitting(Size.of(16)), 1).float()
     assert (found - expected).abs().max() <= (9 if mode == "1" else 2)
     assert expected.std() > 20
 
@@ -102,9 +103,11 @@ def test_large_images_are_averaged_before_they_are_resized(monkeypatch, mode, or
 def test_images_that_are_not_large_stay_as_they_were(monkeypatch):
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (400, 300, 3), dtype=np.uint8))
     square = image.crop((0, 50, 300, 350)).resize((16, 16), Image.Resampling.LANCZOS)
-    assert torch.equal(image_tensor(image, "x", 16, 3).permute(1, 2, 0), torch.from_numpy(np.array(square)))
+    assert torch.equal(
+        image_tensor(image, "x", Fitting(Size.of(16)), 3).permute(1, 2, 0), torch.from_numpy(np.array(square))
+    )
     monkeypatch.setattr(reading, "_MANY_PIXELS", 1)
-    assert reading._reduced(image, 64) is image  # less than twice three times the side
+    assert reading._reduced(image, Fitting(Size.of(64))) is image  # less than twice three times the side
 
 
 def sixteen(low: int, high: int, shape: tuple[int, ...] = (8, 8)) -> np.ndarray:
@@ -186,7 +189,7 @@ def test_signed_bytes_are_not_taken_for_unsigned_ones(byte_order):
 def test_floating_point_pixels_name_their_range(tmp_path):
     Image.fromarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "x.tif")
     with pytest.raises(CorruptImage, match="floating-point pixels have no known range, here from -1 to 1; 8 or 16 bit"):
-        image_tensor(open_image(str(tmp_path / "x.tif")), "x", 8, 1)
+        image_tensor(open_image(str(tmp_path / "x.tif")), "x", Fitting(Size.of(8)), 1)
 
 
 def test_one_image_of_the_whole_range_does_not_hide_the_others():

@@ -18,6 +18,7 @@ from bigsgan.config import plan_run, run_directory
 from bigsgan.config.families.gat import GATDiscriminator
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.gat import discriminator_layers
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2_layers import SynthesisLayer
@@ -149,7 +150,7 @@ def test_a_gats_discriminator_may_have_any_depth(tmp_path):
     inputs = record["made"], record["y"], torch.arange(len(record["y"]))
     nothing = {name: torch.zeros_like(of_four[name]) for name in ("blocks.3.ls_attn", "blocks.3.ls_mlp")}
     section, data = gat.discriminator_section(of_four), gat.data_section(part(record, "G."))
-    network = LayerStack(discriminator_layers(GATDiscriminator(**section), data["resolution"] // 8, 3, 3))
+    network = LayerStack(discriminator_layers(GATDiscriminator(**section), Size.of(data["resolution"] // 8), 3, 3))
     network.load_state_dict(gat.discriminator_state(of_four | nothing))
     with torch.no_grad():
         torch.testing.assert_close(bigsgan.load(file)(*inputs), network.eval()(*inputs), atol=1e-6, rtol=1e-5)
@@ -180,7 +181,7 @@ def test_pix2pix_without_a_discriminator(tmp_path):
     g = imported(tmp_path, "pix2pix", maker.state)
     with torch.no_grad():
         torch.testing.assert_close(g(images), expected, atol=1e-5, rtol=1e-5)
-    assert (g.recipe.data.resolution, g.recipe.data.crop_from) == (64, 71)  # 64 * 286 / 256
+    assert (g.recipe.data.resolution, g.recipe.data.crop_from) == (Size.of(64), Size.of(71))  # 64 * 286 / 256
 
 
 def test_it_is_said_whether_there_is_an_ema(tmp_path, capsys):

@@ -65,7 +65,7 @@ def trained(recipe: Any, networks: list[LayerStack]) -> tuple[list[Tensor], Turn
     labels = torch.arange(4) % max(data.num_classes, 1)
     given: list[Tensor] = []
     if recipe.generator.paired:
-        given = [torch.randn(4, data.input_channels, data.resolution, data.resolution, generator=draw).double()]
+        given = [torch.randn(4, data.input_channels, *data.resolution, generator=draw).double()]
         inputs = (*given, labels, torch.arange(4))
     else:
         inputs = (torch.randn(4, recipe.generator.latent_size, generator=draw).double(), labels)

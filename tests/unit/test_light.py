@@ -17,6 +17,7 @@ from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.blocks import BlockSection
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models import biggan, dcgan, spectral
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import SpectralConv2d, moving_state
@@ -160,8 +161,8 @@ def networks(family: str, block: str, resolution: int = 32) -> tuple[LayerStack,
         norm: Any = family.removeprefix("dcgan_")
         g, d, module = DCGANGenerator(latent_size=8, **form), DCGANDiscriminator(norm=norm, **form), dcgan
     g.check(data), d.check(data)
-    return LayerStack(module.generator_layers(g, resolution, 3, 10)), LayerStack(
-        module.discriminator_layers(d, resolution, 3, 10)
+    return LayerStack(module.generator_layers(g, Size.of(resolution), 3, 10)), LayerStack(
+        module.discriminator_layers(d, Size.of(resolution), 3, 10)
     )
 
 
@@ -215,7 +216,10 @@ def test_depth_adds_blocks_that_keep_their_size():
         for depth in (1, 3):
             g = BigGANGenerator(channels=8, latent_size=8, hierarchical=False, depth=depth, attention=[8])
             d = BigGANDiscriminator(channels=8, depth=depth, attention=[8])
-            found_g, found_d = biggan.generator_layers(g, 16, 3, 10), biggan.discriminator_layers(d, 16, 3, 10)
+            found_g, found_d = (
+                biggan.generator_layers(g, Size.of(16), 3, 10),
+                biggan.discriminator_layers(d, Size.of(16), 3, 10),
+            )
             assert (len(found_g), len(found_d)) == (3 + 2 * depth, 2 + 3 * depth)
             # Attention stands behind all blocks of its resolution.
             assert isinstance(found_g[1 + depth], biggan.CarriedAttention)

@@ -32,7 +32,7 @@ def loaded(tmp_path, family, network):
 def inputs_of(module):
     data, network = module.recipe.data, module.header["network"]
     generator = torch.Generator().manual_seed(7)
-    images = torch.randn(4, data.image_channels, data.resolution, data.resolution, generator=generator).double()
+    images = torch.randn(4, data.image_channels, *data.resolution, generator=generator).double()
     labels = torch.zeros(4, dtype=torch.int64)
     if module.recipe.generator.paired:
         return (images, labels) if network == "generator" else (images, labels, images.flip(0))

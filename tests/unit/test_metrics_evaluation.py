@@ -14,6 +14,7 @@ from bigsgan.data import build_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
+from bigsgan.images.size import Size
 from bigsgan.metrics import Evaluation, Features, Made, Replica
 from bigsgan.metrics.evaluation import drawn_labels
 from bigsgan.metrics.features import Seen
@@ -122,7 +123,7 @@ def test_real_images_are_looked_at_once(tmp_path):
     assert not any(text.startswith("real image ") for text in told)
 
 
-@pytest.mark.parametrize("change", [{"resolution": 20}, {"num_classes": 0}])
+@pytest.mark.parametrize("change", [{"resolution": Size(20, 20)}, {"num_classes": 0}])
 def test_other_data_has_another_entry(tmp_path, change):
     data = DIGITS.model_copy(update=change)
     evaluation(["fid500"], tmp_path).measure(real_images, Replica(0, 1))

@@ -14,6 +14,7 @@ from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.metrics import digits, inception
 from bigsgan.metrics.digits import digit_images, train_classifier
 from bigsgan.metrics.features import RECIPE, check_features, open_features
@@ -73,7 +74,7 @@ def test_antialiased_resizer_is_pillows():
 
 @pytest.mark.slow
 def test_digits_classifier_is_right_on_held_out_digits():
-    pixels, labels = digit_images(16)
+    pixels, labels = digit_images(Size.of(16))
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
     held, rest = order[:360], order[360:]
     state = torch.get_rng_state()

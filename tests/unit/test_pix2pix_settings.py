@@ -5,6 +5,7 @@ import torch
 
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.images.size import Size
 from tests.unit.test_snapshot_settings import words
 from tests.unit.test_weights_pix2pix import Maker
 
@@ -54,7 +55,11 @@ def test_each_option_is_the_recipes(tmp_path, capsys):
     assert (recipe.batch, recipe.objective.loss, recipe.objective.l1) == (4, "non_saturating", 50)
     for adam in (recipe.optimizer.generator, recipe.optimizer.discriminator):
         assert (adam.lr, adam.betas) == (1e-4, [0.6, 0.999])
-    assert (recipe.data.input_side, recipe.data.horizontal_flip, recipe.data.crop_from) == ("right", False, 72)
+    assert (recipe.data.input_side, recipe.data.horizontal_flip, recipe.data.crop_from) == (
+        "right",
+        False,
+        Size(72, 72),
+    )
     assert not recipe.generator.dropout
     left = words(capsys.readouterr().out, "not taken:")
     assert left == ["n_epochs", "n_epochs_decay", "lr_policy", "epoch_count"]
@@ -69,7 +74,7 @@ def test_least_squares_are_half_as_strong_here(tmp_path):
 def test_what_no_recipe_has_is_named(tmp_path, capsys):
     write(tmp_path, gan_mode="wgangp", preprocess="scale_width")
     recipe = imported(tmp_path)
-    assert (recipe.objective.loss, recipe.objective.l1, recipe.data.crop_from) == ("non_saturating", 100, 71)
+    assert (recipe.objective.loss, recipe.objective.l1, recipe.data.crop_from) == ("non_saturating", 100, Size(71, 71))
     assert {"gan_mode", "lambda_L1", "preprocess"} <= set(words(capsys.readouterr().out, "not taken:"))
 
 

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from bigsgan.cli import main
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.network import LayerStack
 from bigsgan.models.pix2pix import discriminator_layers, generator_layers
 from bigsgan.weights.pix2pix import (
@@ -179,7 +180,7 @@ def compare(theirs, ours, outputs, renamed):
 
 
 def compare_generators(theirs, size, colours, training, **section):
-    ours = LayerStack(generator_layers(Pix2PixGenerator(**section), size, colours[1], colours[0])).double()
+    ours = LayerStack(generator_layers(Pix2PixGenerator(**section), Size.of(size), colours[1], colours[0])).double()
     ours.load_state_dict(generator_state(theirs.state_dict()))
     images, labels = images_of(size, colours[0]), torch.zeros(2, dtype=torch.int64)
     outputs = theirs.train(training)(images), ours.train(training)(images, labels, labels)
@@ -209,7 +210,7 @@ def test_unet_128_and_256_have_the_keys_that_are_read(levels):
         state = UNet(levels, 64, "batch").state_dict()
         section, size = generator_section(state), 2**levels
         assert data_section(state)["resolution"] == size
-        ours = LayerStack(generator_layers(Pix2PixGenerator(**section), size, 3, 3)).state_dict()
+        ours = LayerStack(generator_layers(Pix2PixGenerator(**section), Size.of(size), 3, 3)).state_dict()
     assert {n: t.shape for n, t in generator_state(state).items()} == {n: t.shape for n, t in ours.items()}
 
 
@@ -234,7 +235,7 @@ def test_a_resnet_with_dropout_is_recognized_and_drops_in_training():
     section = generator_section(theirs.state_dict())
     assert section["dropout"] is True
     compare_generators(theirs, 16, (3, 3), False, **section)
-    ours = LayerStack(generator_layers(Pix2PixGenerator(**section), 16, 3, 3)).double()
+    ours = LayerStack(generator_layers(Pix2PixGenerator(**section), Size.of(16), 3, 3)).double()
     ours.load_state_dict(generator_state(theirs.state_dict()))
     images, labels, seeds = images_of(16)[:1].expand(3, -1, -1, -1), torch.zeros(3).long(), torch.tensor([5, 6, 5])
     one, other, again = ours(images, labels, seeds)
@@ -250,7 +251,7 @@ def test_a_discriminator_is_the_public_one(kind, norm, training):
     section = discriminator_section(theirs.state_dict())
     depth = {"depth": 3} if kind == "patches" else {}
     assert section == {"family": "pix2pix", "architecture": kind, "channels": 2, "norm": norm, **depth}
-    ours = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), 64, 3, 3)).double()
+    ours = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), Size.of(64), 3, 3)).double()
     ours.load_state_dict(discriminator_state(theirs.state_dict()))
     inputs, images = images_of(64, 6).chunk(2, dim=1)
     logits = theirs.train(training)(torch.cat([inputs, images], 1)).flatten(1)

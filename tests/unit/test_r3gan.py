@@ -17,6 +17,7 @@ from bigsgan.config import load_recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.r3gan import R3GANDiscriminator, R3GANGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models import fir, r3gan
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
@@ -37,13 +38,13 @@ RECORDS = Path(__file__).resolve().parents[1] / "data"
 def generator(resolution: int, num_classes: int, **section: Any) -> LayerStack:
     config = R3GANGenerator.model_validate(section)
     config.check(Data(resolution=resolution))
-    return LayerStack(r3gan.generator_layers(config, resolution, 3, num_classes))
+    return LayerStack(r3gan.generator_layers(config, Size.of(resolution), 3, num_classes))
 
 
 def discriminator(resolution: int, num_classes: int, **section: Any) -> LayerStack:
     config = R3GANDiscriminator.model_validate(section)
     config.check(Data(resolution=resolution))
-    return LayerStack(r3gan.discriminator_layers(config, resolution, 3, num_classes))
+    return LayerStack(r3gan.discriminator_layers(config, Size.of(resolution), 3, num_classes))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_the_carry_has_gradients_and_parameters_a_use(num_classes):
 @pytest.mark.parametrize(
     "change, field, problem",
     [
-        ({"widths": [8, 8]}, "widths", "must have an entry for each resolution from 4 to 16, got"),
+        ({"widths": [8, 8]}, "widths", "must have 3 entries, one for each resolution from 4x4 to 16x16, got"),
         ({"cardinalities": [2, 2]}, "cardinalities", "must have 3 entries, as"),
         ({"blocks": [1]}, "blocks", "must have 3 entries, as"),
         ({"cardinalities": [2, 3, 2]}, "cardinalities", "3 does not divide a block's 16 channels"),

@@ -17,6 +17,7 @@ from bigsgan.config.families.biggan import (
     biggan_discriminator_resolutions,
 )
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from tests import REPOSITORY
 
 RECIPES = sorted((REPOSITORY / "launch" / "recipes").glob("*.yaml"))
@@ -78,7 +79,8 @@ def test_defaults_are_filled_in(tmp_path):
         "statistics": "every_update",
         "data": {
             "kind": "digits", "arguments": {}, "root": None, "input_root": None, "input_side": "left",
-            "input_channels": 3, "dataset": None, "resolution": 16, "image_channels": 1, "num_classes": 10,
+            "input_channels": 3, "dataset": None, "resolution": 16, "fit": "crop", "image_channels": 1,
+            "num_classes": 10,
             "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
             "num_workers": 4, "prefetch": 4, "max_ignored": None, "max_corrupt": None,
             "codec": {
@@ -228,7 +230,7 @@ def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path, capsys):
 def test_the_tables_of_blocks_agree_with_the_resolutions():
     for resolution, generator in BIGGAN_GENERATOR.items():
         assert 4 * 2 ** (len(generator) - 1) == resolution  # from 4x4, each block doubles
-        sizes = biggan_discriminator_resolutions(resolution)
+        sizes = biggan_discriminator_resolutions(Size.of(resolution))
         assert len(sizes) == len(BIGGAN_DISCRIMINATOR[resolution])
         assert sizes[-1] == {16: 4, 32: 8}.get(resolution, 4)
         assert all(before in (after, 2 * after) for before, after in zip([resolution, *sizes], sizes, strict=False))

@@ -98,7 +98,7 @@ def test_a_sheet_of_translations_has_bounds(make_run, tmp_path, photographs, mon
     run = make_run(*TINY_GAMES["pix2pix"])
     arguments = ["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), "--input", str(photographs)]
     assert main(arguments) == 2
-    said = "--num: must be at most 2 with images of 64 pixels, got 3; give a smaller number, or --files"
+    said = "--num: must be at most 2 with images of 64x64, got 3; give a smaller number, or --files"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
     assert main([*arguments, "--num", "2"]) == 0

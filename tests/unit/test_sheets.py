@@ -207,7 +207,7 @@ def test_pairs_stand_side_by_side(make_run, tmp_path):
             ["--truncation", "0.3,0.5", "--num", "4", "--classes", "1-3"],
             "--num: must be 6 with 2 truncations of 3 columns",
         ),
-        (["--interpolate", "4", "--num", "99999999"], "--interpolate: must be at most 0 with images of 16 pixels"),
+        (["--interpolate", "4", "--num", "99999999"], "--interpolate: must be at most 0 with images of 16x16"),
         (["--truncation", "0.3,0"], "--truncation: must be at least 0.02, got 0.0"),
     ],
 )

@@ -16,6 +16,7 @@ from bigsgan.config import load_recipe, plan_run
 from bigsgan.config.data import Data
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
@@ -33,13 +34,13 @@ SMALL: dict[str, Any] = {"channel_base": 128, "channel_max": 12, "mapping_layers
 def generator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
     config = StyleGAN2Generator(**{**SMALL, "latent_size": 6, "w_size": 8, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(generator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(generator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def discriminator(resolution: int = 16, num_classes: int = 3, image_channels: int = 3, **section: Any) -> LayerStack:
     config = StyleGAN2Discriminator(**{**SMALL, **section})
     config.check(Data(resolution=resolution))
-    return LayerStack(discriminator_layers(config, resolution, image_channels, num_classes))
+    return LayerStack(discriminator_layers(config, Size.of(resolution), image_channels, num_classes))
 
 
 def inputs_of(num: int = 4, num_classes: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,8 +65,10 @@ def noisy_layers(network: LayerStack) -> list[SynthesisLayer]:
 )
 def test_published_sizes(resolution, channel_base, g_millions, d_millions):
     with META:
-        g = LayerStack(generator_layers(StyleGAN2Generator(channel_base=channel_base), resolution, 3, 0))
-        d = LayerStack(discriminator_layers(StyleGAN2Discriminator(channel_base=channel_base), resolution, 3, 0))
+        g = LayerStack(generator_layers(StyleGAN2Generator(channel_base=channel_base), Size.of(resolution), 3, 0))
+        d = LayerStack(
+            discriminator_layers(StyleGAN2Discriminator(channel_base=channel_base), Size.of(resolution), 3, 0)
+        )
     assert round(numel(g) / 1e6, 2) == g_millions
     assert round(numel(d) / 1e6, 2) == d_millions
 
@@ -299,7 +302,7 @@ def test_a_recipe_builds_both_networks(tmp_path):
 @pytest.mark.parametrize(
     "network, section, resolution, message",
     [
-        ("g", {}, 24, "data.resolution: must be a power of two of at least 8 with StyleGAN2, got 24; set"),
+        ("g", {}, 34, "data.resolution: must be a multiple of 8 with StyleGAN2, got 34"),
         ("g", {"channel_base": 31}, 32, "generator.channel_base: must be at least 32, the resolution, got 31; set"),
         ("d", {"half_resolutions": 3}, 16, "discriminator.half_resolutions: must be at most 2, the resolutions above"),
         ("d", {"mbstd_channels": 3}, 16, "discriminator.mbstd_channels: must divide the 512 channels at 4x4, got 3"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bigsgan.config.families.stylegan2 import StyleGAN2Generator
+from bigsgan.images.size import Size
 from bigsgan.models import noise
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
@@ -45,7 +46,7 @@ def test_fully_connected_layers_scale_their_weights_where_they_use_them():
 @pytest.mark.parametrize("mode", ["random", "const", "none"])
 def test_a_synthesis_layer_equals_a_weight_for_each_sample(up, mode):
     """Equations 1 to 3 of Karras et al. 2020: modulate, demodulate, and convolve each sample by its own weight."""
-    layer = doubled(SynthesisLayer(3, 5, 4, 8, up, stream=7, clamp=1.5, half=None))
+    layer = doubled(SynthesisLayer(3, 5, 4, Size.of(8), up, stream=7, clamp=1.5, half=None))
     layer.noise_mode = mode
     size = 4 if up else 8
     x, w, seeds = torch.randn(2, 3, size, size).double(), torch.randn(2, 4).double(), torch.tensor([5, 9])
@@ -135,12 +136,19 @@ class _Sized(nn.Module):
         return self.layer(*floats, self.integers)
 
 
+MAP = Size(4, 4)
 SEEDS = torch.tensor([1, 2])
 TWICE: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "fully connected": (lambda: FullyConnected(3, 2, activated=True), [(2, 3)]),
     "mapping": (lambda: _Sized(MappingNetwork(3, 2, 3, 2), SEEDS - 1), [(2, 3)]),
-    "synthesis": (lambda: _Sized(SynthesisLayer(2, 2, 3, 4, False, 0, None, None), SEEDS), [(2, 2, 4, 4), (2, 3)]),
-    "synthesis up": (lambda: _Sized(SynthesisLayer(2, 2, 3, 4, True, 0, None, None), SEEDS), [(2, 2, 2, 2), (2, 3)]),
+    "synthesis": (
+        lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, False, 0, None, None), SEEDS),
+        [(2, 2, 4, 4), (2, 3)],
+    ),
+    "synthesis up": (
+        lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, True, 0, None, None), SEEDS),
+        [(2, 2, 2, 2), (2, 3)],
+    ),
     "to RGB": (lambda: ToRGB(2, 1, 3, None, None), [(2, 2, 3, 3), (2, 3)]),
     "convolution": (lambda: Conv2d(2, 2, 3), [(1, 2, 4, 4)]),
     "convolution down": (lambda: Conv2d(2, 2, 3, resamples=True), [(1, 2, 4, 4)]),
@@ -227,7 +235,7 @@ def test_truncation_draws_styles_towards_their_mean():
 
 
 def test_half_precision_survives_large_weights_and_styles():
-    layer = filled(SynthesisLayer(8, 8, 4, 8, True, 0, 256.0, torch.float16))
+    layer = filled(SynthesisLayer(8, 8, 4, Size.of(8), True, 0, 256.0, torch.float16))
     x, w = torch.randn(2, 8, 4, 4), torch.randn(2, 4)
     before = layer(x, w, SEEDS)
     with torch.no_grad():

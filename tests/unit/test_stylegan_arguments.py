@@ -31,6 +31,7 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
+from tests.networks import sized
 from tests.unit.test_weights_stylegan import DATA, recorded
 
 State = dict[str, Tensor]
@@ -45,11 +46,11 @@ def imported(name: str) -> tuple[LayerStack, dict[str, Any], State]:
     (state, given), kwargs = recorded(name), arguments_of(name)
     if name.startswith("generator"):
         section = generator_section(state, kwargs)
-        network = LayerStack(generator_layers(StyleGAN2Generator(**section), **data_section(state)))
+        network = LayerStack(generator_layers(StyleGAN2Generator(**section), **sized(data_section(state))))
         network.load_state_dict(generator_state(state))
     else:
         section = discriminator_section(state, kwargs)
-        network = LayerStack(discriminator_layers(StyleGAN2Discriminator(**section), **data_section(state)))
+        network = LayerStack(discriminator_layers(StyleGAN2Discriminator(**section), **sized(data_section(state))))
         network.load_state_dict(discriminator_state(state))
     return network.eval(), section, given
 

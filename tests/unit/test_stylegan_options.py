@@ -19,6 +19,7 @@ from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator, StyleGAN2Generator
 from bigsgan.config.objective import PathLength
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.monitor import Statistics
@@ -29,7 +30,7 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
-from tests.networks import filled
+from tests.networks import filled, sized
 from tests.tiny import tiny_recipe
 from tests.unit.test_weights_stylegan import theirs
 
@@ -143,9 +144,11 @@ def drawn(kind: str, taps: list[float], **section: Any) -> State:
     """A state under the original's names, in float64, with random numbers and the filters that it would have."""
     data = {"resolution": RESOLUTION, "image_channels": 3, "num_classes": section.pop("num_classes", 0)}
     if kind == "generator":
-        layers = generator_layers(StyleGAN2Generator(**{**SMALL, "latent_size": 6, "w_size": 6, **section}), **data)
+        layers = generator_layers(
+            StyleGAN2Generator(**{**SMALL, "latent_size": 6, "w_size": 6, **section}), **sized(data)
+        )
     else:
-        layers = discriminator_layers(StyleGAN2Discriminator(**{**SMALL, **section}), **data)
+        layers = discriminator_layers(StyleGAN2Discriminator(**{**SMALL, **section}), **sized(data))
     state = theirs(filled(LayerStack(layers)), kind)
     own = torch.tensor(taps) / sum(taps)
     square = torch.outer(own, own)
@@ -176,7 +179,7 @@ def check(kind: str, state: State, taps: list[float], relu: tuple[str, ...]) -> 
         else (discriminator_layers, discriminator_state, discriminator_section, StyleGAN2Discriminator)
     )
     keys = section(state, kwargs_of(kind, relu))
-    ours = LayerStack(read(layers(**keys), **data_section(state)))
+    ours = LayerStack(read(layers(**keys), **sized(data_section(state))))
     ours.load_state_dict(convert(state))
     ours.double().eval()
     for module in ours.modules():
@@ -264,7 +267,7 @@ def test_other_filters_are_refused(taps, problem):
 def test_path_lengths_of_latents_that_are_styles():
     """They have a gradient although no parameter is behind them."""
     section = StyleGAN2Generator(**SMALL, latent_size=6, w_size=6, mapping_layers=0, style_mixing=0)
-    network = filled(LayerStack(generator_layers(section, RESOLUTION, 3, 0)))
+    network = filled(LayerStack(generator_layers(section, Size.of(RESOLUTION), 3, 0)))
     penalty = PathLengthPenalty(PathLength(batch_shrink=1), Statistics(torch.device("cpu")), torch.device("cpu"), sum)
     inputs = torch.randn(2, 6), torch.zeros(2, dtype=torch.int64), torch.arange(2)
     images, styles = penalty.forward(network, inputs)

@@ -30,6 +30,7 @@ from bigsgan.data import RealImages, ShownImages, Slice, build_dataset
 from bigsgan.draws import Draws
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models import gat
 from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
@@ -56,7 +57,7 @@ def test_published_sizes_with_heads(size, width, published):
     """Of the public classes, which count fixed positions, too."""
     config = GATDiscriminator(size=size)
     with torch.device("meta"):
-        layers = gat.discriminator_layers(config, 32, 4, 1000)
+        layers = gat.discriminator_layers(config, Size.of(32), 4, 1000)
         layers[-1].teacher = gat.TeacherHead(config, sections.Teacher(path="dinov2.pt"))
     assert sum(p.numel() for p in LayerStack(layers).parameters()) + 16 * 16 * width == published
 
@@ -73,7 +74,7 @@ def part(record, prefix):
 def discriminator(record, section):
     state = part(record, "D.")
     config = GATDiscriminator.model_validate(weights.discriminator_section(state))
-    layers = gat.discriminator_layers(config, 8, 2, 3)
+    layers = gat.discriminator_layers(config, Size.of(8), 2, 3)
     layers[-1].teacher = gat.TeacherHead(config, section)
     network = LayerStack(layers)
     initialize(network, 0)

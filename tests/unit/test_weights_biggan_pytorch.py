@@ -49,7 +49,7 @@ def state_of(family: str, network: str) -> dict[str, Tensor]:
 def loaded(family: str, network: str) -> LayerStack:
     state, (module, generator, discriminator) = state_of(family, network), FAMILIES[family]
     data = Data(kind="synthetic", **data_section(state))
-    assert (data.resolution, data.image_channels, data.num_classes) == (64, 3, 3)
+    assert (data.resolution.value, data.image_channels, data.num_classes) == (64, 3, 3)
     if network == "generator":
         section, layers, converted = generator(**generator_section(state)), module.generator_layers, generator_state
     else:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from bigsgan.config import load_recipe
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.pix2pix import discriminator_layers, generator_layers
@@ -81,7 +82,7 @@ def test_the_generator_is_the_published_one(levels, colours):
     assert data == {
         "resolution": size, "input_channels": colours[0], "image_channels": colours[1], "num_classes": 0
     }  # fmt: skip
-    network = LayerStack(generator_layers(Pix2PixGenerator(**section), size, colours[1], colours[0])).eval()
+    network = LayerStack(generator_layers(Pix2PixGenerator(**section), Size.of(size), colours[1], colours[0])).eval()
     network.load_state_dict(generator_state(maker.state))
     labels = torch.zeros(2, dtype=torch.int64)
     torch.testing.assert_close(network(images, labels, labels), expected, atol=1e-5, rtol=1e-5)
@@ -94,7 +95,7 @@ def test_the_discriminator_is_the_published_one(depth):
     expected = maker.patches(torch.cat([inputs, images], dim=1), 2, depth)
     section = discriminator_section(maker.state)
     assert section == {"family": "pix2pix", "architecture": "patches", "channels": 2, "depth": depth, "norm": "batch"}
-    network = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), 64, 3, 3)).eval()
+    network = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), Size.of(64), 3, 3)).eval()
     network.load_state_dict(discriminator_state(maker.state))
     labels = torch.zeros(2, dtype=torch.int64)
     torch.testing.assert_close(network(images, labels, inputs), expected.flatten(1), atol=1e-5, rtol=1e-5)
@@ -110,7 +111,7 @@ def test_parameters_are_the_published_number():
 
 def test_dropout_is_drawn_from_the_samples_seeds():
     config = Pix2PixGenerator(channels=4)
-    network = LayerStack(generator_layers(config, 64, 3, 3))
+    network = LayerStack(generator_layers(config, Size.of(64), 3, 3))
     generator = torch.Generator().manual_seed(0)
     initialize(network, 0)
     for parameter in network.parameters():

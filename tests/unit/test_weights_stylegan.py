@@ -28,6 +28,7 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
+from tests.networks import sized
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "stylegan2"
 # What shapes do not say of the recorded networks.
@@ -43,14 +44,14 @@ def recorded(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def imported_generator(state: dict[str, Tensor], **section: Any) -> LayerStack:
     config = StyleGAN2Generator(**{**generator_section(state), **section})
-    network = LayerStack(generator_layers(config, **data_section(state)))
+    network = LayerStack(generator_layers(config, **sized(data_section(state))))
     network.load_state_dict(generator_state(state))
     return network.eval()
 
 
 def imported_discriminator(state: dict[str, Tensor], **section: Any) -> LayerStack:
     config = StyleGAN2Discriminator(**{**discriminator_section(state), **section})
-    network = LayerStack(discriminator_layers(config, **data_section(state)))
+    network = LayerStack(discriminator_layers(config, **sized(data_section(state))))
     network.load_state_dict(discriminator_state(state))
     return network
 
@@ -145,8 +146,8 @@ def test_sections_follow_from_shapes(resolution, channel_base, channel_max, infe
     keys: dict[str, Any] = {"channel_base": channel_base, "channel_max": channel_max, "mapping_layers": 3}
     data = {"resolution": resolution, "image_channels": colours, "num_classes": num_classes}
     with torch.device("meta"):
-        g = LayerStack(generator_layers(StyleGAN2Generator(**keys, latent_size=7, w_size=9), **data))
-        d = LayerStack(discriminator_layers(StyleGAN2Discriminator(**keys, mbstd_channels=2), **data))
+        g = LayerStack(generator_layers(StyleGAN2Generator(**keys, latent_size=7, w_size=9), **sized(data)))
+        d = LayerStack(discriminator_layers(StyleGAN2Discriminator(**keys, mbstd_channels=2), **sized(data)))
     keys.update(inferred)
     keys["family"] = "stylegan2"
     state = theirs(g, "generator")

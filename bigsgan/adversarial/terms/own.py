@@ -262,10 +262,10 @@ def _described(value: Any) -> str:
 
 def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    side, made = recipe.data.side, recipe.generator.images_per_sample * recipe.data.channels
+    size, made = recipe.data.network_size, recipe.generator.images_per_sample * recipe.data.channels
 
     def images(channels: int) -> Tensor:
-        return (2 * torch.rand(2, channels, side, side, generator=generator) - 1).to(device).requires_grad_()
+        return (2 * torch.rand(2, channels, *size, generator=generator) - 1).to(device).requires_grad_()
 
     def logits() -> Tensor:
         shape = (2, _NUM_PATCHES) if recipe.translates else (2,)

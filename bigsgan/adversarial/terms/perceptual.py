@@ -26,6 +26,7 @@ from bigsgan.config import Recipe
 from bigsgan.config import reconstruction as sections
 from bigsgan.data.autoencoders import check_readable, naming_program
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 from bigsgan.models.precision import full
 from bigsgan.runtime.paths import check_stored
 
@@ -140,13 +141,14 @@ def build_features(recipe: Recipe, device: torch.device) -> Features | None:
     Raises:
         UserError: A file cannot be read or is of another kind, a program fails, or the recipe's images are too small.
     """
-    section, side = recipe.objective.perceptual, recipe.data.side
+    section, size = recipe.objective.perceptual, recipe.data.network_size
     if section is None:
         return None
     if not _is_program(Path(section.path)):
-        if side < _SMALLEST:
-            problem, remedy = f"must be at least {_SMALLEST} with VGG-16", f"set data.resolution={_SMALLEST}"
-            raise UserError("data.resolution", side, problem, remedy, "it pools four times")
+        if size.shorter < _SMALLEST:
+            nearest = Size(*(max(_SMALLEST, side) for side in size))
+            problem, remedy = f"must be at least {_SMALLEST} with VGG-16", f"set data.resolution={nearest.text}"
+            raise UserError("data.resolution", size.value, problem, remedy, "it pools four times")
         return Features(_load_vgg(section).to(device), section.path)
     if section.heads is not None:
         remedy = f"remove it, or give torchvision's VGG-16 as {PATH}"
@@ -154,10 +156,10 @@ def build_features(recipe: Recipe, device: torch.device) -> Features | None:
     features = Features(load_frozen(Path(section.path), PATH, device), section.path)
     for num in _TRIED:
         with torch.enable_grad():
-            maps = features(torch.zeros(num, 3, side, side, device=device, requires_grad=True))
+            maps = features(torch.zeros(num, 3, *size, device=device, requires_grad=True))
         if not any(each.requires_grad for each in maps):
             raise UserError(PATH, section.path, "has no gradient at its images", "write it without torch.no_grad")
-    refuse_moving(features.tensors, lambda: features(torch.ones(2, 3, side, side, device=device)), PATH, section.path)
+    refuse_moving(features.tensors, lambda: features(torch.ones(2, 3, *size, device=device)), PATH, section.path)
     return features
 
 

@@ -155,10 +155,10 @@ def build_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
         return None
     program = load_frozen(Path(section.path), PATH, device)
     policy = recipe.augmentation.policy if recipe.augmentation and recipe.augmentation.kind == "diffaugment" else []
-    teacher = Teacher(program, section, device, list(policy), recipe.data.side)
+    teacher = Teacher(program, section, device, list(policy), recipe.data.network_size.height)
     with torch.no_grad():
         for num in _TRIED:
-            grey = torch.zeros(num, 3, recipe.data.resolution, recipe.data.resolution, device=device)
+            grey = torch.zeros(num, 3, *recipe.data.resolution, device=device)
             teacher.features(teacher.prepared(grey))
     refuse_moving(teacher.tensors, lambda: teacher.features(teacher.prepared(grey + 0.5)), PATH, section.path)
     return teacher

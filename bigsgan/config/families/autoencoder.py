@@ -109,10 +109,10 @@ class AutoencoderGenerator(NetworkSection):
         if self.attention and max(self.attention) >= len(self.multipliers):
             problem = f"must be levels from 0 to {len(self.multipliers) - 1}, as multipliers have"
             raise UserError("generator.attention", self.attention, problem, "remove the others")
-        if data.side % self.factor:
+        if not data.network_size.is_multiple_of(self.factor):
             problem = f"must be a multiple of {self.factor}, by which the {len(self.multipliers)} levels divide it"
-            remedy = f"set data.resolution={max(data.side // self.factor, 1) * self.factor}"
-            raise UserError("data.resolution", data.resolution, problem, f"{remedy}, or give fewer multipliers")
+            remedy = f"set data.resolution={data.network_size.nearest_multiple_of(self.factor).text}"
+            raise UserError("data.resolution", data.resolution.value, problem, f"{remedy}, or give fewer multipliers")
 
 
 class AutoencoderDiscriminator(Pix2PixDiscriminator):

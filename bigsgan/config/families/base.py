@@ -9,6 +9,7 @@ from pydantic import Field
 from bigsgan.config.data import Data
 from bigsgan.config.sections import Section, Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 Depth = Annotated[int, Field(gt=0, le=64)]
 """Number of consecutive layers or blocks."""
@@ -84,19 +85,39 @@ class NetworkSection(Section):
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
 
 
-def unfit_side(data: Data, sides: str, nearest: int) -> UserError:
-    """Return the error that ``data.side`` is none of ``sides``; ``nearest`` is the one to suggest."""
+BOTTOM = 4
+"""Least pixels of the shorter side of the smallest feature map, in networks that halve or double their maps."""
+
+
+def unfit_size(data: Data, sizes: str, nearest: Size, reason: str = "") -> UserError:
+    """Return the error that ``data.network_size`` is none of ``sizes``; ``nearest`` is the one to suggest."""
     factor = data.codec.side_factor
-    times, detail = (f"{factor} times ", f"data.codec.kind is {data.codec.kind}") if factor > 1 else ("", "")
-    remedy = f"set data.resolution={factor * nearest}"
-    return UserError("data.resolution", data.resolution, f"must be {times}{sides}", remedy, detail)
+    times, detail = (f"{factor} times ", f"data.codec.kind is {data.codec.kind}") if factor > 1 else ("", reason)
+    remedy = f"set data.resolution={nearest.times(factor).text}"
+    return UserError("data.resolution", data.resolution.value, f"must be {times}{sizes}", remedy, detail)
 
 
-def check_power_of_two(data: Data, family: str) -> None:
-    """Raise UserError unless the side of a family's images is a power of two of at least 8."""
-    side = data.side
-    if side < 8 or side & (side - 1):
-        raise unfit_side(data, f"a power of two of at least 8 with {family}", max(8, 1 << (side.bit_length() - 1)))
+def check_doubled(data: Data, family: str) -> None:
+    """Raise UserError unless images are a map, whose shorter side has 4 to 7 pixels, doubled once or more."""
+    if data.network_size.shorter < 2 * BOTTOM:
+        nearest = Size(*(max(2 * BOTTOM, side) for side in data.network_size))
+        raise unfit_size(data, f"at least {2 * BOTTOM} with {family}", _doubled(nearest))
+    if data.network_size != (nearest := _doubled(data.network_size)):
+        factor = data.network_size.nominal // BOTTOM
+        reason = "feature maps double from one whose shorter side has 4 to 7 pixels"
+        raise unfit_size(data, f"a multiple of {factor} with {family}", nearest, reason)
+
+
+def _doubled(size: Size) -> Size:
+    """Return the nearest size that ``check_doubled`` accepts."""
+    while not size.is_multiple_of(factor := size.nominal // BOTTOM):
+        size = size.nearest_multiple_of(factor)
+    return size
+
+
+def bottom_of(size: Size) -> Size:
+    """Return the smallest feature map of a network whose maps double from it to ``size``."""
+    return size.over(size.nominal // BOTTOM)
 
 
 class GeneratorSection(NetworkSection):

@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, unfit_side
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, bottom_of, check_doubled, unfit_size
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 # Output channels of each block in units of ``channels``, coarse to fine for G (the first entry is the first
 # block's input) and fine to coarse for D. Brock et al. 2019, appendix B; 16 is ours.
@@ -44,7 +45,7 @@ class ScaledSection(BlockSection):
     depth: Depth = 1
     """Blocks for each step of the tables; blocks after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])
-    """Resolutions of the feature maps after which self-attention comes."""
+    """Resolutions of the feature maps after which self-attention comes: of their shorter side, if they have one."""
 
     def widths(self, multipliers: Sequence[int]) -> list[int]:
         """Return the channels of feature maps, given their multiples of ``channels``."""
@@ -78,15 +79,16 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     64x64 are [16, 8, 4, 2, 1]."""
 
     def steps(self, resolution: int) -> list[int]:
-        """Return the channels of the feature maps from 4x4 on."""
+        """Return the channels of the feature maps from 4x4 on, by a square's resolution. Others have as many."""
         return self.widths(self.multiples or BIGGAN_GENERATOR[resolution])
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_GENERATOR, data)
-        blocks = len(BIGGAN_GENERATOR[data.side]) - 1
+        size = data.network_size
+        blocks = len(BIGGAN_GENERATOR[size.nominal]) - 1
         if self.multiples is not None and len(self.multiples) != blocks + 1:
-            problem, detail = f"must have {blocks + 1} numbers", f"from 4x4 to {data.side}x{data.side}"
+            problem, detail = f"must have {blocks + 1} numbers", f"from {bottom_of(size)} to {size}"
             raise UserError("generator.multiples", self.multiples, problem, "change it, or set null", detail)
         if self.hierarchical and not self.shared_embedding:
             problem, detail = "must be false with shared_embedding=false", "chunks are appended to the shared embedding"
@@ -97,8 +99,8 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
             remedy = f"set generator.latent_size={nearest} or generator.hierarchical=false"
             detail = f"it is split into chunks for the input and {blocks} blocks"
             raise UserError("generator.latent_size", self.latent_size, problem, remedy, detail)
-        check_attention("generator", self.attention, [4 * 2 ** (i + 1) for i in range(blocks)])
-        check_groups("generator", self, self.steps(data.side))
+        check_attention("generator", self.attention, [bottom_of(size).shorter << (i + 1) for i in range(blocks)])
+        check_groups("generator", self, self.steps(size.nominal))
 
 
 class BigGANDiscriminator(ScaledSection, NetworkSection):
@@ -111,22 +113,25 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data)
-        check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.side))
-        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.side]))
+        check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.network_size))
+        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.network_size.nominal]))
 
 
-def biggan_discriminator_resolutions(resolution: int) -> list[int]:
-    """Resolution of the feature map after each of D's blocks."""
-    blocks = len(BIGGAN_DISCRIMINATOR[resolution])
-    halvings = 2 if resolution <= 32 else blocks - 1
-    return [resolution >> min(i + 1, halvings) for i in range(blocks)]
+def biggan_discriminator_resolutions(size: Size) -> list[int]:
+    """Shorter side of the feature map after each of D's blocks."""
+    blocks = len(BIGGAN_DISCRIMINATOR[size.nominal])
+    halvings = 2 if size.nominal <= 32 else blocks - 1
+    return [size.shorter >> min(i + 1, halvings) for i in range(blocks)]
 
 
 def check_resolution(family: str, known: Mapping[int, object], data: Data) -> None:
-    """Raise UserError if a family has no table for the side of its images."""
-    if data.side not in known:
-        nearest = min(known, key=lambda side: abs(math.log(side / data.side)))
-        raise unfit_side(data, f"one of {sorted(known)} with {family}", nearest)
+    """Raise UserError if a family has no table for the size of its images."""
+    size = data.network_size
+    if size.nominal not in known:
+        nearest = min(known, key=lambda side: abs(math.log(side / size.nominal)))
+        bound = f"at least {min(known)}" if size.nominal < min(known) else f"less than {2 * max(known)}"
+        raise unfit_size(data, f"{bound} with {family}", Size.of(nearest))
+    check_doubled(data, family)
 
 
 def check_attention(network: str, attention: list[int], available: list[int]) -> None:

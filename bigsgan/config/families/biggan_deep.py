@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, bottom_of
 from bigsgan.config.families.biggan import (
     BIGGAN_DISCRIMINATOR,
     BIGGAN_GENERATOR,
@@ -22,6 +22,7 @@ from bigsgan.config.families.biggan import (
 )
 from bigsgan.config.sections import Section, Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 BOTTLENECK = 4
 """A block's outer channels divided by its inner ones."""
@@ -35,7 +36,7 @@ class DeepSection(Section):
     depth: Depth = 2
     """Blocks for each step of the tables; one of them changes the resolution."""
     attention: list[int] = Field(default=[])
-    """Resolutions of the feature maps after which self-attention comes."""
+    """Resolutions of the feature maps after which self-attention comes: of their shorter side, if they have one."""
 
 
 class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
@@ -49,8 +50,9 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN-deep", BIGGAN_GENERATOR, data)
-        multipliers = BIGGAN_GENERATOR[data.side]
-        check_attention("generator", self.attention, [8 << i for i in range(len(multipliers) - 1)])
+        multipliers = BIGGAN_GENERATOR[data.network_size.nominal]
+        bottom = bottom_of(data.network_size).shorter
+        check_attention("generator", self.attention, [bottom << (i + 1) for i in range(len(multipliers) - 1)])
         _check_bottleneck("generator", self.channels, min(multipliers[:-1]))
 
 
@@ -62,13 +64,13 @@ class BigGANDeepDiscriminator(DeepSection, NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN-deep", BIGGAN_DISCRIMINATOR, data)
-        check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.side))
-        _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.side][1:]))
+        check_attention("discriminator", self.attention, deep_discriminator_resolutions(data.network_size))
+        _check_bottleneck("discriminator", self.channels, min(BIGGAN_DISCRIMINATOR[data.network_size.nominal][1:]))
 
 
-def deep_discriminator_resolutions(resolution: int) -> list[int]:
-    """Resolution of the feature map after each of D's steps."""
-    return biggan_discriminator_resolutions(resolution)[:-1]
+def deep_discriminator_resolutions(size: Size) -> list[int]:
+    """Shorter side of the feature map after each of D's steps."""
+    return biggan_discriminator_resolutions(size)[:-1]
 
 
 def _check_bottleneck(network: str, channels: int, narrowest: int) -> None:

@@ -8,6 +8,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
 from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 SIZES = {"B": (12, 768, 12), "M": (24, 768, 12), "H": (32, 1280, 16)}
 """Depth, width and heads of those published sizes for which they are known."""
@@ -39,16 +40,16 @@ class CATDiscriminator(CATNetwork):
     embedding_size: Width = 2048
     """Features that the head projects on the class's embedding; ignored without classes."""
 
-    def sides(self, side: int) -> list[int]:
-        """Return the pixels a side at which each level is judged, from coarse to fine; the last is the image's."""
-        return [side >> (self.levels - 1 - i) for i in range(self.levels)]
+    def sizes_of(self, size: Size) -> list[Size]:
+        """Return the size at which each level is judged, from coarse to fine; the last is the image's."""
+        return [size.over(1 << (self.levels - 1 - i)) for i in range(self.levels)]
 
     def check(self, data: Data) -> None:
         """Raise UserError as other transformers do, or if patches do not divide the coarsest level's image."""
         super().check(data)
         coarsest = self.patch << (self.levels - 1)
-        if data.side % coarsest:
-            problem = f"must be fewer with discriminator.patch={self.patch} and {data.side} pixels of a side"
+        if not data.network_size.is_multiple_of(coarsest):
+            problem = f"must be fewer with discriminator.patch={self.patch} and images of {data.network_size}"
             remedy = "lower levels of both networks or discriminator.patch, or change data.resolution"
-            detail = f"each coarser image has half the side, so that the side must be a multiple of {coarsest}"
+            detail = f"each coarser image has half the sides, so that these must be a multiple of {coarsest}"
             raise UserError("discriminator.levels", self.levels, problem, remedy, detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_power_of_two
+from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_doubled
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Width
 
@@ -19,7 +19,7 @@ class _DCGAN(BlockSection, NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        check_power_of_two(data, "DCGAN")
+        check_doubled(data, "DCGAN")
         check_groups(self.network, self, [self.channels])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, NetworkSection
 from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 MOST_LEVELS = 8
 
@@ -42,11 +44,11 @@ class Pix2PixGenerator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         if self.architecture == "unet":
-            pix2pix_levels(data.side)
-        elif data.side < 8 or data.side % 4:
+            pix2pix_levels(data.network_size)
+        elif data.network_size.shorter < 8 or not data.network_size.is_multiple_of(4):
             problem = "must be a multiple of 4 of at least 8 with architecture=resnet"
-            remedy = f"set data.resolution={max(8, data.side // 4 * 4)}"
-            raise UserError("data.resolution", data.side, problem, remedy)
+            nearest = Size(*(max(8, side // 4 * 4) for side in data.network_size))
+            raise UserError("data.resolution", data.resolution.value, problem, f"set data.resolution={nearest.text}")
 
 
 class Pix2PixDiscriminator(NetworkSection):
@@ -65,21 +67,24 @@ class Pix2PixDiscriminator(NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        if self.architecture == "patches" and data.side >> self.depth < 3:
-            most = max(1, (data.side // 3).bit_length() - 1)
-            problem = f"must be at most {most} with images of {data.side} pixels"
+        size = data.network_size
+        if self.architecture == "patches" and size.shorter >> self.depth < 3:
+            most = max(1, (size.shorter // 3).bit_length() - 1)
+            problem = f"must be at most {most} with images of {size}"
             raise UserError("discriminator.depth", self.depth, problem, f"set discriminator.depth={most} or less")
 
 
-def pix2pix_levels(resolution: int) -> int:
-    """Return the number of halvings of the U-Net: down to one pixel, or eight halvings.
+def pix2pix_levels(size: Size) -> int:
+    """Return the number of halvings of the U-Net: down to a shorter side of one pixel, or eight halvings.
 
     Raises:
-        UserError: The resolution cannot be halved so often.
+        UserError: The size cannot be halved so often.
     """
-    levels = min(MOST_LEVELS, (resolution & -resolution).bit_length() - 1)
-    if resolution < 8 or resolution >> levels > 8 or levels < 3:
-        nearest = max(8, 1 << (resolution.bit_length() - 1))
+    both = math.gcd(*size)
+    levels = min(MOST_LEVELS, (both & -both).bit_length() - 1)
+    if size.shorter < 8 or size.shorter >> levels > 8 or levels < 3:
+        factor = 1 << min(MOST_LEVELS, max(3, size.shorter.bit_length() - 1))
         problem, detail = "must be 1 to 8 times a power of two from 8 to 256", "the U-Net halves it that often"
-        raise UserError("data.resolution", resolution, problem, f"set data.resolution={nearest}", detail)
+        remedy = f"set data.resolution={size.nearest_multiple_of(factor).text}"
+        raise UserError("data.resolution", size.value, problem, remedy, detail)
     return levels

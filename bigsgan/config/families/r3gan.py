@@ -7,11 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection
+from bigsgan.config.families.base import BOTTOM, Depth, GeneratorSection, NetworkSection, bottom_of, check_doubled
 from bigsgan.config.sections import NaturalInt, Width
 from bigsgan.errors import UserError
-
-_BOTTOM = 4
 
 
 class R3GANNetwork(NetworkSection):
@@ -39,11 +37,13 @@ class R3GANNetwork(NetworkSection):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the lists do not fit the resolution or each other."""
-        network, num = self.network, len(self.widths)
-        resolution = _BOTTOM * 2 ** (num - 1)
-        if data.side != resolution:
-            problem = f"must have an entry for each resolution from {_BOTTOM} to {data.side}"
-            remedy, detail = "add or remove entries", f"{num} stages end at {resolution}x{resolution}"
+        network, num, size = self.network, len(self.widths), data.network_size
+        if not size.is_square or size.height != BOTTOM:  # one stage alone
+            check_doubled(data, "R3GAN")
+        wanted = (size.nominal // BOTTOM).bit_length()
+        if num != wanted:
+            problem = f"must have {wanted} entries, one for each resolution from {bottom_of(size)} to {size}"
+            remedy, detail = "add or remove entries", f"{num} stages double it {num - 1} times"
             raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):
             if len(values) != num:

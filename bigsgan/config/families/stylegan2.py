@@ -8,18 +8,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_power_of_two
+from bigsgan.config.families.base import BOTTOM, GeneratorSection, NetworkSection, check_doubled
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Share, Width
 from bigsgan.errors import UserError
 
-BOTTOM_RESOLUTION = 4
 Depth0 = Annotated[int, Field(ge=0, le=64)]
 Tap = Annotated[float, Field(allow_inf_nan=False, ge=-(2**16), le=2**16)]
 
 
 def stylegan2_sizes(resolution: int) -> list[int]:
-    """Return the resolutions of the feature maps, from 4x4 up."""
-    return [BOTTOM_RESOLUTION << i for i in range((resolution // BOTTOM_RESOLUTION).bit_length())]
+    """Return the resolutions of a square's feature maps, from 4x4 up."""
+    return [BOTTOM << i for i in range((resolution // BOTTOM).bit_length())]
 
 
 class _StyleGAN2(NetworkSection):
@@ -51,24 +50,25 @@ class _StyleGAN2(NetworkSection):
         return self.half_type if self.half_resolutions else None
 
     def channels(self, resolution: int) -> dict[int, int]:
-        """Return the channels by the resolution of the feature map, from 4x4 up."""
+        """Return the channels by the resolution of a square's feature map, from 4x4 up. Others have as many."""
         return {size: min(self.channel_base // size, self.channel_max) for size in stylegan2_sizes(resolution)}
 
     def is_half(self, size: int, resolution: int) -> bool:
         """Return whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
-        return size > BOTTOM_RESOLUTION and size << self.half_resolutions > resolution
+        return size > BOTTOM and size << self.half_resolutions > resolution
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
-        network, resolution = self.network, data.side
-        check_power_of_two(data, "StyleGAN2")
+        network = self.network
+        check_doubled(data, "StyleGAN2")
+        resolution = data.network_size.nominal
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
             raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
-        largest = resolution.bit_length() - BOTTOM_RESOLUTION.bit_length()
+        largest = resolution.bit_length() - BOTTOM.bit_length()
         if self.half_resolutions > largest:
             field = f"{network}.half_resolutions"
-            problem = f"must be at most {largest}, the resolutions above {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            problem = f"must be at most {largest}, the resolutions above {BOTTOM}x{BOTTOM}"
             raise UserError(field, self.half_resolutions, problem, f"set {field}={largest}")
         if sum(self.filter) <= 0:
             field = f"{network}.filter"
@@ -131,9 +131,9 @@ class StyleGAN2Discriminator(_StyleGAN2):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         super().check(data)
-        bottom = self.channels(data.side)[BOTTOM_RESOLUTION]
+        bottom = self.channels(data.network_size.nominal)[BOTTOM]
         if self.mbstd_channels and bottom % self.mbstd_channels:
-            problem = f"must divide the {bottom} channels at {BOTTOM_RESOLUTION}x{BOTTOM_RESOLUTION}"
+            problem = f"must divide the {bottom} channels at {BOTTOM}x{BOTTOM}"
             remedy = f"set discriminator.mbstd_channels={math.gcd(bottom, self.mbstd_channels)}"
             raise UserError("discriminator.mbstd_channels", self.mbstd_channels, problem, remedy)
 

@@ -70,8 +70,8 @@ class TransformerNetwork(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if patches do not divide the image, or heads the width."""
         network = self.network
-        if data.side % self.patch:
-            problem = f"must divide the {data.side} pixels of a side"
+        if not data.network_size.is_multiple_of(self.patch):
+            problem = f"must divide the sides of {data.network_size}"
             raise UserError(f"{network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
         if self.width % (4 * self.heads):
             problem = f"must be a multiple of 4 for each of the {self.heads} heads"

@@ -188,7 +188,7 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
     recipe, data = plan.recipe, plan.recipe.data
 
     def images(channels: int) -> torch.Tensor:
-        return torch.empty(num_samples, channels, data.side, data.side, device="meta")
+        return torch.empty(num_samples, channels, *data.network_size, device="meta")
 
     numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
     if network == "discriminator":
