@@ -233,8 +233,7 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
         out.mkdir(parents=True, exist_ok=True)
     shares = _shares(len(names), options.batch, rank, num_ranks)
     for numbers in shares:
-        _, images = translations.images(numbers, options.batch)
-        for number, image in zip(numbers, images, strict=True):
+        for number, image in zip(numbers, translations.of_own_sizes(numbers, options.batch), strict=True):
             save_png(encode(image), out / names[number])
     return f"{sum(map(len, shares))} files"
 

@@ -66,6 +66,7 @@ _CAT = "family: cat, width: 16, heads: 2, levels: 2, depth: 2"
 
 TINY_GAMES: dict[str, list[str]] = {
     "biggan_deep": [
+        "data.resolution=[24,16]",
         "generator={family: biggan_deep, channels: 4, latent_size: 12, embedding_size: 6, attention: [8]}",
         "discriminator={family: biggan_deep, channels: 4, attention: [8]}",
     ],
@@ -80,12 +81,14 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.02",
     ],
     "dcgan_light": [
+        "data.resolution=[16,24]",
         "generator={family: dcgan, latent_size: 12, channels: 4, block: depthwise_separable}",
         "discriminator={family: dcgan, channels: 4, block: inverted_residual, norm: spectral}",
         "optimizer.generator.lr=0.1",
         "optimizer.discriminator.lr=0.05",
     ],
     "r3gan": [
+        "data.resolution=[16,24]",
         f"generator={{latent_size: 12, {_R3GAN}}}",
         f"discriminator={{{_R3GAN}}}",
         "objective={loss: relativistic, r2: {weight: 0.1, every: 2}}",
@@ -104,6 +107,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.006",
     ],
     "gat": [
+        "data.resolution=[16,24]",
         f"generator={{latent_size: 12, embedding_size: 6, depth: 4, {_GAT}}}",
         f"discriminator={{embedding_size: 8, depth: 2, {_GAT}}}",
         "objective={loss: relativistic, reuse_fakes: true}",
@@ -112,6 +116,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.05",
     ],
     "cat": [
+        "data.resolution=[24,16]",
         f"generator={{latent_size: 12, embedding_size: 6, patch: 4, {_CAT}}}",
         f"discriminator={{embedding_size: 8, patch: 4, {_CAT}}}",
         "objective={loss: relativistic, reuse_fakes: true, consistency: {weight: 1}}",
@@ -120,6 +125,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.05",
     ],
     "mlp": [
+        "data.resolution=[12,20]",
         "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
         "discriminator={family: mlp, width: 16, depth: 2}",
         "optimizer.generator.lr=0.006",
@@ -138,6 +144,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.02",
     ],
     "stylegan2_architectures": [  # other architectures than the published ones
+        "data.resolution=[16,24]",
         f"generator={{latent_size: 8, w_size: 8, architecture: resnet, {_STYLEGAN2}}}",
         f"discriminator={{{_STYLEGAN2}, architecture: skip, mbstd_group: 2}}",
         "optimizer.generator.lr=0.04",
@@ -159,7 +166,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.04",
     ],
     "pix2pix_features": [
-        "data={kind: synthetic_pairs, resolution: 32, num_images: 64, num_classes: 0, image_channels: 3}",
+        "data={kind: synthetic_pairs, resolution: [32, 48], num_images: 64, num_classes: 0, image_channels: 3}",
         "generator={family: pix2pix, channels: 4}",
         "discriminator={family: pix2pix, channels: 4, depth: 2}",
         "objective={loss: non_saturating, feature_matching: 3, reuse_fakes: true}",
@@ -174,6 +181,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.1",
     ],
     "autoencoder_vq": [
+        "data.resolution=[16,24]",
         "data.num_classes=0",
         f"generator={{{_AUTOENCODER}, attention: [1], encoder_channels: 4, bottleneck: {{kind: vq, num_codes: 16}}}}",
         "discriminator={family: autoencoder, channels: 4, depth: 2}",

@@ -148,8 +148,8 @@ def used_range(values: Sequence[tuple[int, int]]) -> str:
     return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
 
 
-def image_tensor(image: Image.Image, name: str, fitting: Fitting, channels: int) -> Tensor:
-    """Convert, turn upright, and make it fit: uint8 (C, H, W).
+def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channels: int) -> Tensor:
+    """Convert, turn upright, and make it fit if a ``fitting`` is given: uint8 (C, H, W).
 
     Of an image that is cropped, that is the largest centred part of the wanted proportions (odd margins leave the extra
     pixel at the right or the bottom). It is resized with Pillow's Lanczos filter, which widens with the reduction, so
@@ -159,19 +159,23 @@ def image_tensor(image: Image.Image, name: str, fitting: Fitting, channels: int)
         CorruptImage: The image has a mode that cannot be converted; ``name`` is its name in the report.
     """
     try:
-        image = _eight_bits(upright(_reduced(image, fitting)), channels)
-        box, inside = _placed(image, fitting)
-        image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
-        size = fitting.size
-        if inside != size:
-            place = (size.width - inside.width) // 2, (size.height - inside.height) // 2
-            canvas = Image.new(image.mode, (size.width, size.height))
-            canvas.paste(image, place)
-            image = canvas
+        image = _eight_bits(upright(image if fitting is None else _reduced(image, fitting)), channels)
+        image = image if fitting is None else _fitted(image, fitting)
         pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
-        return pixels.view(*size, channels).permute(2, 0, 1).contiguous()
+        return pixels.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
     except Exception as error:  # as in open_image: some data sets decode only now
         raise CorruptImage(name, reason(error, name)) from error
+
+
+def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
+    box, inside = _placed(image, fitting)
+    image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
+    size = fitting.size
+    if inside == size:
+        return image
+    canvas = Image.new(image.mode, (size.width, size.height))
+    canvas.paste(image, ((size.width - inside.width) // 2, (size.height - inside.height) // 2))
+    return canvas
 
 
 def _placed(image: Image.Image, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:

@@ -52,7 +52,7 @@ def inputs_and_images(
     data = recipe.data
     inputs = {}
     if recipe.translates:
-        shape = (NUM, recipe.input_channels, data.resolution, data.resolution)
+        shape = (NUM, recipe.input_channels, *data.resolution)
         inputs["x"] = torch.rand(shape, generator=generator) * 2 - 1
     else:
         inputs["z"] = torch.randn(NUM, recipe.latent_size, generator=generator)

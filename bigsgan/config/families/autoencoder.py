@@ -93,6 +93,10 @@ class AutoencoderGenerator(NetworkSection):
         """How many times shorter the sides of latents are than those of images."""
         return 1 << (len(self.multipliers) - 1)
 
+    def input_multiple(self, data: Data) -> int:
+        """Sides that the levels halve."""
+        return self.factor
+
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or its keys each other."""
         name, kind = "generator.bottleneck", self.bottleneck.kind

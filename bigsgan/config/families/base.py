@@ -81,6 +81,13 @@ class NetworkSection(Section):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
 
+    def input_multiple(self, data: Data) -> int:
+        """Return a number of which the sides of an image from elsewhere have to be multiples, if G may translate it.
+
+        0 if G takes only images of the data's size.
+        """
+        return 0
+
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
 

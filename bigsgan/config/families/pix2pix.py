@@ -50,6 +50,10 @@ class Pix2PixGenerator(NetworkSection):
             nearest = Size(*(max(8, side // 4 * 4) for side in data.network_size))
             raise UserError("data.resolution", data.resolution.value, problem, f"set data.resolution={nearest.text}")
 
+    def input_multiple(self, data: Data) -> int:
+        """Sides that can be halved as often as those of the data."""
+        return 1 << pix2pix_levels(data.network_size) if self.architecture == "unet" else 4
+
 
 class Pix2PixDiscriminator(NetworkSection):
     """PatchGAN: a logit for each patch, or pixel, of an input and an image (Isola et al. 2017, section 3.2.2)."""
