@@ -1,6 +1,7 @@
 """Images that are not square: what recipes say of them, how files fit, and networks of any proportions."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bigsgan.cli import main
 from bigsgan.config import Recipe
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import bottom_of
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
+from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images import reading
 from bigsgan.images.reading import image_tensor
@@ -194,3 +199,61 @@ def test_patches_of_a_rectangle_know_their_rows_and_columns():
 
 def _wrapped(angle: float) -> float:
     return float((angle + np.pi) % (2 * np.pi) - np.pi)
+
+
+def _photographs(folder: Path, num: int = 4) -> Path:
+    folder.mkdir()
+    draws = np.random.default_rng(3)
+    for i in range(num):
+        height, width = draws.integers(20, 60, 2)
+        Image.fromarray(draws.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "how, said", [("crop", "cropped to"), ("pad", "padded with black to"), ("stretch", "stretched to")]
+)
+@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
+def test_prepared_images_are_those_that_training_reads(tmp_path, capsys, kind, how, said):
+    source, made = _photographs(tmp_path / "photographs"), tmp_path / ("made.zip" if kind == "zip" else "made")
+    options = ["--resolution", "16,24", "--fit", how, "--format", kind, "--workers", "1"]
+    assert main(["data", "prepare", str(source), str(made), *options]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{made}: 4 images of no classes, {said} 16x24\n")
+    assert "'data.resolution=[16,24]'" in printed
+    common: dict[str, Any] = {"resolution": [16, 24], "image_channels": 3, "num_classes": 0}
+    straight = build_dataset(Data(kind="folder", root=str(source), fit=how, **common))
+    again = build_dataset(Data(kind=kind, root=str(made), **common))
+    for i in range(4):
+        assert straight[i][0].shape == (3, 16, 24)
+        assert torch.equal(straight[i][0], again[i][0])
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("16x24", "must be an integer, or a height and a width, got '16x24' (with an x, projects differ"),
+        ("16,24,3", "must be an integer, or a height and a width"),
+        ("16,0", "must be at least 1, got [16, 0]"),
+        ("16,16385", "must be at most 16384, got [16, 16385]"),
+    ],
+)
+def test_options_that_are_no_size(tmp_path, capsys, text, problem):
+    arguments = ["data", "prepare", str(_photographs(tmp_path / "x")), str(tmp_path / "y"), "--format", "folder"]
+    assert main([*arguments, "--resolution", text]) == 2
+    assert capsys.readouterr().err.startswith(f"bigsgan: --resolution: {problem}")
+    assert not (tmp_path / "y").exists()
+
+
+def test_crops_are_cut_anywhere_in_both_directions(tmp_path):
+    """From images of 20 x 40 pixels, whose numbers are their rows and columns."""
+    rows, columns = np.mgrid[:20, :40]
+    (tmp_path / "x").mkdir()
+    Image.fromarray(np.stack([rows, columns, rows], axis=2).astype(np.uint8)).save(tmp_path / "x/0.png")
+    data = Data(kind="folder", root=str(tmp_path / "x"), resolution=[16, 24], crop_from=[20, 40], image_channels=3,
+        num_classes=0, num_workers=0)  # fmt: skip
+    images = RealImages(build_training_dataset(data), data, Draws(1), Slice(64, 1, 0, 1), torch.device("cpu"))
+    corners = ((images.next_phase()[0].images[:, :2, 0, 0] + 1) * 127.5).round().int()
+    assert set(corners[:, 0].tolist()) == set(range(5))
+    assert corners[:, 1].min() <= 2
+    assert corners[:, 1].max() in (14, 15, 16)
