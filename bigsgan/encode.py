@@ -36,6 +36,7 @@ from bigsgan.data.prepare import (
     check_workers,
     naming_culprit,
     sum_up,
+    write_names,
 )
 from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE
@@ -228,6 +229,7 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
         "num_images": made.num_images,
         "sha256": {shard: report["sha256"] for shard, report in zip(shards, reports, strict=True)},
     }
+    write_names(task)
     write_text(task.destination / ABOUT_FILE, json.dumps(about, indent=2) + "\n")
     codec = dict(encoder.codec)  # latents whose codec has no scale get a standard deviation of 1
     num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))

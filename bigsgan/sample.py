@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from PIL import Image
 
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
+from bigsgan.config.data import Data
 from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.errors import UserError
@@ -54,7 +56,7 @@ class Options(NamedTuple):
     # thresholds of latents, or psi of styles; several make a sweep, none for no truncation
     truncations: Sequence[float]
     seed: int  # seed of the latents
-    classes: Sequence[range] | None  # classes of the columns; None for the first that fit
+    classes: Sequence[range | str] | None  # classes of the columns, or their names; None for the first that fit
     batch: int  # images computed at a time
     interpolate: int = 0  # images in a row from one sample to the next; 0 for no interpolation
     morph: bool = False  # interpolate also from class to class
@@ -187,7 +189,7 @@ def _make_sheet(trained: TrainedNetwork, options: Options) -> Sheet:
     if trained.recipe.translates:
         return translated_pairs(trained, num, options.batch)
     sampler = _sampler(trained, options)
-    columns = choose_columns(data.num_classes, options.classes, num)
+    columns = choose_columns(data, options.classes, num)
     _check_num(options, len(columns))
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
@@ -265,7 +267,7 @@ def _write_sheet(sheet: Sheet, out: Path) -> str:
 def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
     sampler, num = _sampler(trained, options), options.num_latents
-    columns = choose_columns(trained.recipe.data.num_classes, options.classes, num)
+    columns = choose_columns(trained.recipe.data, options.classes, num)
     sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -286,7 +288,7 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     sampler, num, num_classes = _sampler(trained, options), options.num_latents, trained.recipe.data.num_classes
     columns = [*range(max(num_classes, 1))]
     if options.classes is not None:
-        columns = choose_columns(num_classes, options.classes, num)
+        columns = choose_columns(trained.recipe.data, options.classes, num)
     labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
     sampler.prepare(options.truncation)
 
@@ -316,22 +318,37 @@ def _in_turn(
         yield from (images for images in found or [] if len(images))
 
 
-def choose_columns(num_classes: int, asked: Sequence[range] | None, num: int) -> list[int]:
+def choose_columns(data: Data, asked: Sequence[range | str] | None, num: int) -> list[int]:
     """The class of each column: those of ``asked``, else the first that fit; all 0 if there are no classes.
 
     Raises:
         UserError: A class does not exist, or ``num`` images would not show every column.
     """
+    num_classes = data.num_classes
     if asked is None:
         return column_classes(num_classes)
     if not num_classes:
         raise UserError("--classes", None, "needs a run with classes", "remove the option")
-    for part in asked:
+    numbered = [_numbered(data, part) if isinstance(part, str) else part for part in asked]
+    for part in numbered:
         if part.stop > num_classes:
             problem = f"must be 0 to {num_classes - 1}, the classes of the run"
             raise UserError("--classes", part.stop - 1, problem, "give numbers in this range")
-    num_columns = sum(map(len, asked))
+    num_columns = sum(map(len, numbered))
     if num_columns > num:
         problem = f"must be at least {num_columns}, the number of classes"
         raise UserError("--num", num, problem, f"give --num {num_columns} or more")
-    return [label for part in asked for label in part]
+    return [label for part in numbered for label in part]
+
+
+def _numbered(data: Data, name: str) -> range:
+    """Return the class of a name."""
+    names = data.class_names or []
+    if name in names:
+        return range(names.index(name), names.index(name) + 1)
+    close = difflib.get_close_matches(name, names, n=1)
+    remedy = (
+        f"did you mean {close[0]}?" if close else "give numbers and ranges such as 3,17,200-209, or names of the run"
+    )
+    detail = "" if names else "the run has no names of classes"
+    raise UserError("--classes", name, "must be a class", remedy, detail)

@@ -18,7 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bigsgan import cli
 from bigsgan.config import load_recipe
+from bigsgan.config.data import Data
 from bigsgan.draws import Draws
+from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import open_trained
@@ -232,10 +234,18 @@ def test_an_exported_generator_makes_the_images_of_sample(run, tmp_path, options
 
 
 def test_columns_are_the_first_classes_that_fit_unless_asked():
-    assert choose_columns(1000, None, 100) == list(range(16))
-    assert choose_columns(3, None, 100) == [0, 1, 2]
-    assert choose_columns(0, None, 100) == [0] * 10
-    assert choose_columns(1000, [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
+    def classes(num: int, *names: str) -> Data:
+        return Data(kind="synthetic", num_classes=num, class_names=list(names) or None)
+
+    assert choose_columns(classes(1000), None, 100) == list(range(16))
+    assert choose_columns(classes(3), None, 100) == [0, 1, 2]
+    assert choose_columns(classes(0), None, 100) == [0] * 10
+    assert choose_columns(classes(1000), [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
+    assert choose_columns(classes(3, "cat", "dog", "eel"), ["eel", range(2), "cat"], 100) == [2, 0, 1, 0]
+    with pytest.raises(UserError, match=r"--classes: must be a class, got 'ell'; did you mean eel\?"):
+        choose_columns(classes(3, "cat", "dog", "eel"), ["ell"], 100)
+    with pytest.raises(UserError, match=r"must be a class, got 'cat' \(the run has no names of classes\); give num"):
+        choose_columns(classes(3), ["cat"], 100)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
-    text = "class of each column, such as 3,17,200-209 (default: the first that fit; in an .npz file all)"
-    command.add_argument("--classes", type=_class_ranges, help=text)
+    text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first that fit; in an .npz file all)"
+    command.add_argument("--classes", "--class", type=_class_ranges, help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
@@ -78,11 +78,14 @@ def _numbers(word: str) -> list[float]:
         raise UserError("--truncation", word, "must be a number", "write a number such as 1, or 0.3,0.7,1") from None
 
 
-def _class_ranges(word: str) -> list[range]:
-    """Read ranges such as ``3,17,200-209``, without expanding them: only the run knows the number of classes."""
-    ranges = []
-    for part in word.split(","):
-        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+def _class_ranges(word: str) -> list[range | str]:
+    """Read names, and ranges such as ``3,17,200-209``, without expanding them: only the run knows its classes."""
+    ranges: list[range | str] = []
+    for part in map(str.strip, word.split(",")):
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        if found is None and re.search(r"[^\W\d]", part):
+            ranges.append(part)
+            continue
         if found is None or int(found[2] or found[1]) < int(found[1]):
             remedy = "write numbers and ranges such as 3,17,200-209"
             raise UserError("--classes", word, "must be a list of classes", remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -55,6 +56,9 @@ def unread_keys(kind: str) -> list[str]:
     """Return the keys that a kind of data does not read."""
     kind = kind if kind in get_args(_Kind) else _OUTSIDE
     return [key for key, kinds in _READERS.items() if kind not in kinds]
+
+
+ClassName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Codec(Section):
@@ -128,6 +132,9 @@ class Data(Section):
     """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has."""
+    class_names: Annotated[list[ClassName], Field(max_length=2**16)] | None = None
+    """Names of the classes, by number. A run takes them from its data unless they are given: of folders, of data sets
+    of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None
@@ -226,6 +233,12 @@ class Data(Section):
         if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
+        if (names := self.class_names) is not None and (len(names) != classes or len(set(names)) != classes):
+            problem, remedy = (
+                f"must be {classes} different names, as many as data.num_classes",
+                "remove it, or correct it",
+            )
+            raise UserError("data.class_names", names, problem, remedy)
         self._check_codec()
         if self.kind == "digits" and channels != 1:
             remedy, detail = "set data.image_channels=1", "the digits are greyscale"
@@ -266,6 +279,24 @@ class Data(Section):
         if self.has_inputs and kind != "pixels":
             problem, remedy = f"must be pixels with data.kind={self.kind}", "remove data.codec"
             raise UserError("data.codec.kind", kind, problem, remedy)
+
+
+def with_class_names(data: Data, found: Sequence[str]) -> Data:
+    """Return the section with the data's own names of classes, unless it has names.
+
+    Raises:
+        UserError: It has the data's names in another order.
+    """
+    if not data.num_classes or len(found) != data.num_classes or len(set(found)) != len(found):
+        return data
+    given = data.class_names
+    if given is None:
+        return data.model_copy(update={"class_names": list(found)})
+    if given != list(found) and set(given) == set(found):
+        number = next(i for i in range(len(given)) if given[i] != found[i])
+        problem = f"must have {found[number]!r} as class {number}, as the data has"
+        raise UserError("data.class_names", given[number], problem, "remove it, or give the names in this order")
+    return data
 
 
 def without_unread(tree: dict[str, Any]) -> dict[str, Any]:

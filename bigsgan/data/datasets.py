@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +42,7 @@ class ImageDataset(Protocol):
     """The interface that the loader needs. A data set is pickled for the loading processes."""
 
     in_memory: bool  # whether an image is so cheap that loading processes would only slow it down
+    class_names: Sequence[str] = ()  # by number; empty if the data does not tell them
 
     def __len__(self) -> int:
         """Return N, at least 1."""
@@ -217,8 +218,9 @@ class FolderImages(LooseFiles, ImageDataset):
 
     in_memory = False
 
-    def __init__(self, root: Path, names: list[str], labels: list[int], data: Data) -> None:
+    def __init__(self, root: Path, names: list[str], labels: list[int], class_names: list[str], data: Data) -> None:
         super().__init__(root, names, labels)
+        self.class_names = class_names
         self.fitting, self.channels = data.fitting, data.image_channels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bigsgan.config.data import Data
 from bigsgan.data.listing import wrong_num_classes
-from bigsgan.data.outside import OutsideImages
+from bigsgan.data.outside import OutsideImages, names_of
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import open_image
 
@@ -49,7 +49,9 @@ def build_torchvision(data: Data) -> OutsideImages:
         remedy = f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them"
         raise UserError("data.root", data.root, problem, remedy) from error
     _check_torchvision(source, data)
-    return OutsideImages(source, data, f"{data.dataset} in {data.root}")
+    made = OutsideImages(source, data, f"{data.dataset} in {data.root}")
+    made.class_names = names_of(source)
+    return made
 
 
 def _torchvision_classes() -> dict[str, Any]:

@@ -31,12 +31,12 @@ from bigsgan.runtime.paths import parse_json
 _MOST_CLASSES = 2**31
 
 
-def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list[int]]:
-    """Return the images that a recipe trains on, in order, and the class of each; warn of ignored files.
+def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list[int], list[str]]:
+    """Return the images that a recipe trains on, in order, the class of each, and the names of the classes.
 
     With ``data.num_classes``, classes are those of dataset.json, or else each folder of the root is one, in
-    alphabetical order; images may lie deeper in it. ``wanted`` describes a source with images, for the message that
-    there are none.
+    alphabetical order; images may lie deeper in it. Only folders have names. Ignored files are warned of.
+    ``wanted`` describes a source with images, for the message that there are none.
 
     Raises:
         UserError: There are no images, there are not ``data.num_classes`` classes, some folders contain no images,
@@ -44,17 +44,17 @@ def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list
     """
     if not files.images:
         raise no_images(data, wanted, ignored(files.others, []))
-    names, labels = files.images, [0] * len(files.images)
+    names, labels, classes = files.images, [0] * len(files.images), list[str]()
     if data.num_classes and (listed := labels_of_images(data, files)) is not None:
         labels = listed
         if (found := max(labels) + 1) != data.num_classes:
             raise wrong_num_classes(data, found, f"classes in {LABELS_FILE}")
     elif data.num_classes:
-        names, labels = _by_folder(data, files)
+        names, labels, classes = _by_folder(data, files)
     others = left_out(files, names)
     others.check("data.root", data.root, len(names), data.max_ignored)
     others.tell(data.root)
-    return names, labels
+    return names, labels, classes
 
 
 def left_out(files: Files, names: Sequence[str]) -> Ignored:
@@ -73,7 +73,7 @@ def in_folders(files: Files) -> dict[str, list[str]]:
     return found
 
 
-def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int]]:
+def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int], list[str]]:
     found = in_folders(files)
     if len(found) != data.num_classes:
         raise wrong_num_classes(data, len(found), f"class folders{some_names(list(found))}")
@@ -82,7 +82,8 @@ def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int]]:
         remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
         raise UserError("data.root", data.root, problem, remedy)
     each = list(found.values())
-    return [image for images in each for image in images], [label for label, images in enumerate(each) for _ in images]
+    labels = [label for label, images in enumerate(each) for _ in images]
+    return [image for images in each for image in images], labels, list(found)
 
 
 def labels_of_images(data: Data, files: Files) -> list[int] | None:

@@ -25,7 +25,7 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.data.labels import class_numbers, left_out, read_listing, unlisted
 from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
-from bigsgan.data.shards import ABOUT_FILE, check_shards, is_shard, read_shards, tar_content
+from bigsgan.data.shards import ABOUT_FILE, check_shards, is_shard, names_beside, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import array_header
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -155,7 +155,9 @@ def build_latents(data: Data) -> LatentFiles:
     except OSError as error:
         raise UserError("data.root", data.root, f"cannot be read: {reason(error, root)}", remedy) from None
     if LABELS_FILE not in names and any(map(is_shard, names)):
-        return LatentFiles(_sharded(data, root), data)
+        made = LatentFiles(_sharded(data, root), data)
+        made.class_names = names_beside(root)
+        return made
     try:
         check_regular(root / LABELS_FILE)
         listed = read_listing(data, (root / LABELS_FILE).read_bytes())

@@ -82,7 +82,21 @@ def build_outside(data: Data) -> OutsideImages:
     if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
         raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
     _check_sample(source, data)
-    return OutsideImages(source, data, data.kind)
+    made = OutsideImages(source, data, data.kind)
+    made.class_names = names_of(source)
+    return made
+
+
+def names_of(source: Any) -> list[str]:
+    """Return the names of classes from an attribute ``classes`` or ``categories``, as torchvision's data sets have it.
+
+    Of several names of one class, it is the first; a name that occurs twice is no name.
+    """
+    found = getattr(source, "classes", getattr(source, "categories", None))
+    if not isinstance(found, list | tuple | dict):
+        return []
+    names = [name[0] if isinstance(name, list | tuple) and name else name for name in found]
+    return names if all(isinstance(name, str) for name in names) else []
 
 
 def _check_sample(source: Any, data: Data) -> None:

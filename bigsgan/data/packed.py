@@ -144,10 +144,12 @@ class PackedImages(PackedFiles, ImageDataset):
         names: list[str],
         entries: np.ndarray,
         content: Callable[[OpenFiles, np.void], bytes],
+        class_names: list[str],
         data: Data,
     ) -> None:
         """See ``PackedFiles``; ``data`` gives the size and the channels of images."""
         super().__init__(archives, names, entries, content)
+        self.class_names = class_names
         self.fitting, self.channels = data.fitting, data.image_channels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -165,8 +167,8 @@ def build_zip(data: Data) -> PackedImages:
         UserError: The file does not exist, is damaged, or does not fit; see ``with_classes``.
     """
     members = zip_members(data)
-    names, labels = with_classes(data, zip_listing(data, members), "a zip file with files")
-    return PackedImages(*zip_files(data, members, names, labels), zip_content, data)
+    names, labels, classes = with_classes(data, zip_listing(data, members), "a zip file with files")
+    return PackedImages(*zip_files(data, members, names, labels), zip_content, classes, data)
 
 
 def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:

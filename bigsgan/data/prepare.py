@@ -27,6 +27,7 @@ from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unw
 from bigsgan.data.listing import counted, some_names
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
+from bigsgan.data.shards import CLASSES_FILE
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import used_range
@@ -84,6 +85,8 @@ def prepare(
                 if format == "zip":
                     _join(task)
         made = _sum_up(task)
+        if format == "tar":
+            write_names(task)
         if format == "zip":
             shutil.rmtree(task.work)  # after the lock in it is released: otherwise NFS would leave a file behind
         return made
@@ -248,6 +251,12 @@ def _already_joined(task: Task) -> Prepared:
     shutil.rmtree(task.work, ignore_errors=True)
     num_unreadable, ignored = len(task.source.paths) - num, task.source.ignored.text()
     return Prepared(num, len(task.source.classes), comment["image_channels"], num_unreadable, [], ignored)
+
+
+def write_names(task: Task) -> None:
+    """Write the names of the classes beside shards, which have their numbers, if they have other names."""
+    if any(not name.isdecimal() for name in task.source.classes):
+        write_text(task.destination / CLASSES_FILE, json.dumps(task.source.classes) + "\n")
 
 
 def _check_plan(task: Task, found: Any) -> None:

@@ -37,7 +37,7 @@ from bigsgan.data.listing import (
 from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.atomic import replacing
-from bigsgan.runtime.paths import check_regular
+from bigsgan.runtime.paths import check_regular, parse_json, read_text
 
 ABOUT_FILE = "codec.json"
 """File in which `bigsgan data encode` describes the shards beside it."""
@@ -76,6 +76,12 @@ class _Shard(NamedTuple):
     others: Ignored
 
 
+CLASSES_FILE = "classes.json"
+"""File beside shards with a list of the names of their classes."""
+
+_MOST_BYTES = 1 << 26
+
+
 class Shards(NamedTuple):
     """The images, or latents, in a directory of shards, in the order of the shards."""
 
@@ -101,7 +107,18 @@ def build_tar(data: Data) -> PackedImages:
     num_classes = int(found.entries["label"].max()) + 1
     if data.num_classes and num_classes != data.num_classes:
         raise wrong_num_classes(data, num_classes, "classes")
-    return PackedImages(found.archives, found.names, found.entries, tar_content, data)
+    return PackedImages(
+        found.archives, found.names, found.entries, tar_content, names_beside(Path(str(data.root))), data
+    )
+
+
+def names_beside(root: Path) -> list[str]:
+    """Return the names of classes that ``bigsgan data`` has written beside shards; none if there are no such names."""
+    try:
+        found = parse_json(read_text(root / CLASSES_FILE, _MOST_BYTES))
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else []
 
 
 def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
@@ -136,7 +153,10 @@ def read_shards(data: Data) -> Shards:
             detail = "images in them cannot be read in any order"
             raise UserError("data.root", data.root, problem, "decompress them to *.tar (gunzip)", detail)
         files = [path.name for path in visible if not is_shard(path.name) and path.is_file()]
-        others = ignored([name for name in files if data.kind != "latents" or name != ABOUT_FILE], map(str, paths))
+        others = ignored(
+            [name for name in files if name != CLASSES_FILE and (data.kind != "latents" or name != ABOUT_FILE)],
+            map(str, paths),
+        )
         shards = _index(data, root, paths)
     except OSError as error:
         raise unreadable_root(data, error) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config import Recipe
+from bigsgan.config.data import Data
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.runtime.paths import parse_json
@@ -58,6 +59,16 @@ _USE = {
 }
 
 
+_MOST_NAMES = 20
+
+
+def _classes(data: Data) -> str:
+    """Describe the classes, by their first names if they have names."""
+    names = [f"{number} {name}" for number, name in enumerate(data.class_names or [])]
+    listed = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+    return (str(data.num_classes) if data.num_classes else "none") + (f": {listed}" if names else "")
+
+
 def model_card(
     run: Path, recipe: Recipe, nimg: int, header: Mapping[str, str], num_parameters: int, grid: str | None
 ) -> str:
@@ -94,7 +105,7 @@ def model_card(
         name=run.absolute().name,
         grid="" if grid is None else f"\n![Samples]({grid})\n",
         size=f"{size_text}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
-        classes=data.num_classes or "none",
+        classes=_classes(data),
         parameters=f"{num_parameters / 1e6:.2f} M",
         weights=_name(header),
         dtype=header["dtype"],

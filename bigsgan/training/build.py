@@ -18,6 +18,7 @@ from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
+from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images, some_readable
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.latents import check_images
@@ -115,6 +116,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
     shown, dataset, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
+    data = with_class_names(recipe.data, shown.class_names)
+    recipe = recipe.model_copy(update={"data": data})  # the networks do not see the names
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines

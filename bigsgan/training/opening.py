@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +119,8 @@ def built(plan: RunPlan, opened: Opened, given: Sequence[object]) -> Iterator[Ru
     callbacks = build_callbacks(recipe, given)
     run = build_run(plan, out, opened.start, rank_log)
     run.callbacks = callbacks
-    run.directory = RunDirectory(plan, out, opened.lock)  # only now, as the recipe fits the data and the checkpoint
+    # Only now, as the recipe fits the data and the checkpoint. It has the names of the data's classes.
+    run.directory = RunDirectory(replace(plan, recipe=run.recipe), out, opened.lock)
     opened.traces.began = True
     keep_indices()
     rank_log.write = run.reporter.message

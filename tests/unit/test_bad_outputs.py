@@ -12,6 +12,7 @@ from PIL import Image
 
 from bigsgan import cli, export, sample
 from bigsgan.checkpoint import saver
+from bigsgan.config.data import Data
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
@@ -128,4 +129,4 @@ def test_running_out_of_memory_without_training(command, run, monkeypatch, capsy
 
 def test_classes_of_a_run_without_classes():
     with pytest.raises(UserError, match=r"^--classes: needs a run with classes; remove the option$"):
-        sample.choose_columns(0, [range(1)], 100)
+        sample.choose_columns(Data(num_classes=0), [range(1)], 100)

@@ -1,0 +1,104 @@
+"""Names of classes: from the data to the run, its exports and its samples."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import bigsgan
+from bigsgan import cli
+from bigsgan.config.data import Data, with_class_names
+from bigsgan.data import build_dataset
+from bigsgan.data.outside import names_of
+from bigsgan.errors import UserError
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    for i in range(6):
+        folder = tmp_path / "photographs" / ("cat", "dog", "eel")[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 40 * i, dtype=np.uint8)).save(folder / f"{i}.png")
+    return tmp_path / "photographs"
+
+
+def section(kind, root, num_classes=3) -> Data:
+    return Data(kind=kind, root=str(root), resolution=8, num_classes=num_classes, num_workers=0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_folders_name_the_classes_and_so_does_what_is_made_of_them(tmp_path, photographs, kind):
+    made = tmp_path / ("made.zip" if kind == "zip" else "made")
+    options = ["--resolution", "8", "--format", kind, "--workers", "1"]
+    assert cli.main(["data", "prepare", str(photographs), str(made), *options]) == 0
+    for data in (section("folder", photographs), section(kind, made)):
+        assert list(build_dataset(data).class_names) == ["cat", "dog", "eel"]
+        assert with_class_names(data, build_dataset(data).class_names).class_names == ["cat", "dog", "eel"]
+    assert not build_dataset(section(kind, made, 0)).class_names or kind == "tar"
+
+
+def test_classes_with_numbers_alone_have_no_names(tmp_path, photographs):
+    (photographs / "dataset.json").write_text(
+        json.dumps({"labels": [[str(path.relative_to(photographs)), 1] for path in photographs.rglob("*.png")]})
+    )
+    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
+    assert cli.main(["data", "prepare", str(photographs), str(tmp_path / "made"), *options]) == 0
+    assert not (tmp_path / "made/classes.json").exists()
+    assert build_dataset(section("folder", photographs, 2)).class_names == []
+
+
+@pytest.mark.parametrize(
+    "classes, names",
+    [
+        (["cat", "dog"], ["cat", "dog"]),
+        ([("tench", "Tinca tinca"), ("goldfish",)], ["tench", "goldfish"]),
+        ({"cat": 0, "dog": 1}, ["cat", "dog"]),
+        ([1, 2], []),
+        (None, []),
+    ],
+)
+def test_names_of_other_data_sets(classes, names):
+    assert names_of(SimpleNamespace(classes=classes)) == names
+    assert names_of(SimpleNamespace(categories=classes)) == names
+
+
+def test_given_names_count_and_their_order_is_that_of_the_data():
+    given = Data(kind="synthetic", num_classes=2, class_names=["house cat", "dog"])
+    assert with_class_names(given, ["cat", "dog"]) == given
+    assert with_class_names(given, []) == given
+    with pytest.raises(UserError, match=r"data.class_names: must have 'dog' as class 0, as the data has, got 'house"):
+        with_class_names(given, ["dog", "house cat"])
+    plain = Data(kind="synthetic", num_classes=2)
+    assert with_class_names(plain, ["cat", "cat"]) == plain  # no names
+    assert with_class_names(plain, ["cat"]) == plain
+
+
+@pytest.mark.parametrize("names", [["cat"], ["cat", "cat"], ["cat", "dog", "eel"]])
+def test_each_class_has_a_name_of_its_own(names):
+    with pytest.raises(UserError, match=r"data.class_names: must be 2 different names, as many as data.num_classes"):
+        Data(kind="synthetic", num_classes=2, class_names=names)
+
+
+@pytest.mark.slow
+def test_names_travel_with_the_run(tmp_path, photographs, capsys):
+    out, options = tmp_path / "run", ["generator.channels=4", "discriminator.channels=4", "metrics=null", "batch=8"]
+    data = f"data={{kind: folder, root: {photographs}, resolution: 16, num_classes: 3, num_workers: 0}}"
+    lengths = ["total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
+    assert cli.main(["train", "--config", "digits_dcgan", data, f"out={out}", *options, *lengths]) == 0
+    assert "class_names: [cat, dog, eel]" in (out / "config.yaml").read_text()
+    (manifest,) = (out / "checkpoints").rglob("manifest.json")
+    assert json.loads(manifest.read_text())["recipe"]["data"]["class_names"] == ["cat", "dog", "eel"]
+    resumed = ["train", "--config", "digits_dcgan", data, f"out={out}", *options, "total_nimg=32", *lengths[1:]]
+    assert cli.main(resumed) == 0  # which does not name the classes
+    assert cli.main(["export", "--run", str(out), "--format", "hub", "--out", str(tmp_path / "hub")]) == 0
+    assert "| classes | 3: 0 cat, 1 dog, 2 eel |" in (tmp_path / "hub/README.md").read_text()
+    assert bigsgan.load(tmp_path / "hub").recipe.data.class_names == ["cat", "dog", "eel"]
+    sample = ["sample", "--run", str(out), "--num", "2", "--out"]
+    assert cli.main([*sample, str(tmp_path / "a.png"), "--class", "dog"]) == 0
+    assert cli.main([*sample, str(tmp_path / "b.png"), "--classes", "1"]) == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    capsys.readouterr()
+    assert cli.main([*sample, str(tmp_path / "c.png"), "--class", "dgo"]) == 2
+    assert "--classes: must be a class, got 'dgo'; did you mean dog?" in capsys.readouterr().err
