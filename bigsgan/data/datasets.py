@@ -48,6 +48,11 @@ class ImageDataset(Protocol):
         """Return N, at least 1."""
 
     @property
+    def labels(self) -> np.ndarray | None:
+        """The class of each image, int64 (N,); None if only reading an image tells its class."""
+        return None
+
+    @property
     def num_files(self) -> int:
         """The number of files, of which some may be corrupt: N, unless a sample is no file."""
         return len(self)
@@ -74,16 +79,50 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
     Raises:
         UserError: Their autoencoder cannot be read.
     """
-    found = []
     num = min(num, len(dataset))
     with noting_values() as values:
-        for index in range(num):
-            with suppress(CorruptImage):  # the loader counts and reports it
-                found.append(dataset[index * len(dataset) // num][0])
+        found = _readable(dataset, [index * len(dataset) // num for index in range(num)])
     if text := used_range(values):
         _log.warning("%s: of %d images, %s", data.root, num, text)
+    return _decoded(list(found.values()), data, device) if found else torch.empty(0)
+
+
+def images_of_classes(
+    dataset: ImageDataset, data: Data, classes: Sequence[int], num: int, device: torch.device = _CPU
+) -> Tensor | None:
+    """Return a grid of real images whose columns are classes, with up to ``num`` of each, spread over its images.
+
+    Row by row (num * classes, C, H, W) in [-1, 1] on the host, and black where a class has fewer. None if there are
+    no classes, if only reading an image tells its own, or if no image can be read.
+
+    Raises:
+        UserError: An autoencoder cannot be read.
+    """
+    labels = dataset.labels
+    if labels is None or not data.num_classes:
+        return None
+    places: dict[int, int] = {}
+    for column, label in enumerate(classes):
+        (of_class,) = np.nonzero(labels == label)
+        rows = min(num, len(of_class))
+        places |= {row * len(classes) + column: int(of_class[row * len(of_class) // rows]) for row in range(rows)}
+    found = _readable(dataset, sorted(set(places.values())))
     if not found:
-        return torch.empty(0)
+        return None
+    images = dict(zip(found, _decoded(list(found.values()), data, device), strict=True))
+    black = -torch.ones_like(next(iter(images.values())))
+    return torch.stack([images.get(places.get(place, -1), black) for place in range(num * len(classes))])
+
+
+def _readable(dataset: ImageDataset, indices: Sequence[int]) -> dict[int, Tensor]:
+    found = {}
+    for index in indices:
+        with suppress(CorruptImage):  # the loader counts and reports it
+            found[index] = dataset[index][0]
+    return found
+
+
+def _decoded(found: list[Tensor], data: Data, device: torch.device) -> Tensor:
     if data.kind != "latents":
         return decode(torch.stack(found))
     codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
@@ -114,13 +153,18 @@ class DigitImages(ImageDataset):
         grey = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / 16)  # (N, 1, 8, 8), 0 .. 255
         large = F.interpolate(grey, tuple(data.resolution), mode="bicubic", align_corners=False, antialias=True)
         self.images = large.round().clamp(0, 255).to(torch.uint8)  # (N, 1, H, W); bicubic overshoots at edges
-        self.labels = [int(label) if data.num_classes else 0 for label in labels]
+        self._labels = np.array(labels if data.num_classes else [0] * len(labels), dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._labels)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The digits."""
+        return self._labels
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], self.labels[index]
+        return self.images[index], int(self._labels[index])
 
 
 @functools.cache
@@ -154,6 +198,11 @@ class SyntheticImages(ImageDataset):
 
     def __len__(self) -> int:
         return self.num_images
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The classes take turns."""
+        return np.arange(self.num_images) % max(self.num_classes, 1)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         # An odd factor moves neighbours far apart, and maps no two of the 8,192 to the same window.
@@ -193,6 +242,11 @@ class LooseFiles:
     def path(self, index: int) -> str:
         """Return the path of file ``index``."""
         return os.path.join(self._root, self._names[index])
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each file, int64 (N,)."""
+        return self._labels
 
     def label(self, index: int) -> int:
         """Return the class of file ``index``."""

@@ -74,6 +74,11 @@ class LatentFiles(ImageDataset):
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The classes of the latents."""
+        return self._files.labels
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self._files.path(index)
         latents = torch.from_numpy(_array(self._files.read(index), path, self._shapes))

@@ -94,6 +94,11 @@ class PackedFiles:
         """Return the path of the archive of file ``index``, followed by its path in the archive."""
         return f"{self._archives[self._entries[index]['archive']]}/{self._names[index]}"
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each file, int64 (N,)."""
+        return self._entries["label"]  # type: ignore[no-any-return]
+
     def label(self, index: int) -> int:
         """Return the class of file ``index``."""
         return int(self._entries[index]["label"])

@@ -27,7 +27,7 @@ from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unw
 from bigsgan.data.listing import counted, some_names
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
-from bigsgan.data.shards import CLASSES_FILE
+from bigsgan.data.shards import CLASSES_FILE, names_beside
 from bigsgan.data.source import Source, list_source
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import used_range
@@ -255,7 +255,8 @@ def _already_joined(task: Task) -> Prepared:
 
 def write_names(task: Task) -> None:
     """Write the names of the classes beside shards, which have their numbers, if they have other names."""
-    if any(not name.isdecimal() for name in task.source.classes):
+    named = any(not name.isdecimal() for name in task.source.classes)
+    if named and names_beside(task.destination) != task.source.classes:
         write_text(task.destination / CLASSES_FILE, json.dumps(task.source.classes) + "\n")
 
 

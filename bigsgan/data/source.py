@@ -14,7 +14,7 @@ from bigsgan.data.conversion import unreadable
 from bigsgan.data.labels import in_folders, labels_of_images, left_out
 from bigsgan.data.listing import LABELS_FILE, Files, Ignored, data_directory, files_below, some_names
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
-from bigsgan.data.shards import check_shards, is_shard, read_shards, tar_content
+from bigsgan.data.shards import check_shards, is_shard, names_beside, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage
 
@@ -155,7 +155,10 @@ def _open_shards(root: Path, max_ignored: int | None) -> Source:
         found = read_shards(data)
         check_shards(data, found, "SRC")
         packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
-        return _source(root, _numbered(found.entries["label"].tolist()), packed, found.others)
+        numbers, names = _numbered(found.entries["label"].tolist()), names_beside(root)
+        if len(names) < len(numbers) or names != sorted(names):  # they become folders, whose order is that of names
+            names = numbers
+        return _source(root, names if numbers else [], packed, found.others)
 
 
 def _data(kind: Any, root: Path, num_classes: int, max_ignored: int | None) -> Data:

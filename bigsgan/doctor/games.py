@@ -107,7 +107,6 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.generator.lr=0.006",
     ],
     "gat": [
-        "data.resolution=[16,24]",
         f"generator={{latent_size: 12, embedding_size: 6, depth: 4, {_GAT}}}",
         f"discriminator={{embedding_size: 8, depth: 2, {_GAT}}}",
         "objective={loss: relativistic, reuse_fakes: true}",
@@ -116,7 +115,6 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.05",
     ],
     "cat": [
-        "data.resolution=[24,16]",
         f"generator={{latent_size: 12, embedding_size: 6, patch: 4, {_CAT}}}",
         f"discriminator={{embedding_size: 8, patch: 4, {_CAT}}}",
         "objective={loss: relativistic, reuse_fakes: true, consistency: {weight: 1}}",

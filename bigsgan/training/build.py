@@ -20,7 +20,7 @@ from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images, some_readable
-from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
 from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
@@ -48,8 +48,10 @@ from bigsgan.training.rank_consistency import checked_frozen, open_alike, refuse
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.sampling import (
+    GRID_ROWS,
     STANDING_BATCHES,
     SampleGrid,
+    column_classes,
     has_standing_statistics,
     latent_grid,
     translation_grid,
@@ -116,8 +118,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
     shown, dataset, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
-    data = with_class_names(recipe.data, shown.class_names)
-    recipe = recipe.model_copy(update={"data": data})  # the networks do not see the names
+    recipe = recipe.model_copy(update={"data": with_class_names(recipe.data, shown.class_names)})
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
@@ -294,9 +295,19 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
     if recipe.translates:  # rank 0 reads for all ranks, which have to translate the same images
         images = comm.from_rank_zero(images)
         return translation_grid(recipe, images, comm.device())
-    if len(images) and nimg is not None:
-        reporter.images("samples/real", images, REAL_COLUMNS, nimg)
+    if nimg is not None:
+        _report_reals(recipe, dataset, images, reporter, nimg)
     return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
+
+
+def _report_reals(recipe: Recipe, dataset: ImageDataset, images: torch.Tensor, reporter: Reporter, nimg: int) -> None:
+    """Report real images in the arrangement of the samples, or ``images`` where only these tell their classes."""
+    columns = column_classes(recipe.data.num_classes)
+    found = for_rank_zero(comm, lambda: images_of_classes(dataset, recipe.data, columns, GRID_ROWS, comm.device()))
+    if found is not None:
+        reporter.images("samples/real", found, len(columns), nimg)
+    elif len(images):
+        reporter.images("samples/real", images, REAL_COLUMNS, nimg)
 
 
 def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) -> torch.Tensor:

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import bigsgan
 from bigsgan import cli
 from bigsgan.config.data import Data, with_class_names
 from bigsgan.data import build_dataset
+from bigsgan.data.datasets import images_of_classes
 from bigsgan.data.outside import names_of
 from bigsgan.errors import UserError
 
@@ -79,6 +81,23 @@ def test_given_names_count_and_their_order_is_that_of_the_data():
 def test_each_class_has_a_name_of_its_own(names):
     with pytest.raises(UserError, match=r"data.class_names: must be 2 different names, as many as data.num_classes"):
         Data(kind="synthetic", num_classes=2, class_names=names)
+
+
+def test_real_images_stand_below_each_other_by_class(tmp_path, photographs):
+    """Two of each class, black where there is no third; images tell by their grey which they are: 40 i of file i."""
+    data = section("folder", photographs)
+    (photographs / "eel/5.png").write_bytes(b"not an image")
+    found = images_of_classes(build_dataset(data), data, [0, 1, 2], 3)
+    greys = ((found[:, 0, 0, 0] + 1) * 127.5).round().view(3, 3)
+    assert greys.tolist() == [[0, 40, 80], [120, 160, 0], [0, 0, 0]]
+    plain = section("folder", photographs, 0)
+    assert images_of_classes(build_dataset(plain), plain, [0], 3) is None
+    digits = Data(kind="digits", resolution=8)
+    columns = images_of_classes(build_dataset(digits), digits, [3, 7], 2)
+    straight = build_dataset(digits)
+    threes = [straight[i][0] for i in range(len(straight)) if straight[i][1] == 3]
+    assert torch.equal(columns[0], threes[0].float() / 127.5 - 1)
+    assert torch.equal(columns[2], threes[len(threes) // 2].float() / 127.5 - 1)
 
 
 @pytest.mark.slow

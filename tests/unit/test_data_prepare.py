@@ -69,7 +69,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes_or_on_time(tmp_path,
         prepare.prepare(source, destination(place, kind), Fitting(Size.of(SIZE)), kind, workers)
         found.append(files(place))
     assert found[0] == found[1]
-    assert len(found[0]) == {"zip": 1, "tar": 4 + 4 + 2, "folder": 14 + 4 + 2}[kind]
+    assert len(found[0]) == {"zip": 1, "tar": 4 + 4 + 2 + 1, "folder": 14 + 4 + 2}[kind]  # tar: with names of classes
 
 
 def test_shards_have_the_layout_of_webdataset(tmp_path, source):

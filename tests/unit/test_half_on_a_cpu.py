@@ -46,7 +46,7 @@ def make_run(tmp_path: Path, family: str) -> tuple[Path, dict[str, torch.nn.Modu
 def test_what_is_opened_on_a_cpu_computes_in_float32(tmp_path, family, network):
     run, plain = make_run(tmp_path, family)
     opened = open_trained(run, network, False, None, CPU)
-    images = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(4, 1, *opened.recipe.data.resolution, generator=torch.Generator().manual_seed(1))
     labels, seeds = torch.arange(4), torch.arange(4)
     if network == "generator":
         inputs = [torch.randn(4, opened.recipe.latent_size, generator=torch.Generator().manual_seed(1)), labels]
