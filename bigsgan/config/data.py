@@ -27,7 +27,7 @@ _READERS = {
     "arguments": (_OUTSIDE,),
     "max_corrupt": (*_FILES, _OUTSIDE),
     "max_ignored": _LISTED,
-    "fit": tuple(kind for kind in _FILES if kind != "latents"),
+    "fit": (*(kind for kind in _FILES if kind != "latents"), _OUTSIDE),
     "dataset": ("torchvision",),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
