@@ -148,9 +148,9 @@ class Data(Section):
     """Micro-batches that each loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
     """Files that may be images and are not read, beside which a run starts. By default as many as there are images."""
-    max_corrupt: NaturalInt | None = None
-    """Unreadable images that a rank skips before the run stops. By default 10, or one in a thousand images if those
-    are more."""
+    max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
+    thousand images if those are more."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 
@@ -195,7 +195,9 @@ class Data(Section):
 
     def most_corrupt(self, num_images: int) -> int:
         """Return how many unreadable images a rank skips, of a data set of ``num_images``."""
-        return max(10, num_images // 1000) if self.max_corrupt is None else self.max_corrupt
+        if self.max_corrupt is None:
+            return max(10, num_images // 1000)
+        return self.max_corrupt if isinstance(self.max_corrupt, int) else int(self.max_corrupt * num_images)
 
     def shared_bytes(self, micro_batch: int, keeps_images: bool = False) -> int:
         """Return one rank's bytes in /dev/shm: of the prefetched micro-batches, and of the one in use.

@@ -325,3 +325,4 @@ def test_the_unreadable_images_that_are_skipped_grow_with_the_data_set(num_image
     """Eleven damaged files are nothing among millions; a number that the recipe gives is kept."""
     assert Data().most_corrupt(num_images) == most
     assert data_section(max_corrupt=3).most_corrupt(num_images) == 3
+    assert data_section(max_corrupt=0.01).most_corrupt(num_images) == num_images // 100
