@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -106,12 +106,19 @@ def values_of(path: str) -> list[tuple[int, int]]:
 
 
 def _is_wide(image: ImageFile) -> bool:
-    return image.mode.startswith("I") or any(";16" in str(tile) for tile in image.tile)
+    """Return whether pixels have more than 8 bits in the file; Pillow keeps the upper 8 bits of colours."""
+    return image.mode.startswith("I") or any(";16" in str(tile) or _is_wide_ppm(tile) for tile in image.tile)
+
+
+def _is_wide_ppm(tile: tuple[Any, ...]) -> bool:
+    """Return whether a tile is a PPM's with a largest value above 255, the last argument of Pillow's decoder."""
+    return tile[0] in ("ppm", "ppm_plain") and isinstance(tile[3], tuple) and tile[3][-1] > 255
 
 
 def _values(image: Image.Image) -> tuple[int, int]:
     """Return the lowest and highest value, or those of all but one pixel in a thousand if these use a part of it."""
-    found = np.asarray(image).ravel()
+    opaque = [band not in "AaX" for band in image.getbands()]  # alpha and padding are full where no value is
+    found = np.asarray(image).reshape(-1, len(opaque))[:, opaque].ravel()
     scale, more = (1, 0) if image.mode.startswith("I") else (256, 255)  # of colours, Pillow keeps the upper 8 bits
     low, high = scale * int(found.min()), scale * int(found.max()) + more
     if _fills(low, high):

@@ -157,17 +157,31 @@ def test_the_part_of_the_range_that_is_used_is_told(tmp_path, name, caplog):
     assert [message.startswith(text) for message in caplog.messages[1:]] == [True] * 3
 
 
-def test_colours_of_16_bits_count_too():
-    """Pillow keeps the upper 8 bits of each colour; 4095 becomes 15."""
-    pixels = sixteen(0, 4095, (8, 8, 3)).astype(">u2")
-    ihdr = b"IHDR" + struct.pack(">2I5B", 8, 8, 16, 2, 0, 0, 0)
+@pytest.mark.parametrize("colour_type, channels, is_alpha_last", [(2, 3, False), (4, 2, True), (6, 4, True)])
+def test_colours_of_16_bits_count_too(colour_type, channels, is_alpha_last):
+    """Pillow keeps the upper 8 bits of each colour; 4095 becomes 15. Alpha is no value."""
+    pixels = sixteen(0, 4095, (8, 8, channels)).astype(">u2")
+    if is_alpha_last:
+        pixels[0, 0, 0], pixels[0, 1, 0], pixels[..., -1] = 0, 4095, 65535
+    ihdr = b"IHDR" + struct.pack(">2I5B", 8, 8, 16, colour_type, 0, 0, 0)
     idat = b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
     chunks = [struct.pack(">I", len(e) - 4) + e + struct.pack(">I", zlib.crc32(e)) for e in (ihdr, idat, b"IEND")]
     with reading.noting_values() as values:
         image = open_image("x.png", io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)))
-    assert np.asarray(image).max() == 15
+    assert np.asarray(image)[..., 0].max() == 15
     assert values == [(0, 4095)]
     assert used_range(values).startswith("1 image of more than 8 bits has values from 0 to 4095, and use 6.25 %")
+
+
+@pytest.mark.parametrize("largest, is_told", [(255, False), (4095, False), (65535, True)])
+def test_a_colour_ppm_of_16_bits_counts_too(largest, is_told):
+    """Pillow scales by the largest value that the file names; 4080 of 65535 becomes 16."""
+    pixels = sixteen(0, min(largest, 4080), (8, 8, 3)).astype(np.uint8 if largest < 256 else ">u2")
+    with reading.noting_values() as values:
+        open_image("x.ppm", io.BytesIO(b"P6 8 8 %d\n" % largest + pixels.tobytes()))
+        open_image("x.pbm", io.BytesIO(b"P1 2 1\n0 1\n"))
+    assert bool(used_range(values)) == is_told
+    assert len(values) == (largest > 255)
 
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
