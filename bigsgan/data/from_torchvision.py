@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
+import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torchvision.datasets
 from PIL import Image
 
 from bigsgan.config.data import Data
-from bigsgan.data.listing import wrong_num_classes
+from bigsgan.data.listing import LABELS_FILE, wrong_num_classes
 from bigsgan.data.outside import OutsideImages, names_of
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import open_image
@@ -24,6 +25,9 @@ def build_torchvision(data: Data) -> OutsideImages:
     Split arguments (``train``, ``split``) keep torchvision's defaults, the training split wherever there is one.
     """
     name = str(data.dataset)
+    if name == "ImageFolder" and data.num_classes and os.path.exists(os.path.join(str(data.root), LABELS_FILE)):
+        problem, detail = "must be 'folder' with this data", f"ImageFolder does not read {LABELS_FILE}, its classes"
+        raise UserError("data.kind", data.kind, problem, "set data.kind=folder", detail)
     known = _torchvision_classes()
     if name not in known:
         names = {each.lower(): each for each in known}

@@ -105,14 +105,18 @@ def labels_of_images(data: Data, files: Files) -> list[int] | None:
 
 
 def _check_root(data: Data, files: Files) -> None:
-    """Refuse a data set that is packed with the folder around it, whose folders would count as classes."""
-    inner = [name for name in files.others if os.path.basename(name) == LABELS_FILE]
-    if len(files.folders) == 1 and inner == [f"{files.folders[0]}/{LABELS_FILE}"]:
-        remedy = f"give {data.root}/{files.folders[0]}"
-        if os.path.isfile(str(data.root)):
-            remedy = f"pack the files in {files.folders[0]} without that folder"
-        problem = f"has {inner[0]}, and no {LABELS_FILE} beside that folder"
-        raise UserError("data.root", data.root, problem, remedy, "it lists the classes of a data set")
+    """Refuse data sets with the folders around them, which would count as classes."""
+    inner = sorted(os.path.dirname(name) for name in files.others if os.path.basename(name) == LABELS_FILE)
+    if not inner:
+        return
+    problem, detail = f"has {inner[0]}/{LABELS_FILE}, and no {LABELS_FILE}", "it lists the classes of a data set"
+    problem += " beside that folder" if len(inner) == 1 else f" beside the folders{some_names(inner)}"
+    remedy = f"give {data.root}/{inner[0]}"
+    if os.path.isfile(str(data.root)):
+        remedy = f"pack the files in {inner[0]} without that folder"
+    if len(files.folders) > 1:
+        remedy += f", or remove {LABELS_FILE} if the folders are the classes"
+    raise UserError("data.root", data.root, problem, remedy, detail)
 
 
 def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from PIL import Image
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
+from bigsgan.data.source import open_source
 from bigsgan.errors import UserError
 
 NUM = 30
@@ -209,3 +210,31 @@ def test_a_data_set_packed_with_its_folder_is_refused(tmp_path, kind):
     for num_classes in (1, 3):
         with pytest.raises(UserError, match=message):
             opened(kind, root, num_classes)
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+@pytest.mark.parametrize("below", ["", "photos/"])
+def test_several_data_sets_in_folders_are_refused(tmp_path, kind, below):
+    """Otherwise the folders around them would be the classes, and the labels would be lost."""
+    listing = json.dumps({"labels": LABELS}).encode()
+    both = {f"{below}{part}/{name}": content for part in ("test", "train") for name, content in images().items()}
+    both |= {f"{below}{part}/dataset.json": listing for part in ("test", "train")}
+    folder = write("folder", tmp_path / "data", both)
+    (folder / "dataset.json").unlink()
+    root = folder
+    if kind == "zip":
+        root = tmp_path / "data.zip"
+        with zipfile.ZipFile(root, "w") as archive:
+            for name, content in both.items():
+                archive.writestr(name, content)
+    message = rf"has {below}test/dataset.json, and no dataset.json beside the folders \({below}test, {below}train\) "
+    for num_classes in (1, 2, 3):
+        with pytest.raises(UserError, match=message):
+            opened(kind, root, num_classes)
+    with pytest.raises(UserError, match=message):
+        open_source(root)
+    if below:
+        return
+    given = {"kind": "torchvision", "dataset": "ImageFolder", "root": str(folder / "train"), "num_classes": 2}
+    with pytest.raises(UserError, match=r"data.kind: must be 'folder' with this data, got 'torchvision'"):
+        build_dataset(Data(**given, resolution=4))
