@@ -182,7 +182,7 @@ def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
     Some of Windows' programs write names with backslashes, though the format has slashes (APPNOTE 4.4.17).
 
     Raises:
-        UserError: The file does not exist, or is damaged.
+        UserError: The file does not exist, is damaged, or has names that differ only in how they are written.
     """
     root = Path(str(data.root))
     if not os.path.isfile(root):
@@ -193,13 +193,25 @@ def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
             remedy = "unpack it, and set data.kind=folder; shards (*.tar) in a directory are of data.kind=tar"
             raise UserError("data.root", data.root, "must be a zip file", remedy, "it is a tar archive")
         with zipfile.ZipFile(root) as archive:
-            return {info.filename.replace("\\", "/").removeprefix("./"): info for info in archive.infolist()}
+            return _by_plain_name(data, archive.infolist())
     except UserError:
         raise
     except OSError as error:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
         raise damaged(data, "is damaged", error) from error
+
+
+def _by_plain_name(data: Data, members: Iterable[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in members:  # of members with the very same name the last one counts, as in zipfile
+        plain = info.filename.replace("\\", "/").removeprefix("./")
+        other = found.get(plain, info).filename
+        if other != info.filename and not plain.endswith("/"):
+            problem = f"has members with the same name, {other!r} and {info.filename!r}"
+            raise UserError("data.root", data.root, problem, "pack it again with one of them")
+        found[plain] = info
+    return found
 
 
 def zip_listing(data: Data, members: Mapping[str, zipfile.ZipInfo]) -> Files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -191,6 +192,16 @@ def test_names_with_backslashes_are_paths(tmp_path):
     assert values(opened("zip", tmp_path / "data.zip", 3)) == {i: i % 3 for i in range(6)}
     root = write("zip", tmp_path / "listed", members, [[name, 1 - i % 2] for i, name in enumerate(members)])
     assert values(opened("zip", root, 2)) == {i: 1 - i % 2 for i in range(6)}
+
+
+@pytest.mark.parametrize("names", [("a\\0.png", "a/0.png"), ("./0.png", "0.png"), ("./a/0.png", "a\\0.png")])
+def test_names_of_a_zip_file_that_are_the_same_are_refused(tmp_path, names):
+    """Otherwise one of the two images would be lost. Folders may come twice."""
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for name in ("a/", "./a/", *names):
+            archive.writestr(name, png(3) if name.endswith("png") else b"")
+    with pytest.raises(UserError, match=re.escape(f"has members with the same name, {names[0]!r} and {names[1]!r}; ")):
+        opened("zip", tmp_path / "data.zip", 0)
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])
