@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -231,6 +233,7 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
         _check_pixels("--num", len(translations), 2, trained.recipe.data.resolution, remedy)
         return _write_sheet(translations.sheet(options.batch), out)
     names = translations.file_names()
+    _refuse_files(out, set(names).__contains__)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     shares = _shares(len(names), options.batch, rank, num_ranks)
@@ -268,6 +271,7 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
     sampler, num = _sampler(trained, options), options.num_latents
     columns = choose_columns(trained.recipe.data, options.classes, num)
+    _refuse_files(out, lambda name: _is_name(name, columns, num))
     sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -276,8 +280,28 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
         labels = torch.tensor([columns[number % len(columns)] for number in numbers])
         images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
-            save_png(encode(image), out / f"class{label:03d}_sample{number:06d}.png")
+            save_png(encode(image), out / _file_name(label, number))
     return f"{sum(map(len, shares))} files"
+
+
+def _file_name(label: int, number: int) -> str:
+    return f"class{label:03d}_sample{number:06d}.png"
+
+
+def _is_name(name: str, columns: Sequence[int], num: int) -> bool:
+    """Return whether one of ``num`` samples gets this name."""
+    found = re.fullmatch(r"class[0-9]{3,}_sample([0-9]{6,})\.png", name)
+    number = int(found[1]) if found else num
+    return number < num and name == _file_name(columns[number % len(columns)], number)
+
+
+def _refuse_files(out: Path, is_name: Callable[[str], bool]) -> None:
+    """Refuse to replace what is no image; ``is_name`` tells the names of the files to be written."""
+    if os.path.isdir(out):
+        with writing(out):
+            found = sorted(filter(is_name, os.listdir(out)))
+        for name in found:
+            refuse_output(out / name, kind=_PNG)
 
 
 def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: checkpoint.ObjectCollectives) -> str:

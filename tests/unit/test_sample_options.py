@@ -195,6 +195,11 @@ def test_translations_with_one_name_are_refused(make_run, tmp_path, photographs,
     arguments = ["--input", str(photographs), "--files", "--out", str(tmp_path / "files")]
     assert main(["sample", "--run", str(run), *arguments]) == 2
     assert "has 2 images whose translations would have the same name, b.png" in capsys.readouterr().err
+    (photographs / "b.jpg").rename(photographs / "d.jpg")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/d.png").write_text("mine")
+    assert main(["sample", "--run", str(run), *arguments]) == 2
+    assert "must be a new file, or one that is a .png file already" in capsys.readouterr().err
     (photographs / "b.jpg").write_bytes(b"damaged")
     assert main(["sample", "--run", str(run), *arguments[:2], "--out", str(tmp_path / "x.png")]) == 2
     assert "b.jpg cannot be read" in capsys.readouterr().err.replace("'", "")
