@@ -161,10 +161,14 @@ def _refuse_nvme_keys(where: str, section: dict[str, Any]) -> None:
 
 
 def _check_reports(path: Path, content: dict[str, Any]) -> None:
-    """Refuse reports that DeepSpeed logs at a level that is not shown."""
+    """Refuse reports that DeepSpeed logs at a level that is not shown, and a log of no collectives."""
+    logger = content.get("comms_logger", {})
+    if logger.get("prof_all", True) is False and not logger.get("prof_ops"):
+        remedy = "name collectives in prof_ops, such as all_reduce, or remove prof_all"
+        raise UserError(f"{path}: comms_logger.prof_all", False, "must be true without prof_ops", remedy)
     reports = {
         "dump_state": content.get("dump_state", False),
-        "comms_logger.verbose": content.get("comms_logger", {}).get("verbose", False),
+        "comms_logger.verbose": logger.get("verbose", False),
     }
     for key, is_on in reports.items():
         if is_on and content.get("log_level") not in ("debug", "info"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deepspeed.comm import comm
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
+from bigsgan.config.deepspeed_keys import LOGGED_COLLECTIVES
 from bigsgan.errors import UserError
 from tests import REPOSITORY
 
@@ -194,3 +197,19 @@ def test_a_file_that_is_not_there(name):
     assert "does not exist; give the path of a DeepSpeed JSON file, or the name of a built-in one such as zero1" in str(
         caught.value
     )
+
+
+def test_a_log_of_some_collectives_names_those_that_deepspeed_logs(tmp_path):
+    """DeepSpeed passes over other names, and logs nothing without a word."""
+    closures = (inspect.getclosurevars(found).nonlocals for _, found in inspect.getmembers(comm, inspect.isfunction))
+    logged = {names["func"].__name__: names["default_log_name"] for names in closures if "default_log_name" in names}
+    assert sorted({*logged.values()}) == sorted(LOGGED_COLLECTIVES)
+    given = {"comms_logger": {"prof_all": False, "prof_ops": ["all_reduce", "broadcast"]}}
+    assert read(tmp_path, given).content == given
+    for names in (["allreduce"], ["all_reduce", "x"], [3]):
+        with pytest.raises(UserError, match=r"comms_logger.prof_ops: must be a list of collectives, got \["):
+            read(tmp_path, {"comms_logger": {"prof_all": False, "prof_ops": names}})
+    for none in ({}, {"prof_ops": []}):
+        with pytest.raises(UserError, match=r"comms_logger.prof_all: must be true without prof_ops, got false; name"):
+            read(tmp_path, {"comms_logger": {"prof_all": False, **none}})
+        assert read(tmp_path, {"comms_logger": {"enabled": False, "prof_all": False, **none}}).content == {}
