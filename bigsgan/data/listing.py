@@ -26,6 +26,7 @@ IMAGE_EXTENSIONS = (
 LABELS_FILE = "dataset.json"
 """File that lists images or latents with their classes."""
 
+LINKED = "linked "
 _CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
 _MOST_VISITS = 1_000
 _SHOWN_KINDS = 4
@@ -50,14 +51,15 @@ class Files(NamedTuple):
 class Ignored(NamedTuple):
     """Files that are listed beside images, and not read."""
 
-    kinds: dict[str, int]  # their number by suffix
+    kinds: dict[str, int]  # their number by suffix; LINKED and a suffix for links in an archive
     num_lost: int = 0  # of them, those that may be images: neither text, nor named after an image that is read
     example: str = ""  # the name of one of them
 
     def __add__(self, other: Ignored) -> Ignored:  # type: ignore[override]
         """Return the files of both."""
         kinds = dict(Counter(self.kinds) + Counter(other.kinds))
-        return Ignored(kinds, self.num_lost + other.num_lost, self.example or other.example)
+        first, second = (other, self) if other.num_lost and not self.num_lost else (self, other)
+        return Ignored(kinds, self.num_lost + other.num_lost, first.example or second.example)
 
     def text(self) -> str:
         """Return their number, their most frequent suffixes, and a name; an empty text if there are none."""
@@ -95,12 +97,12 @@ def warn_once(text: str) -> None:
     _log.warning(text)
 
 
-def ignored(others: Sequence[str], images: Iterable[str]) -> Ignored:
-    """Describe files that are not read, beside images that are."""
+def ignored(others: Sequence[str], images: Iterable[str], mark: str = "") -> Ignored:
+    """Describe files that are not read, beside images that are; their suffixes begin with ``mark``."""
     if not others:
         return Ignored({})
     stems = {os.path.splitext(os.path.basename(name))[0] for name in images}
-    kinds = Counter(os.path.splitext(name)[1].lower() for name in others)
+    kinds = Counter(mark + os.path.splitext(name)[1].lower() for name in others)
     lost = [name for name in others if _may_be_image(name) and not _belongs_to(name, stems)]
     return Ignored(dict(kinds), len(lost), min(lost or others))
 

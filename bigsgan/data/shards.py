@@ -25,6 +25,7 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.data.listing import (
     IMAGE_EXTENSIONS,
+    LINKED,
     Ignored,
     data_directory,
     ignored,
@@ -51,6 +52,7 @@ _TAR_BLOCK = 512
 _COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
 _NO_CLASS = -1
 _RENAMING = "rename the files: a key ends at the first dot of a name, and the rest must be the suffix alone"
+_FOLLOWING = "pack the files that links stand for (tar --dereference --hard-dereference), as links are not read"
 
 _PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
 _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
@@ -59,7 +61,7 @@ _LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size",
 _State: TypeAlias = tuple[str, int, int]
 """Name, size and time of a shard, which change when it is written again."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the cached index."""
 
 _unsaved: dict[Path, dict[str, np.ndarray]] = {}
@@ -128,7 +130,9 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
         UserError: Most of the data set would be ignored, or the recipe has classes, and no image has one.
     """
     num = len(found.names)
-    found.others.check(field, data.root, num, data.max_ignored, _RENAMING)
+    num_links = sum(count for kind, count in found.others.kinds.items() if kind.startswith(LINKED))
+    causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * (num_links < found.others.num_lost)
+    found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     if data.num_classes > 1 and found.num_unlabelled == num:
         problem, detail = "has no classes", f"no image has a file <key>.cls beside it; {found.others.text()}"
@@ -278,6 +282,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
     classes: dict[str, int] = {}
     beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
     others: list[str] = []
+    links: list[str] = []
     latents = data.kind == "latents"
     try:
         with tarfile.open(path, "r:") as archive:
@@ -294,7 +299,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
                 elif member.isreg() and field == "cls":
                     classes[key] = _class_number(archive, member, data) if data.num_classes else 0
                 elif not member.isdir() and not is_hidden(member.name):
-                    others.append(member.name)
+                    (links if member.issym() or member.islnk() else others).append(member.name)
             _check_end(path, archive.offset)
     except UserError:
         raise
@@ -307,7 +312,8 @@ def _read_headers(data: Data, path: Path) -> _Shard:
         (*place, classes.get(key, _NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)
     ]
     names = [name for _, name, *_ in found]
-    return _Shard(names, np.array(places, dtype=_place(data)), ignored(others, names))
+    left = ignored(others, names) + ignored(links, names, LINKED)
+    return _Shard(names, np.array(places, dtype=_place(data)), left)
 
 
 def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:

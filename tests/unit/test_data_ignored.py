@@ -144,6 +144,31 @@ def test_keys_of_shards_end_at_the_first_dot(tmp_path):
         opened("tar", write("tar", tmp_path / "all", names[:15]))
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_shards_are_named(tmp_path, kind):
+    """Keys that end at the first dot were given as the cause, and another file as the example."""
+    root = write("tar", tmp_path / "data", ["a.png", "a.txt"])
+    (root / "README.txt").write_text("")
+    with tarfile.open(root / "1.tar", "w") as archive:
+        for number in range(3):
+            info = tarfile.TarInfo(f"l{number}.png")
+            info.type, info.linkname = kind, "a.png"
+            archive.addfile(info)
+    told = "5 other files ignored: 3 linked .png, 2 .txt, such as l0.png"
+    for _ in range(2):  # the second time from the index
+        with pytest.raises(UserError) as caught:
+            opened("tar", root)
+        assert f"has 3 files that would be ignored, and 1 image ({told}); pack the files that" in str(caught.value)
+        assert "key ends" not in str(caught.value)
+        shards.keep_indices()
+    write("tar", tmp_path / "more", ["b.2.png"] + [f"b{i}.2.png" for i in range(3)])
+    (tmp_path / "more/0.tar").rename(root / "2.tar")
+    with pytest.raises(
+        UserError, match=r"has 7 files .* such as l0.png\); pack the files that .*; rename the files: a"
+    ):
+        opened("tar", root)
+
+
 def test_images_of_shards_without_classes(tmp_path, caplog):
     root = write("tar", tmp_path / "data", ["1.png", "1.json", "2.png", "2.json"])
     with pytest.raises(UserError) as caught:

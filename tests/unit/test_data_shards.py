@@ -68,7 +68,7 @@ def test_a_damaged_index_of_shards_is_made_anew(tmp_path, opened, damage, monkey
         content[content.index(b"0.png")] ^= 1
     index.write_bytes(content[:-40] if damage == "cut" else b"" if damage == "empty" else content)
     if damage == "format":
-        monkeypatch.setattr(shards, "_FORMAT", 3)
+        monkeypatch.setattr(shards, "_FORMAT", shards._FORMAT + 1)
     opened.clear()
     assert everything(build_dataset(section("tar", root))) == expected
     assert opened == ["0.tar"]
