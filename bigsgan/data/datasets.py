@@ -79,11 +79,13 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
     Raises:
         UserError: Their autoencoder cannot be read.
     """
-    num = min(num, len(dataset))
-    with noting_values() as values:
+    num, paths = min(num, len(dataset)), list[str]()
+    with noting_values(paths) as values:
         found = _readable(dataset, [index * len(dataset) // num for index in range(num)])
-    if text := used_range(values):
-        _log.warning("%s: of %d images, %s", data.root, num, text)
+    for root in dict.fromkeys((data.input_root or data.root, data.root)):
+        own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
+        if text := used_range(own):
+            _log.warning("%s: of %d images, %s", root, num, text)
     return _decoded(list(found.values()), data, device) if found else torch.empty(0)
 
 
@@ -127,6 +129,13 @@ def _decoded(found: list[Tensor], data: Data, device: torch.device) -> Tensor:
         return decode(torch.stack(found))
     codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
     return codec.decode(codec.encode(means.to(device))).cpu()
+
+
+def _root_of(path: str, data: Data) -> str | None:
+    """Return the root of an image: that of inputs, if it lies there and not in a root of targets below it."""
+    inputs, others = (f"{Path(str(root))}/" for root in (data.input_root, data.root))
+    is_input = data.input_root and path.startswith(inputs)
+    return data.input_root if is_input and (len(inputs) >= len(others) or not path.startswith(others)) else data.root
 
 
 def some_readable(images: Tensor, data: Data) -> Tensor:

@@ -37,7 +37,7 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
 
 _WHITE = 65535  # of 16 bits
-_noted: ContextVar[list[tuple[int, int]] | None] = ContextVar("noted", default=None)
+_noted: ContextVar[tuple[list[tuple[int, int]], list[str]] | None] = ContextVar("noted", default=None)
 
 _SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
 _EXIF_ORIENTATION = 0x0112
@@ -77,7 +77,8 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
                 raise ValueError("signed pixels of 8 bits are not supported; unsigned ones of 8 or 16 bits are")
             image.load()  # now, so that a truncated file fails here
             if is_wide and (noted := _noted.get()) is not None:
-                noted.append(_values(image))
+                noted[0].append(_values(image))
+                noted[1].append(path)
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
         # Pillow's text has the repr of ``content``, with an address that differs from run to run.
@@ -85,10 +86,13 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
 
 
 @contextmanager
-def noting_values() -> Iterator[list[tuple[int, int]]]:
-    """Yield a list of the lowest and highest value of each image of more than 8 bits that is opened in the block."""
+def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[int, int]]]:
+    """Yield a list of the lowest and highest value of each image of more than 8 bits that is opened in the block.
+
+    Their paths are added to ``paths``.
+    """
     found: list[tuple[int, int]] = []
-    token = _noted.set(found)
+    token = _noted.set((found, [] if paths is None else paths))
     try:
         yield found
     finally:

@@ -17,6 +17,7 @@ from PIL import Image, PngImagePlugin
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, readable_images
+from bigsgan.data.pairs import FilePairs
 from bigsgan.images import reading
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image, used_range
 from bigsgan.images.size import Fitting, Size
@@ -155,6 +156,26 @@ def test_the_part_of_the_range_that_is_used_is_told(tmp_path, name, caplog):
     assert caplog.messages[0].startswith(f"{data.root}: of 2 images, {text}")
     assert caplog.messages[0].endswith("; scale them to it")
     assert [message.startswith(text) for message in caplog.messages[1:]] == [True] * 3
+
+
+@pytest.mark.parametrize("narrow", ["inputs", "inputs/targets", "both"])
+@pytest.mark.parametrize("kind", ["paired_folders", "unpaired_folders"])
+def test_the_part_of_the_range_is_told_of_its_own_folder(tmp_path, narrow, kind, caplog):
+    roots = {"inputs": tmp_path / "inputs", "inputs/targets": tmp_path / "inputs/targets"}
+    roots["inputs/targets"].mkdir(parents=True)
+    pixels = [sixteen(0, 4095).astype(np.uint16), sixteen(0, 65_535).astype(np.uint16)]
+    for name, root in roots.items():
+        Image.fromarray(pixels[narrow not in (name, "both")]).save(root / "0.png")
+    pairs = FilePairs(
+        [(f"{tmp_path}/inputs/0.png", f"{tmp_path}/inputs/targets/0.png")],
+        data := Data(
+            kind=kind, input_root=str(roots["inputs"]), root=str(roots["inputs/targets"]), resolution=8, num_classes=0
+        ),
+    )
+    with caplog.at_level(logging.WARNING):
+        assert len(readable_images(pairs, data, 1)) == 1
+    told = [message.partition(": of 1 images, 1 image of")[0] for message in caplog.messages]
+    assert told == [str(tmp_path / name) for name in roots if narrow in (name, "both")]
 
 
 @pytest.mark.parametrize("colour_type, channels, is_alpha_last", [(2, 3, False), (4, 2, True), (6, 4, True)])
