@@ -17,6 +17,9 @@ from bigsgan.runtime.launched import LAUNCHERS, keeps_store
 _PATIENCE_SECONDS = 30.0
 """How long rank 0 and the others wait for each other: few imports come before this point."""
 
+_STORE_SECONDS, _ALONE_SECONDS = 10.0, 2.0
+"""How long a rank that has an error of its own waits for the store that ranks meet at: launched, and by hand."""
+
 _ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _WORD = b"rank 0 of bigsgan has spoken\n"
@@ -58,6 +61,25 @@ def rank_zero_spoke(patience: float = _PATIENCE_SECONDS) -> bool:
             except TimeoutError:  # it is the rendezvous store, which sends nothing before it is asked
                 return False
         time.sleep(_POLL_SECONDS)
+    return False
+
+
+def meets_store() -> bool:
+    """Return whether somebody listens where ranks meet, if need be after the seconds in which rank 0 may come so far.
+
+    It is asked without torch, which tries for longer and prints its own frames. Without a launcher this rank may be
+    alone, and does not wait long.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT")
+    until = time.monotonic() + (_STORE_SECONDS if any(map(os.environ.get, LAUNCHERS)) else _ALONE_SECONDS)
+    while host and 0 < port < 65_536 and time.monotonic() < until:
+        try:
+            socket.create_connection((host, port), _ANSWER_SECONDS).close()
+            return True
+        except (socket.gaierror, ValueError):  # a host that does not exist, or cannot
+            return False
+        except OSError:
+            time.sleep(_POLL_SECONDS)
     return False
 
 

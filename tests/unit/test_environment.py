@@ -17,6 +17,7 @@ from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
+from bigsgan.runtime.launched import LAUNCHERS
 from tests import REPOSITORY
 from tests.ports import free_port
 from tests.tiny import tiny_recipe
@@ -176,6 +177,31 @@ def test_numbers_of_a_launcher_that_do_not_fit_each_other(monkeypatch, variables
     with pytest.raises(UserError) as caught:
         launched.check_launcher()
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"RANK": "3"}, id="RANK"),
+        pytest.param({"RANK": "1", "LOCAL_WORLD_SIZE": "0"}, id="LOCAL_WORLD_SIZE"),
+        pytest.param({"RANK": "1", "LOCAL_RANK": "5", "LOCAL_SIZE": "2"}, id="LOCAL_RANK"),
+        pytest.param({"RANK": "1", "LOCAL_SIZE": "2", "MASTER_ADDR": "local..host"}, id="MASTER_ADDR"),
+    ],
+)
+def test_a_rank_alone_says_what_is_wrong_and_ends(tmp_path, changes, request):
+    """Without what torch says of a store that nobody serves, and without waiting for it."""
+    tiny_recipe(tmp_path)
+    variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = {name: value for name, value in environment(**variables | changes).items() if name not in LAUNCHERS}
+    with subprocess.Popen([*TRAIN, "out=run"], cwd=tmp_path, env=variables, **pipes) as process:
+        line = process.stderr.readline()
+        since = time.monotonic()
+        out, rest = process.communicate(timeout=100)
+    assert (process.returncode, out, rest) == (2, "", "")
+    assert line.startswith(f"bigsgan: {request.node.callspec.id}: ")
+    assert time.monotonic() - since < 5
 
 
 def test_whose_mistake_a_variable_is(monkeypatch):
