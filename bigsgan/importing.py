@@ -20,8 +20,9 @@ from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config import NETWORKS, Recipe, load_recipe, parse_recipe, plan_run
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
-from bigsgan.config.sections import Checkpoints
+from bigsgan.config.sections import Checkpoints, Optimizer
 from bigsgan.config.yaml_file import apply_override, apply_overrides, read_yaml
+from bigsgan.data.listing import counted
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
@@ -142,7 +143,7 @@ def import_universal(folders: Mapping[str, Path], config: Path | None, overrides
         recipe, plan_run(alone, 1, config.resolve().parent if config else None).engines, out, entries, "universal", 0
     )
     for name in NETWORKS:
-        print(f"{out}: the {name} {_described(networks.get(name))}")
+        print(f"{out}: the {name} {_described(networks.get(name), getattr(recipe.optimizer, name))}")
     print("the EMA begins as a copy of the generator; images are counted from 0")
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE}")
 
@@ -161,16 +162,21 @@ def _recipe_for(found: Mapping[str, Folder], config: Path | None, overrides: lis
     return parse_recipe(tree)
 
 
-def _described(network: Universal | None) -> str:
+def _described(network: Universal | None, optimizer: Optimizer) -> str:
     """Describe what was read of a network."""
     if network is None:
         return "starts from random weights"
     numel = sum(tensor.numel() for tensor in network.state.values())
-    adam = f"starts from zero ({network.without_moments})"
-    if network.moments:
-        adam = f"resumes after {network.moments.steps} updates"
-    buffers = f"; {len(network.unknown)} buffers such as {network.unknown[0]} start anew" if network.unknown else ""
-    return f"has {numel:,} imported numbers; its Adam {adam}{buffers}"
+    state = f"Adam starts from zero ({network.without_moments})"
+    if not optimizer.is_adam:
+        state = f"{optimizer.kind} starts from zero (the checkpoint's state is Adam's)"
+    elif network.moments:
+        state = f"Adam resumes after {counted(network.moments.steps, 'update')}"
+    num, buffers = len(network.unknown), ""
+    if num:
+        first = network.unknown[0]
+        buffers = f"; {num} buffers such as {first} start anew" if num > 1 else f"; the buffer {first} starts anew"
+    return f"has {numel:,} imported numbers; its {state}{buffers}"
 
 
 def _check_out(out: Path) -> None:
@@ -339,7 +345,9 @@ def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
     """Describe the training state that resumes, besides the networks."""
     where = "in the snapshot" if found.nimg is not None else "in the file's name" if in_name else ""
     seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
-    optimizers = [f"Adam of the {n} resumes after {moments.steps} updates" for n, moments in found.moments.items()]
+    optimizers = [
+        f"Adam of the {n} resumes after {counted(moments.steps, 'update')}" for n, moments in found.moments.items()
+    ]
     optimizers += [f"Adam of the {n} starts from zero ({problem})" for n, problem in found.without_moments.items()]
     ema = "the EMA is kept" if found.has_ema else "of one generator, with which the EMA begins"
     lines = [f"{seen}; {ema}", *(optimizers or ["optimizer state: none, Adam starts from zero"])]

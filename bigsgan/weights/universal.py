@@ -122,8 +122,12 @@ class Folder:
         if like.is_floating_point() and not value.is_floating_point():
             raise self._error(f"has {entry} of {value.dtype}, which is no weight", "give another checkpoint")
         shape = self._shapes().get(entry, like.shape) if value.dim() == 1 and like.dim() != 1 else value.shape
-        if tuple(shape) != tuple(like.shape) or value.numel() != like.numel():
-            problem = f"has {entry} of {tuple(shape)}, where the {kind} has {tuple(like.shape)}"
+        problem, wanted = "", tuple(like.shape)
+        if tuple(shape) != wanted:
+            problem = f"has {entry} of {tuple(shape)}, where the {kind} has {wanted}"
+        elif value.numel() != like.numel():  # flat, and not as long as its shape says
+            problem = f"has {value.numel()} numbers of {entry}, where the {kind} has {like.numel()}, {wanted}"
+        if problem:
             raise self._error(problem, "give the recipe of that network by --config")
         dtype = torch.float32 if like.is_floating_point() else like.dtype
         return value.detach().to(dtype).reshape(like.shape).contiguous()

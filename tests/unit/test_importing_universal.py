@@ -16,6 +16,7 @@ from bigsgan.models.network import LayerStack, initialize
 from tests.runs import make_run
 from tests.tiny import tiny_recipe
 
+ADAM = "optimizer.discriminator={kind: adam, lr: 1e-3}"
 UNIVERSAL = ["import", "--from", "universal"]
 
 
@@ -96,7 +97,7 @@ def test_an_export_comes_back(tmp_path, monkeypatch, capsys):
 def test_a_discriminator_from_elsewhere_brings_adams_state(tmp_path, discriminator, capsys, flat, prefix):
     moments = write(discriminator, tmp_path / "theirs" / "global_step5", flat=flat, prefix=prefix)
     (tmp_path / "theirs" / "latest_universal").write_text("global_step5")
-    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 0
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run", ADAM]) == 0
     found = read(Path("run"), "discriminator", discriminator, ("master", "exp_avg", "exp_avg_sq"))
     for name, value in moments.items():
         assert torch.equal(found.pop(name), value), name
@@ -110,15 +111,35 @@ def test_a_discriminator_from_elsewhere_brings_adams_state(tmp_path, discriminat
     ]
 
 
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+def test_adams_state_is_of_no_use_to_another_optimizer(tmp_path, discriminator, capsys, kind):
+    """As training warns."""
+    write(discriminator, tmp_path / "theirs")
+    arguments = [*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]
+    assert cli.main([*arguments, f"optimizer.discriminator.kind={kind}"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.endswith(f"its {kind} starts from zero (the checkpoint's state is Adam's)")
+
+
 def test_what_is_missing_besides_weights_starts_anew_and_is_said(tmp_path, discriminator, capsys):
     write(discriminator, tmp_path / "theirs")
     for path in (*tmp_path.glob("theirs/zero/*/exp_avg.pt"), tmp_path / "theirs" / "mp_rank_00_model_states.pt"):
         path.unlink()
-    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 0
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run", ADAM]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     first = min(dict(discriminator.named_parameters()), key=list(dict(discriminator.named_parameters())).index)
     assert f"its Adam starts from zero (exp_avg of {first} is missing or of another shape); " in line
     assert line.endswith(f"{len(saved_buffers(discriminator))} buffers such as layers.0.conv1.u start anew")
+
+
+def test_one_buffer_that_starts_anew(tmp_path, discriminator, capsys):
+    write(discriminator, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "mp_rank_00_model_states.pt"
+    model = torch.load(path)
+    del model["module"]["layers.0.conv1.u"]
+    torch.save(model, path)
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("; the buffer layers.0.conv1.u starts anew")
 
 
 def damage(name: str, tag: Path) -> None:
@@ -177,11 +198,23 @@ STORED = torch.zeros(8, 1, 3, 3)
 FIRST = "layers.0.conv1.weight"
 
 
+@pytest.mark.parametrize("num", [75, 60])
+@pytest.mark.parametrize("told", [True, False], ids=["with shapes", "without shapes"])
+def test_flat_values_of_another_length(tmp_path, discriminator, capsys, num, told):
+    write(discriminator, tmp_path / "theirs", flat=True)
+    torch.save(torch.zeros(num), tmp_path / "theirs" / "zero" / FIRST / "fp32.pt")
+    if not told:
+        next((tmp_path / "theirs").glob("*_model_states.pt")).unlink()
+    assert cli.main([*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out", "run"]) == 2
+    problem = f"'theirs' has {num} numbers of {FIRST}, where the discriminator has 72, (8, 1, 3, 3); give the recipe"
+    assert problem in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", [STORED.to("meta"), STORED.to_sparse()])
 def test_tensors_without_their_numbers(tmp_path, discriminator, capsys, value):
     write(discriminator, tmp_path / "theirs")
     torch.save({"param": value}, tmp_path / "theirs" / "zero" / FIRST / "exp_avg.pt")
-    arguments = [*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", "--out"]
+    arguments = [*UNIVERSAL, "--discriminator", "theirs", "--config", "tiny.yaml", ADAM, "--out"]
     assert cli.main([*arguments, "run"]) == 0
     assert f"its Adam starts from zero (exp_avg of {FIRST} is missing or of another shape)" in capsys.readouterr().out
     torch.save({"param": value}, tmp_path / "theirs" / "zero" / FIRST / "fp32.pt")
