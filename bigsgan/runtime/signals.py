@@ -15,6 +15,9 @@ a terminal or of its connection SIGHUP."""
 _OFTEN_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """A shell has a job in the background ignore Ctrl-C; `nohup` has its command ignore SIGHUP."""
 
+_CHECKING = ("--dry-run", "--print", "--help")
+"""Options with which `bigsgan train` does not train."""
+
 
 class Noted:
     """Takes note of signals until a command listens to them.
@@ -40,8 +43,17 @@ def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
 
 
 def is_training(words: Sequence[str]) -> bool:
-    """Return whether a command line trains; `deepspeed --no_python bigsgan train` puts a word in front."""
-    return [word for word in words[:2] if not word.startswith("--local_rank=")][:1] == ["train"]
+    """Return whether a command line trains, and does not only check or print a recipe.
+
+    `deepspeed --no_python bigsgan train` puts a word in front.
+    """
+    command = [word for word in words[:2] if not word.startswith("--local_rank=")][:1]
+    return command == ["train"] and not any(map(_only_checks, words))
+
+
+def _only_checks(word: str) -> bool:
+    name = word.partition("=")[0]  # argparse takes beginnings of options too
+    return name == "-h" or (len(name) > len("--") and any(option.startswith(name) for option in _CHECKING))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsgan.runtime.signals import STOPPING
+from bigsgan.runtime.signals import STOPPING, is_training
 from bigsgan.training import stopping
 from bigsgan.training.stopping import StopRequests
 from tests import REPOSITORY
@@ -90,6 +90,41 @@ def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback
     command = [sys.executable, "-c", EARLY, "SIGINT", "plan", "--config", "missing.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+INTERRUPTED = """
+import importlib, os, signal, sys
+from bigsgan import __main__ as command
+imported = importlib.import_module
+def interrupted(name, package=None):
+    if name == sys.argv[2]:
+        os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return imported(name, package)
+importlib.import_module = interrupted
+sys.exit(command.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("where", ["bigsgan.cli", "bigsgan.commands.choosing", "bigsgan.trainer"])
+@pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM), ("SIGHUP", -signal.SIGHUP)])
+def test_a_dry_run_ends_at_once(name, status, where, tmp_path):
+    """There is nothing to save."""
+    tiny_recipe(tmp_path)
+    words = ["train", "--config", "tiny.yaml", "out=run", "--dry-run"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, name, where, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+@pytest.mark.parametrize("word", ["--dry-run", "--dr", "--print=batch", "--pr", "--help", "-h"])
+def test_what_only_checks_or_prints_does_not_train(word):
+    assert is_training(["train", "--config", "tiny.yaml", "--data-root=--dry-run"])
+    assert not is_training(["--local_rank=0", "train", "--config", "tiny.yaml", word])
 
 
 CLOSED = """
