@@ -15,6 +15,7 @@ from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.sweep import Task, read_sweep
 from bigsgan.errors import UserError
+from bigsgan.runtime.signals import STOPPING
 from bigsgan.shipped import SLURM
 
 _PASSED_ON = ("account", "partition", "time")
@@ -28,6 +29,9 @@ _SLURMS_SECONDS = 60
 _DAYS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})(?::([0-9]{1,5}))?(?::([0-9]{1,5}))?")
 _MINUTES = re.compile(r"(?:([0-9]{1,5}):(?=[0-9]+:))?([0-9]{1,9})(?::([0-9]{1,5}))?")
 """Slurm's forms: days-hours[:minutes[:seconds]], and [hours:]minutes[:seconds]."""
+
+_SIGNAL = re.compile(r"(?:R:)?(?:SIG)?([A-Z0-9]+)(?:@([0-9]{1,9}))?", re.IGNORECASE)
+"""Slurm's form of `--signal`: a name or a number, and the seconds before the limit."""
 
 
 def add(commands: Commands) -> None:
@@ -166,14 +170,9 @@ def _notice(options: argparse.Namespace) -> tuple[int, bool]:
     Raises:
         UserError: The limit has not Slurm's form, or leaves no time to train before the warning; or none is warned.
     """
-    signal, among_others = _among(options.others, "--signal"), _among(options.others, "--time", "t")
-    where = "--sbatch" if signal is not None else "SBATCH_SIGNAL"
-    signal = signal or os.environ.get("SBATCH_SIGNAL") or ""
-    if re.match("R?B", signal, re.IGNORECASE):
-        problem = "must be for the ranks, not for the batch script (B:), which only waits for them"
-        raise UserError(where, signal, problem, "give one such as --sbatch=--signal=USR1@180")
-    asked, is_asked = re.search(r"@([0-9]{1,9})", signal), bool(signal)
-    given = int(asked[1]) if asked else _SLURMS_SECONDS if is_asked else _NOTICE_SECONDS
+    seconds_asked, among_others = _signalled(options.others), _among(options.others, "--time", "t")
+    is_asked = seconds_asked is not None
+    given = _NOTICE_SECONDS if seconds_asked is None else seconds_asked
     if options.time is not None and among_others is not None:
         problem, remedy = "must have no time limit with --time", "give the limit once, by --time"
         raise UserError("--sbatch", among_others, problem, remedy)
@@ -194,6 +193,34 @@ def _notice(options: argparse.Namespace) -> tuple[int, bool]:
         problem = f"must be more than a minute longer than the {notice} s that Slurm warns before"
         raise UserError(flag, text, problem, f"give a longer limit, or --sbatch=--signal=USR1@{seconds // 4}")
     return notice, is_asked
+
+
+def _signalled(others: list[str]) -> int | None:
+    """Return how many seconds before the time limit the user has Slurm signal; None if it is not asked to.
+
+    Raises:
+        UserError: The signal is not one by which the ranks save and end, or comes with the end.
+    """
+    among_others = _among(others, "--signal")
+    where, text = "--sbatch", among_others
+    if text is None:
+        where, text = "SBATCH_SIGNAL", os.environ.get("SBATCH_SIGNAL") or None
+    if text is None:
+        return None
+    remedy = f"give one such as --sbatch=--signal=USR1@{_NOTICE_SECONDS}"
+    if re.match("R?B", text, re.IGNORECASE):
+        problem = "must be for the ranks, not for the batch script (B:), which only waits for them"
+        raise UserError(where, text, problem, remedy)
+    found = _SIGNAL.fullmatch(text)
+    name = found[1].upper() if found else ""
+    handled = [number.name.removeprefix("SIG") for number in STOPPING]
+    if not found or name not in (*handled, *(str(number.value) for number in STOPPING)):
+        detail = "by others they end without saving"
+        raise UserError(where, text, f"must be {', '.join(handled[:-1])} or {handled[-1]}", remedy, detail)
+    seconds = int(found[2] or _SLURMS_SECONDS)
+    if seconds < 1:
+        raise UserError(where, text, "must come at least a second before the time limit", remedy)
+    return seconds
 
 
 def _among(others: list[str], option: str, letter: str = "") -> str | None:

@@ -63,7 +63,7 @@ def test_the_warning_is_a_part_of_a_short_limit(here, time, notice):
     assert words[-1].endswith(" notice 50")
 
 
-@pytest.mark.parametrize("signal, notice", [("USR1@90", "90"), ("USR1", "60")])
+@pytest.mark.parametrize("signal, notice", [("USR1@90", "90"), ("USR1", "60"), ("R:sigterm@30", "30"), ("10@20", "20")])
 def test_a_signal_in_the_environment_is_slurms(here, monkeypatch, capsys, signal, notice):
     monkeypatch.setenv("SBATCH_SIGNAL", signal)
     assert run("--gpus-per-node", "1", "--time", "5") == 0
@@ -133,6 +133,15 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no time": (["--time", "a day"], "--time: must be a time limit as in Slurm, got 'a day'; write one such as 24:00"),
     "a low least limit": (["--time", "1:00:00", "--sbatch=--time-min=2"], "--sbatch: must be at least 3 minutes, got"),
     "a warning of the script": (["--time", "4", "--sbatch=--signal", "--sbatch=B:USR1@60"], "--sbatch: must be for"),
+    **{
+        f"signal {signal}": (
+            ["--time", "60", f"--sbatch=--signal={signal}"],
+            f"--sbatch: must be TERM, USR1, INT or HUP, got '{signal}' "
+            "(by others they end without saving); give one such as --sbatch=--signal=USR1@180",
+        )
+        for signal in ("KILL@60", "USR2@60", "12@60", "@60", "", "R:CONT", "USR1@", "USR1@x")
+    },
+    "signal at the end": (["--time", "60", "--sbatch=--signal=USR1@0"], "--sbatch: must come at least a second before"),
     "long notice": (["--time", "10", "--sbatch=--signal=USR1@600"], "--time: must be more than a minute longer than"),
 }
 
