@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from bigsgan.errors import UserError
 
@@ -30,6 +31,8 @@ _TEXTS = {
     "invalid-json-value": ("must be a text, a number, a list or a section", "put it in quotes"),
 }
 """Problem and remedy for each type of error."""
+
+_CLOSE = 0.75  # progan is not r3gan
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
@@ -72,11 +75,36 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
             remedy = "give a value, or put the text in quotes if it is null"
     if kind == "literal_error":
         remedy = choose(found, problem)
-    if kind == "list_type" and isinstance(found, str):
-        remedy = f"write [{found}]"
+    if kind == "list_type" and len(choices) == 1:
+        problem, remedy = _list_of(section.model_fields.get(path[-1]), found, problem)
     if kind == "int_type" and isinstance(found, float) and found.is_integer():
         remedy = f"write {int(found)}"
     return UserError(field, found, problem, remedy)
+
+
+def _list_of(field: FieldInfo | None, found: object, problem: str) -> tuple[str, str]:
+    """Return problem and remedy for a value in place of a list: what the list may have in it."""
+    types = [field.annotation, *get_args(field.annotation)] if field else []
+    of = next((get_args(each)[0] for each in types if get_origin(each) is list), None)
+    if isinstance(found, str) and _fits(of, found):
+        return problem, f"write [{found}]"
+    if below := _sections_of(of):
+        return f"{problem} of sections", f"write a list such as [{{{next(iter(below[0].model_fields))}: ...}}]"
+    if get_origin(of) is not Literal:
+        return problem, _TEXTS["list_type"][1]
+    names = get_args(of)
+    *most, last = map(repr, names)
+    close = difflib.get_close_matches(str(found), names, n=1, cutoff=_CLOSE)
+    remedy = f"did you mean [{close[0]}]?" if close else f"write a list such as [{names[0]}]"
+    return f"{problem} of {', '.join(most)} or {last}", remedy
+
+
+def _fits(annotation: Any, value: object) -> bool:
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+        return True
+    except (ValidationError, UserError):
+        return False
 
 
 def _problem(finding: Any) -> str:
@@ -91,7 +119,7 @@ def _problem(finding: Any) -> str:
 def choose(found: object, problem: str) -> str:
     """Return the remedy for a text that is none of the names in ``problem``: a similar name, or any of them."""
     names = re.findall(r"'(\w[^']*)'", problem) or problem.split(", ")  # argparse quotes them up to Python 3.11
-    close = difflib.get_close_matches(str(found), names, n=1, cutoff=0.75)  # progan is not r3gan
+    close = difflib.get_close_matches(str(found), names, n=1, cutoff=_CLOSE)
     return f"did you mean {close[0]}?" if close else "choose one of these"
 
 

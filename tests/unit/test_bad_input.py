@@ -37,6 +37,16 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     f"seed={'9' * 5000}": ("seed", "must be a YAML value", "fix or quote it"),
     "batch=1048577": ("batch", "must be at most 1048576, got 1048577", "give a smaller number"),
     "monitor=[csv, tensorbord]": ("monitor.1", "must be 'tensorboard', 'wandb' or 'csv', got", "did you mean"),
+    "monitor=3": ("monitor", "must be a list of 'tensorboard', 'wandb' or 'csv', got 3", "write a list such as"),
+    "monitor=wandbs": ("monitor", "must be a list of 'tensorboard', ", "did you mean [wandb]?"),
+    "augmentation={kind: ada, policy: bgc}": (
+        "augmentation.policy",
+        "must be a list of 'color', 'latent_color', 'translation', 'cutout' or 'flip', got 'bgc'",
+        "write a list such as [color]",
+    ),
+    "objective.terms=3": ("objective.terms", "must be a list of sections, got 3", "write a list such as [{use: ...}]"),
+    "callbacks=x:y": ("callbacks", "must be a list, got 'x:y'", "write [x:y]"),  # the name is short for a section
+    "optimizer.generator.betas=a": ("optimizer.generator.betas", "must be a list, got 'a'", "such as [0.0, 0.999]"),
     "monitor=wandb": ("monitor", "must be a list, got 'wandb'", "write [wandb]"),
     "data.root=~nobody_of_that_name": ("data.root", "names a home directory that does not", "write the whole path"),
     f"a={BOMB.partition(': ')[2]}": ("a", "must be a YAML value", "fix or quote it"),
