@@ -18,8 +18,10 @@ from bigsgan.data.listing import (
     LABELS_FILE,
     Files,
     Ignored,
+    counted,
     ignored,
     no_images,
+    plain_name,
     some_names,
     unreadable_root,
     warn_once,
@@ -123,17 +125,24 @@ def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
     """Return the label of each name in dataset.json; None if it says that there are no labels.
 
     Raises:
-        UserError: It is damaged.
+        UserError: It is damaged, or lists a name twice with different labels.
     """
     try:
         given = parse_json(content)["labels"]
-        return None if given is None else {_plain(str(name)): label for name, label in dict(given).items()}
+        if given is None:
+            return None
+        dict(given)  # raises what names the place
+        pairs = [
+            (plain_name(str(name)), label) for name, label in (given.items() if isinstance(given, dict) else given)
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise unlisted(data, error) from None
-
-
-def _plain(name: str) -> str:
-    return name.replace("\\", "/").removeprefix("./")
+    found = dict(pairs)
+    for name, label in pairs:
+        if label not in [found[name]]:  # NaN is itself
+            problem = f"has two labels of {name} in its {LABELS_FILE}, {shown(label)} and {shown(found[name])}"
+            raise UserError("data.root", data.root, problem, f"list each file once in {LABELS_FILE}")
+    return found
 
 
 def class_numbers(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> list[int]:
@@ -176,7 +185,8 @@ def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
     missing = listed.keys() - set(files.images)
     if not missing:
         return
-    name, detail = min(missing), f"{LABELS_FILE} lists {len(missing)} files that are not read"
+    name, are = min(missing), "is" if len(missing) == 1 else "are"
+    detail = f"{LABELS_FILE} lists {counted(len(missing), 'file')} that {are} not read"
     if len(missing) <= len(files.images):  # as NVIDIA's loader, which looks up the labels of the files that are there
         warn_once(f"{data.root}: {detail}, such as {name}")
         return

@@ -80,9 +80,10 @@ class Ignored(NamedTuple):
             UserError: Most of the data set would be ignored.
         """
         if self.num_lost > (num_images if most is None else most):
-            problem = f"has {self.num_lost} files that would be ignored, and {counted(num_images, 'image')}"
+            lost, them = counted(self.num_lost, "file"), "it" if self.num_lost == 1 else "them"
+            problem = f"has {lost} that would be ignored, and {counted(num_images, 'image')}"
             key = {"SRC": "give --max-ignored ", "--input": ""}.get(field, "set data.max_ignored=")
-            remedy += f", or {key}{self.num_lost} to ignore them" if key else ""
+            remedy += f", or {key}{self.num_lost} to ignore {them}" if key else ""
             raise UserError(field, str(root), problem, remedy, self.text())
 
     def tell(self, root: object) -> None:
@@ -126,6 +127,14 @@ def _belongs_to(name: str, stems: set[str]) -> bool:
 def is_image(name: str) -> bool:
     """Return whether a file counts as an image, by its name; hidden ones do not."""
     return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
+
+
+def plain_name(name: str) -> str:
+    """Return the path of a member of an archive, or of a listed file, in it, as tools that unpack do.
+
+    Some of Windows' programs write names with backslashes, though a zip file's have slashes (APPNOTE 4.4.17).
+    """
+    return name.replace("\\", "/").lstrip("/").removeprefix("./")
 
 
 def is_hidden(name: str) -> bool:

@@ -22,7 +22,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset, PathList
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.labels import with_classes
-from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, sort_files, unreadable_root
+from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, plain_name, sort_files, unreadable_root
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import LOCAL_HEADER
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -37,6 +37,19 @@ _ZIP_ENTRY = np.dtype(
     [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("inflated", "i8"), ("crc", "u4")]
 )
 """``inflated``: uncompressed size of a compressed member; -1 for a stored one."""
+
+_FORMATS = {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"\x1f\x8b": "a gzip file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\0": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file",
+    b"\x04\x22\x4d\x18": "an LZ4 file",
+}
+"""Formats that are not zip, by how their files begin."""
+
+_MAGIC_BYTES = max(map(len, _FORMATS))
 
 _MOST_BYTES = 1 << 28
 """Limit of an image file's size."""
@@ -179,10 +192,9 @@ def build_zip(data: Data) -> PackedImages:
 def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
     """Return the members that the directory of the zip file ``data.root`` lists, by their names.
 
-    Some of Windows' programs write names with backslashes, though the format has slashes (APPNOTE 4.4.17).
-
     Raises:
-        UserError: The file does not exist, is damaged, or has names that differ only in how they are written.
+        UserError: The file does not exist, is no zip file, is damaged, or has names that differ only in how they are
+            written.
     """
     root = Path(str(data.root))
     if not os.path.isfile(root):
@@ -199,13 +211,29 @@ def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
     except OSError as error:
         raise unreadable_root(data, error) from error
     except Exception as error:  # BadZipFile, struct.error, UnicodeDecodeError, ...
-        raise damaged(data, "is damaged", error) from error
+        raise _no_zip_file(data, root) or damaged(data, "is damaged", error) from error
+
+
+def _no_zip_file(data: Data, root: Path) -> UserError | None:
+    """Return the error that a file is of another format, by how it begins."""
+    with open(root, "rb") as file:
+        begins = file.read(_MAGIC_BYTES)
+    if begins.startswith(b"PK"):
+        return None
+    what = "latents" if data.kind == "latents" else "images"
+    remedy, detail = f"give the zip file with the {what}", "it does not begin as one" if begins else "it is empty"
+    for magic, name in _FORMATS.items():
+        if begins.startswith(magic):
+            remedy, detail = f"pack the {what} in it as a zip file (zip -0)", f"it is {name}"
+    return UserError("data.root", data.root, "must be a zip file", remedy, detail)
 
 
 def _by_plain_name(data: Data, members: Iterable[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     found: dict[str, zipfile.ZipInfo] = {}
     for info in members:  # of members with the very same name the last one counts, as in zipfile
-        plain = info.filename.replace("\\", "/").removeprefix("./")
+        plain = plain_name(info.filename)
+        if not plain:  # the root itself
+            continue
         other = found.get(plain, info).filename
         if other != info.filename and not plain.endswith("/"):
             problem = f"has members with the same name, {other!r} and {info.filename!r}"

@@ -50,6 +50,12 @@ _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
 _TAR_BLOCK = 512
 _COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
+_TOOLS = {
+    **dict.fromkeys(("gz", "tgz", "Z"), "gunzip"), **dict.fromkeys(("bz2", "tbz", "tbz2"), "bunzip2"),
+    **dict.fromkeys(("xz", "txz"), "unxz"), **dict.fromkeys(("zst", "tzst"), "unzstd"), "lz4": "unlz4",
+}  # fmt: skip
+"""What decompresses files, by the end of their names."""
+
 _NO_CLASS = -1
 _RENAMING = "rename the files: a key ends at the first dot of a name, and the rest must be the suffix alone"
 _FOLLOWING = "pack the files that links stand for (tar --dereference --hard-dereference), as links are not read"
@@ -155,7 +161,8 @@ def read_shards(data: Data) -> Shards:
         if packed := [path.name for path in visible if _is_compressed(path)]:
             problem = f"has compressed shards{some_names(packed)}"
             detail = "images in them cannot be read in any order"
-            raise UserError("data.root", data.root, problem, "decompress them to *.tar (gunzip)", detail)
+            tools = ", ".join(sorted({tool for name in packed for end, tool in _TOOLS.items() if name.endswith(end)}))
+            raise UserError("data.root", data.root, problem, f"decompress them to *.tar ({tools})", detail)
         files = [path.name for path in visible if not is_shard(path.name) and path.is_file()]
         others = ignored(
             [name for name in files if name != CLASSES_FILE and (data.kind != "latents" or name != ABOUT_FILE)],

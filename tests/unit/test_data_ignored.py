@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import tarfile
@@ -202,6 +203,46 @@ def test_an_archive_of_another_format_is_named(tmp_path):
         archive.add(write("folder", tmp_path / "data", ["a.png"]))
     with pytest.raises(UserError, match=r"data.root: must be a zip file, got '.*' \(it is a tar archive\); unpack it"):
         opened("zip", tmp_path / "data.tar.gz")
+
+
+@pytest.mark.parametrize(
+    "content, what",
+    [
+        (b"7z\xbc\xaf\x27\x1c\0\4", r"it is a 7z archive\); pack the images in it as a zip file"),
+        (b"Rar!\x1a\x07\1\0", r"it is a RAR archive\); pack the images"),
+        (gzip.compress(b"text"), r"it is a gzip file\); pack the images"),
+        (b"\x28\xb5\x2f\xfd\0\0", r"it is a Zstandard file\); pack the images"),
+        (b"an image\n" * 100, r"it does not begin as one\); give the zip file with the images"),
+        (b"", r"it is empty\); give the zip file with the images"),
+    ],
+)
+def test_a_file_of_another_format_is_not_called_damaged(tmp_path, content, what):
+    (tmp_path / "data.zip").write_bytes(content)
+    with pytest.raises(UserError, match=rf"data.root: must be a zip file, got '.*data.zip' \({what}"):
+        opened("zip", tmp_path / "data.zip")
+
+
+@pytest.mark.parametrize(
+    "names, tools",
+    [
+        (["a.tar.zst"], "unzstd"),
+        (["a.tar.gz", "b.tgz", "c.tar.Z"], "gunzip"),
+        (["a.tbz2", "b.txz", "c.tar.lz4"], "bunzip2, unlz4, unxz"),
+    ],
+)
+def test_what_decompresses_shards_is_named(tmp_path, names, tools):
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=rf"; decompress them to \*\.tar \({tools}\)$"):
+        opened("tar", tmp_path)
+
+
+def test_one_ignored_file_is_one(tmp_path):
+    root = write("folder", tmp_path / "data", ["a.png", "b.tga"])
+    with pytest.raises(
+        UserError, match=r"has 1 file that would be ignored, and 1 image.* set data.max_ignored=1 to ignore it"
+    ):
+        opened("folder", root, max_ignored=0)
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])

@@ -107,7 +107,8 @@ def test_names_are_looked_up_as_in_nvidias_loader(tmp_path, kind, extra, caplog)
     labels = [[f"./{name}", label] for name, label in LABELS] + [[name, 9] for name in extra]
     root = write(kind, tmp_path / "data", {**images(), "notes.txt": b""}, labels)
     assert values(opened(kind, root, 3)) == {i: i % 3 for i in range(NUM)}
-    told = f"{root}: dataset.json lists {len(extra)} files that are not read, such as {min(extra, default='')}"
+    num = "1 file that is" if len(extra) == 1 else f"{len(extra)} files that are"
+    told = f"{root}: dataset.json lists {num} not read, such as {min(extra, default='')}"
     assert (told in caplog.messages) == bool(extra)
 
 
@@ -181,6 +182,31 @@ def test_encoded_images_have_the_classes_of_the_listing(tmp_path, kind, capsys):
     assert cli.main(["data", "encode", str(source), str(tmp_path / "made"), *options]) == 0
     assert "data.num_classes=3" in capsys.readouterr().out
     assert values(opened("tar", tmp_path / "made", 3)) == {i: i % 3 for i in range(NUM)}
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_names_that_begin_with_a_slash_are_below_the_root(tmp_path, num_classes):
+    """As `unzip` and `tar` read them; the classes are the folders, or the listing's."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("/", b"")
+        for name in ("/a/1.png", "/b/2.png"):
+            archive.writestr(name, png(int(name[3])))
+        if num_classes == 3:
+            archive.writestr("/dataset.json", json.dumps({"labels": [["/a/1.png", 2], ["b/2.png", 0]]}))
+    expected = {1: 0, 2: 1} if num_classes == 2 else {1: 2, 2: 0}
+    assert values(opened("zip", tmp_path / "x.zip", num_classes)) == expected
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_one_file_has_one_label(tmp_path, kind):
+    labels = [*([name, 0] for name in images()), ["00000/img00000000.png", 0]]
+    assert len(opened(kind, write(kind, tmp_path / "same", images(), labels), 1)) == NUM
+    labels[-1] = ["./00000\\img00000000.png", 1]
+    problem = (
+        r"has two labels of 00000/img00000000.png in its dataset.json, 0 and 1; list each file once in dataset.json"
+    )
+    with pytest.raises(UserError, match=rf"data.root: '.*' {problem}"):
+        opened(kind, write(kind, tmp_path / "two", images(), labels), 2)
 
 
 def test_names_with_backslashes_are_paths(tmp_path):

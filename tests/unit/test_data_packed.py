@@ -321,7 +321,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["cut", "cut in a header"])
 def test_a_damaged_zip_file_is_refused(tmp_path, damage):
     path = write_zip(tmp_path / "x.zip", {f"{number}.png": PNG for number in range(5)})
     assert path.stat().st_size > 1500  # what is cut there lacks something

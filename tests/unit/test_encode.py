@@ -294,7 +294,8 @@ def test_a_fault_of_the_disk_is_no_damaged_image(kind, fault, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.write_bytes(b"none"), "SRC: '.*' is damaged"),
+        (lambda path: path.write_bytes(b"none"), r"SRC: must be a zip file, got '.*' \(it does not begin as one\)"),
+        (lambda path: path.write_bytes(b"PK\3\4"), "SRC: '.*' is damaged"),
         (lambda path: zipped(path, {"a.txt": b"none"}), "SRC: '.*' contains no images"),
         (
             lambda path: zipped(path, {"a.png": b"none", "b.png": b"none", "dataset.json": ONE_LABEL}),

@@ -110,7 +110,7 @@ def test_archives_that_do_not_fit(tmp_path):
     with pytest.raises(UserError, match=r"data\.root: .* has no readable dataset\.json"):
         build_dataset(latents(tmp_path, root=str(path)))
     path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"data\.root: .* is damaged"):
+    with pytest.raises(UserError, match=r"data\.root: must be a zip file, .*; give the zip file with the latents"):
         build_dataset(latents(tmp_path, root=str(path)))
 
 
