@@ -20,6 +20,7 @@ from bigsgan.config.signature import typed
 from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
 from bigsgan.monitor import RankLog
+from bigsgan.monitor.logs import current_log
 from bigsgan.planner.balance import plan_balanced
 from bigsgan.runtime import comm, launched, roster
 from bigsgan.runtime.ending import exit_status
@@ -329,6 +330,8 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         return {None: 0, LAUNCHER_ENDED: 1}.get(stopped_by, stopped_status)
 
     status = exit_status(work)
+    if log := current_log():
+        log.close()  # the process may run another command
     roster.know(())
     for stream in filter(None, (sys.stdout, sys.stderr)):  # either may be closed
         try:

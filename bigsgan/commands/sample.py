@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--files", action="store_true", help="single PNG files; under a launcher, shared among the ranks"
     )
-    text = "directory of images for a generator from images, without the run's data; with --files, at their own size"
+    text = "directory of images for a generator from images, without the run's data; pix2pix keeps sizes with --files"
     command.add_argument("--input", type=path_type("--input"), help=text)
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
     command.add_argument("--noise", choices=["const", "none", "random"], help=text)

@@ -58,7 +58,9 @@ def unread_keys(kind: str) -> list[str]:
     return [key for key, kinds in _READERS.items() if kind not in kinds]
 
 
-ClassName = Annotated[str, Field(min_length=1, max_length=200)]
+MOST_NAMES, _LONGEST_NAME, _MOST_BYTES_OF_NAMES = 5_000, 200, 2**17
+"""Of classes, as a recipe's file holds 10,000 values and 256 KiB."""
+ClassName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 
 
 class Codec(Section):
@@ -132,9 +134,9 @@ class Data(Section):
     """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has."""
-    class_names: Annotated[list[ClassName], Field(max_length=2**16)] | None = None
-    """Names of the classes, by number. A run takes them from its data unless they are given: of folders, of data sets
-    of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
+    class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
+    """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
+    folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None
@@ -286,10 +288,12 @@ class Data(Section):
 def with_class_names(data: Data, found: Sequence[str]) -> Data:
     """Return the section with the data's own names of classes, unless it has names.
 
+    Numbers are no names, nor are names that two classes share, or more of them than a recipe's file should hold.
+
     Raises:
         UserError: It has the data's names in another order.
     """
-    if not data.num_classes or len(found) != data.num_classes or len(set(found)) != len(found):
+    if not data.num_classes or len(found) != data.num_classes or not _are_names(found):
         return data
     given = data.class_names
     if given is None:
@@ -299,6 +303,16 @@ def with_class_names(data: Data, found: Sequence[str]) -> Data:
         problem = f"must have {found[number]!r} as class {number}, as the data has"
         raise UserError("data.class_names", given[number], problem, "remove it, or give the names in this order")
     return data
+
+
+def _are_names(found: Sequence[str]) -> bool:
+    try:
+        num_bytes = sum(len(name.encode()) for name in found)
+    except UnicodeEncodeError:  # of a folder
+        return False
+    fit = all(0 < len(name) <= _LONGEST_NAME and name.isprintable() for name in found)
+    are_numbers = all(name.isdecimal() for name in found)
+    return fit and not are_numbers and len(set(found)) == len(found) <= MOST_NAMES and num_bytes <= _MOST_BYTES_OF_NAMES
 
 
 def without_unread(tree: dict[str, Any]) -> dict[str, Any]:

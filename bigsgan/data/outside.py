@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -90,13 +91,16 @@ def build_outside(data: Data) -> OutsideImages:
 def names_of(source: Any) -> list[str]:
     """Return the names of classes from an attribute ``classes`` or ``categories``, as torchvision's data sets have it.
 
-    Of several names of one class, it is the first; a name that occurs twice is no name.
+    Of several names of one class, it is the first; all of them, with commas, where another class has the first too.
     """
     found = getattr(source, "classes", getattr(source, "categories", None))
     if not isinstance(found, list | tuple | dict):
         return []
-    names = [name[0] if isinstance(name, list | tuple) and name else name for name in found]
-    return names if all(isinstance(name, str) for name in names) else []
+    several = [name if isinstance(name, list | tuple) and name else (name,) for name in found]
+    if not all(isinstance(name, str) for names in several for name in names):
+        return []
+    times = Counter(names[0] for names in several)
+    return [names[0] if times[names[0]] == 1 else ", ".join(names) for names in several]
 
 
 def _check_sample(source: Any, data: Data) -> None:

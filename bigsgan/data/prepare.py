@@ -261,12 +261,15 @@ def write_names(task: Task) -> None:
 
 
 def _check_plan(task: Task, found: Any) -> None:
-    if not isinstance(found, dict) or found.keys() != task.plan.keys():
+    if not isinstance(found, dict):
         raise _not_ours(task)
-    if found == task.plan:
+    found, wanted = ({"fit": "crop", **each} for each in (found, task.plan))
+    if found.keys() != wanted.keys():
+        raise _not_ours(task)
+    if found == wanted:
         return
-    key = next(key for key in task.plan if found[key] != task.plan[key])
-    problem = f"holds work with {key.replace('_', ' ')} {found[key]}, not {task.plan[key]}"
+    key = next(key for key in wanted if found[key] != wanted[key])
+    problem = f"holds work with {key.replace('_', ' ')} {found[key]}, not {wanted[key]}"
     if key == "source":
         problem = "holds work on other images than SRC has now: some were changed, removed, added or renamed"
     raise _taken(task, problem)

@@ -121,12 +121,21 @@ def build_tar(data: Data) -> PackedImages:
 
 
 def names_beside(root: Path) -> list[str]:
-    """Return the names of classes that ``bigsgan data`` has written beside shards; none if there are no such names."""
+    """Return the names of classes that ``bigsgan data`` has written beside shards; none if there are no such names.
+
+    Raises:
+        UserError: The file with them is damaged, or cannot be read.
+    """
     try:
         found = parse_json(read_text(root / CLASSES_FILE, _MOST_BYTES))
-    except (OSError, ValueError):
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise ValueError("it is no list of names")
+    except FileNotFoundError:
         return []
-    return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else []
+    except (OSError, ValueError) as error:
+        problem = f"has a {CLASSES_FILE} that cannot be read: {reason(error)}"
+        raise UserError("data.root", str(root), problem, "write a list of the classes' names, or remove it") from None
+    return found
 
 
 def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:

@@ -156,9 +156,8 @@ def _open_shards(root: Path, max_ignored: int | None) -> Source:
         check_shards(data, found, "SRC")
         packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
         numbers, names = _numbered(found.entries["label"].tolist()), names_beside(root)
-        if len(names) < len(numbers) or names != sorted(names):  # they become folders, whose order is that of names
-            names = numbers
-        return _source(root, names if numbers else [], packed, found.others)
+        named = names if len(names) >= len(numbers) else numbers  # a part of a data set may lack its last classes
+        return _source(root, named if numbers else [], packed, found.others)
 
 
 def _data(kind: Any, root: Path, num_classes: int, max_ignored: int | None) -> Data:

@@ -193,7 +193,9 @@ class Reference:
         for layer in list(self.g.layers.values())[1:]:
             h = layer(*h)
         y = noise.normal(inputs[2], 2**32, tuple(h[0].shape[1:]))
-        (g,) = torch.autograd.grad((h[0] * y).sum() / h[0].shape[-1], styles, create_graph=True)
+        (g,) = torch.autograd.grad(
+            (h[0] * y).sum() / math.sqrt(h[0].shape[2] * h[0].shape[3]), styles, create_graph=True
+        )
         lengths = g.pow(2).sum(-1).mean(-1).sqrt()[:: section.batch_shrink]
         self.lengths.append(lengths.detach())
         self.moved_length = (1 - section.decay) * self.mean_length + section.decay * torch.cat(self.lengths).mean()

@@ -49,9 +49,8 @@ _UPRIGHT = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}
+}  # the transposition that turns an image with this EXIF orientation upright: EXIF 2.32, table 6
 _ON_ITS_SIDE = (5, 6, 7, 8)
-# the transposition that turns an image with this EXIF orientation upright: EXIF 2.32, table 6
 
 
 class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is counted
@@ -211,7 +210,7 @@ def _reduced(image: Image.Image, fitting: Fitting) -> Image.Image:
     """Average the pixels of the used part of a very large image, as all else would copy it several times."""
     if image.width * image.height <= _MANY_PIXELS:
         return image
-    if image.getexif().get(_EXIF_ORIENTATION) in _ON_ITS_SIDE:
+    if _orientation(image) in _ON_ITS_SIDE:
         fitting = Fitting(Size(fitting.size.width, fitting.size.height), fitting.how)
     (left, top, right, bottom), inside = _placed(image, fitting)
     size = inside.times(_REDUCTION)
@@ -244,13 +243,18 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     return image if image.mode == wanted else image.convert(wanted)  # which would copy
 
 
+def _orientation(image: Image.Image) -> int | None:
+    try:
+        found: int | None = image.getexif().get(_EXIF_ORIENTATION)
+    except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
+        return None
+    return found
+
+
 def upright(image: Image.Image) -> Image.Image:
     """Turn an image as its EXIF data says, and drop these; damaged ones count as none, as the pixels are still good."""
     image.load()  # which turns a TIFF
-    try:
-        orientation = image.getexif().get(_EXIF_ORIENTATION)
-    except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
-        return image
+    orientation = _orientation(image)
     if orientation not in _UPRIGHT:
         return image
     turned = image.transpose(_UPRIGHT[orientation])

@@ -6,7 +6,7 @@ Shapes: n images (n, C, H, W) in [-1, 1] on the host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,30 +73,38 @@ class Translations:
         sources = torch.stack([self._read(number, self._trained.recipe.data.fitting) for number in numbers])
         return sources, self._translated(sources, numbers, batch)
 
-    def of_own_sizes(self, numbers: Sequence[int], batch: int) -> list[Tensor]:
-        """Translations (C_out, H, W) of images by their numbers, each as large as its image where the network can.
+    def of_own_sizes(self, numbers: Sequence[int], batch: int) -> Iterator[Tensor]:
+        """Yield translations (C_out, H, W) of images by their numbers, each as large as its image where G can.
 
-        The image is continued to sides that the network takes by the pixels of its border, and the translation is cut
-        back. A network that takes only the data's size gets images that fit, as ``images`` has them.
+        The image is continued to sides that G takes by the pixels of its border, and the translation is cut back. A G
+        that takes only the data's size gets images that fit, as ``images`` has them. Images of one size that follow
+        each other are computed together, up to the pixels of ``batch`` of the data's.
 
         Raises:
             UserError: An image cannot be read.
         """
         recipe = self._trained.recipe
-        factor = recipe.generator.input_multiple(recipe.data) if recipe.data.codec.kind == "pixels" else 0
-        if not factor:
-            return list(self.images(numbers, batch)[1])
-        sources = {number: self._read(number, None) for number in numbers}
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for number, source in sources.items():
-            alike.setdefault(tuple(source.shape), []).append(number)
-        made: dict[int, Tensor] = {}
-        for (_, height, width), group in alike.items():
-            images = torch.stack([sources[number] for number in group])
-            images = F.pad(images, (0, -width % factor, 0, -height % factor), mode="replicate")
-            translated = self._translated(images, group, batch)[:, :, :height, :width]
-            made |= dict(zip(group, translated, strict=True))
-        return [made[number] for number in numbers]
+        sides = recipe.generator.input_sides(recipe.data) if recipe.data.codec.kind == "pixels" else None
+        if sides is None:
+            yield from self.images(numbers, batch)[1]
+            return
+        most, group, sources = batch * recipe.data.resolution.num_pixels, list[int](), list[Tensor]()
+        for number in numbers:
+            source = self._read(number, None)
+            if sources and (source.shape != sources[0].shape or (len(sources) + 1) * source[0].numel() > most):
+                yield from self._at_own_size(torch.stack(sources), group, batch, *sides)
+                group, sources = [], []
+            group.append(number)
+            sources.append(source)
+        yield from self._at_own_size(torch.stack(sources), group, batch, *sides)
+
+    def _at_own_size(
+        self, images: Tensor, numbers: Sequence[int], batch: int, multiple: int, shortest: int
+    ) -> Iterator[Tensor]:
+        height, width = images.shape[2:]
+        below, right = (max(shortest, side + -side % multiple) - side for side in (height, width))
+        padded = F.pad(images, (0, right, 0, below), mode="replicate")
+        yield from self._translated(padded, numbers, batch)[:, :, :height, :width]
 
     def _translated(self, sources: Tensor, numbers: Sequence[int], batch: int) -> Tensor:
         seeds = np.concatenate([self._draws.seeds("sample/seed", (0,), number, 1) for number in numbers])

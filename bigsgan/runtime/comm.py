@@ -331,7 +331,8 @@ def leave() -> None:
     """Leave the process group at the end of a run."""
     division.unite()
     if dist.is_initialized():
-        deepspeed.comm.destroy_process_group()  # forgets its own groups too, which the process's next run would use
+        ended = deepspeed.comm if deepspeed.comm.is_initialized() else dist  # whose start may have failed
+        ended.destroy_process_group()  # DeepSpeed's forgets its own groups too, which the process's next run would use
 
 
 def synchronize() -> None:

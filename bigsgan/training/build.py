@@ -118,7 +118,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
     shown, dataset, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
-    recipe = recipe.model_copy(update={"data": with_class_names(recipe.data, shown.class_names)})
+    names = comm.from_rank_zero(list(shown.class_names))  # equal data has equal names, but for others' code
+    recipe = recipe.model_copy(update={"data": with_class_names(recipe.data, names)})
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines

@@ -79,6 +79,8 @@ def _choose(plan: RunPlan, out: Path, allowed: Collection[str], passed_over: Col
 def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[str]) -> None:
     """Refuse a recipe whose differences change what the run learns; log the other differences."""
     saved, given = flat(parse_saved_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
+    if given["data.class_names"] is None:  # they come with the data
+        del saved["data.class_names"], given["data.class_names"]
     for network, engine in plan.engines.items():  # precision is what changes the numbers in a DeepSpeed file
         key = f"engines.{network}.precision"
         saved[key], given[key] = found.layout.get(f"{network}.precision"), engine.file.precision

@@ -64,11 +64,9 @@ def test_zero(ranks, family, stages_of):
     check(ranks(2), options, {"generator": zero(stages_of[0]), "discriminator": zero(stages_of[1])})
 
 
-@pytest.mark.parametrize(
-    "family, size", [pytest.param("gat", "[16,24]", marks=pytest.mark.slow), pytest.param("cat", "[24,16]")]
-)
-@pytest.mark.nightly
-def test_rectangles_of_patches(ranks, family, size):
+@pytest.mark.slow
+@pytest.mark.parametrize("family, size", [("gat", "[16,24]"), ("cat", "[24,16]"), ("stylegan2_path_length", "[16,24]")])
+def test_rectangles(ranks, family, size):
     options = [*TINY_GAMES[family], f"data.resolution={size}", *CASES, *PENALTIES["exact"]]
     check(ranks(2), options, {"generator": zero(1), "discriminator": zero(3)})
 

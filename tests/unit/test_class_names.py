@@ -11,10 +11,14 @@ from PIL import Image
 import bigsgan
 from bigsgan import cli
 from bigsgan.config.data import Data, with_class_names
+from bigsgan.config.run_directory import read_saved_recipe, write_recipe
 from bigsgan.data import build_dataset
 from bigsgan.data.datasets import images_of_classes
 from bigsgan.data.outside import names_of
 from bigsgan.errors import UserError
+from tests.tiny import tiny_recipe
+
+MANY, LONG = [f"{i} x" for i in range(5_001)], ["é" * 190 + str(i) for i in range(900)]
 
 
 @pytest.fixture
@@ -38,7 +42,14 @@ def test_folders_name_the_classes_and_so_does_what_is_made_of_them(tmp_path, pho
     for data in (section("folder", photographs), section(kind, made)):
         assert list(build_dataset(data).class_names) == ["cat", "dog", "eel"]
         assert with_class_names(data, build_dataset(data).class_names).class_names == ["cat", "dog", "eel"]
-    assert not build_dataset(section(kind, made, 0)).class_names or kind == "tar"
+
+
+def test_a_damaged_list_of_names_is_refused(tmp_path, photographs):
+    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
+    assert cli.main(["data", "prepare", str(photographs), str(tmp_path / "made"), *options]) == 0
+    (tmp_path / "made/classes.json").write_text('{"cat": 0}')
+    with pytest.raises(UserError, match=r"has a classes.json that cannot be read: it is no list of names; write"):
+        build_dataset(section("tar", tmp_path / "made"))
 
 
 def test_classes_with_numbers_alone_have_no_names(tmp_path, photographs):
@@ -56,6 +67,7 @@ def test_classes_with_numbers_alone_have_no_names(tmp_path, photographs):
     [
         (["cat", "dog"], ["cat", "dog"]),
         ([("tench", "Tinca tinca"), ("goldfish",)], ["tench", "goldfish"]),
+        ([("crane", "a bird"), ("tench",), ("crane", "a machine")], ["crane, a bird", "tench", "crane, a machine"]),
         ({"cat": 0, "dog": 1}, ["cat", "dog"]),
         ([1, 2], []),
         (None, []),
@@ -75,6 +87,33 @@ def test_given_names_count_and_their_order_is_that_of_the_data():
     plain = Data(kind="synthetic", num_classes=2)
     assert with_class_names(plain, ["cat", "cat"]) == plain  # no names
     assert with_class_names(plain, ["cat"]) == plain
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a" * 201],
+        ["a\udce9"],
+        [""],
+        ["a\nb"],
+        ["7"],
+        [str(i) + "x" for i in range(5_001)],
+        ["é" * 190 + str(i) for i in range(900)],
+    ],
+    ids=["long", "no UTF-8", "empty", "two lines", "number", "many", "too much text"],
+)
+def test_names_that_a_recipe_cannot_hold_are_left_out(tmp_path, names):
+    data = Data(kind="synthetic", num_classes=len(names))
+    assert with_class_names(data, names).class_names is None
+
+
+def test_as_many_names_as_a_recipe_holds_are_read_again(tmp_path):
+    names = [f"{i} {'é' * 9}" for i in range(5_000)]
+    recipe = tiny_recipe(tmp_path, "data={kind: synthetic, resolution: 16, num_classes: 5000, num_images: 5000}")
+    data = with_class_names(recipe.data, names)
+    assert data.class_names == names
+    write_recipe(recipe.model_copy(update={"data": data}), tmp_path / "run", {})
+    assert read_saved_recipe(tmp_path / "run").data.class_names == names
 
 
 @pytest.mark.parametrize("names", [["cat"], ["cat", "cat"], ["cat", "dog", "eel"]])
@@ -101,7 +140,7 @@ def test_real_images_stand_below_each_other_by_class(tmp_path, photographs):
 
 
 @pytest.mark.slow
-def test_names_travel_with_the_run(tmp_path, photographs, capsys):
+def test_names_travel_with_the_run(tmp_path, photographs, capsys, caplog):
     out, options = tmp_path / "run", ["generator.channels=4", "discriminator.channels=4", "metrics=null", "batch=8"]
     data = f"data={{kind: folder, root: {photographs}, resolution: 16, num_classes: 3, num_workers: 0}}"
     lengths = ["total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
@@ -110,7 +149,9 @@ def test_names_travel_with_the_run(tmp_path, photographs, capsys):
     (manifest,) = (out / "checkpoints").rglob("manifest.json")
     assert json.loads(manifest.read_text())["recipe"]["data"]["class_names"] == ["cat", "dog", "eel"]
     resumed = ["train", "--config", "digits_dcgan", data, f"out={out}", *options, "total_nimg=32", *lengths[1:]]
+    caplog.clear()
     assert cli.main(resumed) == 0  # which does not name the classes
+    assert not [text for text in caplog.messages if "class_names" in text and "recipe:" not in text]
     assert cli.main(["export", "--run", str(out), "--format", "hub", "--out", str(tmp_path / "hub")]) == 0
     assert "| classes | 3: 0 cat, 1 dog, 2 eel |" in (tmp_path / "hub/README.md").read_text()
     assert bigsgan.load(tmp_path / "hub").recipe.data.class_names == ["cat", "dog", "eel"]

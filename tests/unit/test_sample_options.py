@@ -203,3 +203,24 @@ def test_translations_with_one_name_are_refused(make_run, tmp_path, photographs,
     (photographs / "b.jpg").write_bytes(b"damaged")
     assert main(["sample", "--run", str(run), *arguments[:2], "--out", str(tmp_path / "x.png")]) == 2
     assert "b.jpg cannot be read" in capsys.readouterr().err.replace("'", "")
+
+
+@pytest.mark.parametrize("batch", ["1", "7"])
+def test_images_of_any_size_are_translated_at_their_own(make_run, tmp_path, batch):
+    """A residual network halves twice and mirrors three pixels; equal sizes may be computed together."""
+    run, photographs = make_run(*TINY_GAMES["pix2pix_resnet"]), tmp_path / "photographs"
+    photographs.mkdir()
+    sizes = [(1, 1), (4, 30), (30, 4), (21, 18), (21, 18), (21, 18), (90, 70)]  # width and height
+    for i, (width, height) in enumerate(sizes):
+        drawn = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(drawn).save(photographs / f"{i}.png")
+    arguments = ["sample", "--run", str(run), "--input", str(photographs), "--files", "--batch", batch]
+    assert main([*arguments, "--out", str(tmp_path / "files")]) == 0
+    assert [Image.open(tmp_path / f"files/{i}.png").size for i in range(len(sizes))] == sizes
+    network = open_trained(run, "generator", False, None, CPU).network.eval()
+    padded = np.pad(np.array(Image.open(photographs / "4.png")), ((0, 2), (0, 3), (0, 0)), mode="edge")
+    seeds = torch.from_numpy(Draws(0).seeds("sample/seed", (0,), 4, 1))
+    with torch.no_grad():
+        made = network(torch.from_numpy(padded).permute(2, 0, 1)[None] / 127.5 - 1, torch.zeros(1).long(), seeds)
+    found = np.asarray(Image.open(tmp_path / "files/4.png")).astype(int)
+    assert np.abs(found - pixels(made)[0][:18, :21]).max() <= 1

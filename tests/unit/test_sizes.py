@@ -1,5 +1,6 @@
 """Images that are not square: what recipes say of them, how files fit, and networks of any proportions."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor
 
 from bigsgan.cli import main
 from bigsgan.config import Recipe
-from bigsgan.config.data import Data
+from bigsgan.config.data import Codec, Data
 from bigsgan.config.families.base import bottom_of
+from bigsgan.config.families.biggan import BigGANDiscriminator
+from bigsgan.config.families.dcgan import DCGANGenerator
+from bigsgan.config.families.pix2pix import Pix2PixGenerator
+from bigsgan.config.families.stylegan2 import StyleGAN2Discriminator
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -197,6 +203,27 @@ def test_patches_of_a_rectangle_know_their_rows_and_columns():
                 assert (sine, cosine) == pytest.approx((np.sin(place * frequency), np.cos(place * frequency)), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "section, block",
+    [
+        (Pix2PixGenerator(), 0),
+        (Pix2PixGenerator(architecture="resnet"), 0),
+        *itertools.product((DCGANGenerator(), StyleGAN2Discriminator(), BigGANDiscriminator()), (0, 4)),
+    ],
+)
+def test_the_size_that_a_message_names_is_accepted(section, block):
+    num_refused, codec = 0, Codec(kind="dct", block=block) if block else Codec()
+    for height, width in itertools.product((1, 8, 12, 20, 47, 100, 128, 200, 999, 3000), (5, 16, 51, 96, 130, 3000)):
+        size = Size(height, width).times(codec.side_factor)
+        try:
+            section.check(Data(kind="synthetic", resolution=size, codec=codec))
+        except UserError as error:
+            num_refused += 1
+            nearest = yaml.safe_load(error.remedy.removeprefix("set data.resolution="))
+            section.check(Data(kind="synthetic", resolution=nearest, codec=codec))
+    assert num_refused > 20
+
+
 def _wrapped(angle: float) -> float:
     return float((angle + np.pi) % (2 * np.pi) - np.pi)
 
@@ -227,6 +254,13 @@ def test_prepared_images_are_those_that_training_reads(tmp_path, capsys, kind, h
     for i in range(4):
         assert straight[i][0].shape == (3, 16, 24)
         assert torch.equal(straight[i][0], again[i][0])
+
+
+def test_work_that_fits_images_otherwise_is_another(tmp_path, capsys):
+    source, options = _photographs(tmp_path / "x"), ["--resolution", "16", "--format", "tar", "--workers", "1"]
+    assert main(["data", "prepare", str(source), str(tmp_path / "y"), *options]) == 0
+    assert main(["data", "prepare", str(source), str(tmp_path / "y"), *options, "--fit", "pad"]) == 2
+    assert "holds work with fit crop, not pad" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ class AutoencoderGenerator(NetworkSection):
         """How many times shorter the sides of latents are than those of images."""
         return 1 << (len(self.multipliers) - 1)
 
-    def input_multiple(self, data: Data) -> int:
+    def input_sides(self, data: Data) -> tuple[int, int]:
         """Sides that the levels halve."""
-        return self.factor
+        return self.factor, self.factor
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or its keys each other."""

@@ -81,12 +81,12 @@ class NetworkSection(Section):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
 
-    def input_multiple(self, data: Data) -> int:
-        """Return a number of which the sides of an image from elsewhere have to be multiples, if G may translate it.
+    def input_sides(self, data: Data) -> tuple[int, int] | None:
+        """Return of what the sides of an image have to be multiples that G translates, and the shortest side.
 
-        0 if G takes only images of the data's size.
+        None if G takes only images of the data's size.
         """
-        return 0
+        return None
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
@@ -96,26 +96,30 @@ BOTTOM = 4
 """Least pixels of the shorter side of the smallest feature map, in networks that halve or double their maps."""
 
 
-def unfit_size(data: Data, sizes: str, nearest: Size, reason: str = "") -> UserError:
-    """Return the error that ``data.network_size`` is none of ``sizes``; ``nearest`` is the one to suggest."""
+def unfit_size(data: Data, bound: str, number: int, family: str, nearest: Size) -> UserError:
+    """Return the error that sides of images are not ``bound`` a number; ``nearest`` is the size to suggest.
+
+    Both are of images as networks see them; the message has those of the data.
+    """
     factor = data.codec.side_factor
-    times, detail = (f"{factor} times ", f"data.codec.kind is {data.codec.kind}") if factor > 1 else ("", reason)
     remedy = f"set data.resolution={nearest.times(factor).text}"
-    return UserError("data.resolution", data.resolution.value, f"must be {times}{sizes}", remedy, detail)
+    detail = "feature maps double from one whose shorter side has 4 to 7 pixels" if "multiple" in bound else ""
+    if factor > 1:
+        detail = f"a pixel is {factor} of the data's, as data.codec.kind is {data.codec.kind}"
+    problem = f"must be {bound} {number * factor} with {family}"
+    return UserError("data.resolution", data.resolution.value, problem, remedy, detail)
 
 
 def check_doubled(data: Data, family: str) -> None:
     """Raise UserError unless images are a map, whose shorter side has 4 to 7 pixels, doubled once or more."""
     if data.network_size.shorter < 2 * BOTTOM:
         nearest = Size(*(max(2 * BOTTOM, side) for side in data.network_size))
-        raise unfit_size(data, f"at least {2 * BOTTOM} with {family}", _doubled(nearest))
-    if data.network_size != (nearest := _doubled(data.network_size)):
-        factor = data.network_size.nominal // BOTTOM
-        reason = "feature maps double from one whose shorter side has 4 to 7 pixels"
-        raise unfit_size(data, f"a multiple of {factor} with {family}", nearest, reason)
+        raise unfit_size(data, "at least", 2 * BOTTOM, family, nearest_doubled(nearest))
+    if data.network_size != (nearest := nearest_doubled(data.network_size)):
+        raise unfit_size(data, "a multiple of", data.network_size.nominal // BOTTOM, family, nearest)
 
 
-def _doubled(size: Size) -> Size:
+def nearest_doubled(size: Size) -> Size:
     """Return the nearest size that ``check_doubled`` accepts."""
     while not size.is_multiple_of(factor := size.nominal // BOTTOM):
         size = size.nearest_multiple_of(factor)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import Depth, GeneratorSection, NetworkSection, bottom_of, check_doubled, unfit_size
+from bigsgan.config.families.base import (
+    Depth,
+    GeneratorSection,
+    NetworkSection,
+    bottom_of,
+    check_doubled,
+    nearest_doubled,
+    unfit_size,
+)
 from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
@@ -128,9 +135,10 @@ def check_resolution(family: str, known: Mapping[int, object], data: Data) -> No
     """Raise UserError if a family has no table for the size of its images."""
     size = data.network_size
     if size.nominal not in known:
-        nearest = min(known, key=lambda side: abs(math.log(side / size.nominal)))
-        bound = f"at least {min(known)}" if size.nominal < min(known) else f"less than {2 * max(known)}"
-        raise unfit_size(data, f"{bound} with {family}", Size.of(nearest))
+        share = min(1.0, max(known) / size.shorter)  # of an image that is too large
+        nearest = nearest_doubled(Size(*(max(min(known), round(side * share)) for side in size)))
+        bound = ("at least", min(known)) if size.nominal < min(known) else ("less than", 2 * max(known))
+        raise unfit_size(data, *bound, family, nearest)
     check_doubled(data, family)
 
 

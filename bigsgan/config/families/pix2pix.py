@@ -50,9 +50,12 @@ class Pix2PixGenerator(NetworkSection):
             nearest = Size(*(max(8, side // 4 * 4) for side in data.network_size))
             raise UserError("data.resolution", data.resolution.value, problem, f"set data.resolution={nearest.text}")
 
-    def input_multiple(self, data: Data) -> int:
-        """Sides that can be halved as often as those of the data."""
-        return 1 << pix2pix_levels(data.network_size) if self.architecture == "unet" else 4
+    def input_sides(self, data: Data) -> tuple[int, int]:
+        """Sides that can be halved as often as those of the data, or twice, with pixels left to mirror."""
+        if self.architecture == "resnet":
+            return 4, 8
+        multiple = 1 << pix2pix_levels(data.network_size)
+        return multiple, multiple
 
 
 class Pix2PixDiscriminator(NetworkSection):
@@ -84,11 +87,25 @@ def pix2pix_levels(size: Size) -> int:
     Raises:
         UserError: The size cannot be halved so often.
     """
-    both = math.gcd(*size)
-    levels = min(MOST_LEVELS, (both & -both).bit_length() - 1)
-    if size.shorter < 8 or size.shorter >> levels > 8 or levels < 3:
-        factor = 1 << min(MOST_LEVELS, max(3, size.shorter.bit_length() - 1))
-        problem, detail = "must be 1 to 8 times a power of two from 8 to 256", "the U-Net halves it that often"
-        remedy = f"set data.resolution={size.nearest_multiple_of(factor).text}"
-        raise UserError("data.resolution", size.value, problem, remedy, detail)
+    levels = _halvings(size)
+    if not _fits(size):
+        most = max(1.0, size.shorter / (8 << MOST_LEVELS))
+        within = Size(*(round(side / most) for side in size))
+        near = [within.nearest_multiple_of(1 << halvings) for halvings in range(3, MOST_LEVELS + 1)]
+        nearest = min(
+            filter(_fits, near), key=lambda each: abs(each.height - size.height) + abs(each.width - size.width)
+        )
+        problem = "must be 1 to 8 times one power of two from 8 to 256"
+        detail = "the U-Net halves both sides that often; the longer one may be more times it"
+        raise UserError("data.resolution", size.value, problem, f"set data.resolution={nearest.text}", detail)
     return levels
+
+
+def _halvings(size: Size) -> int:
+    both = math.gcd(*size)
+    return min(MOST_LEVELS, (both & -both).bit_length() - 1)
+
+
+def _fits(size: Size) -> bool:
+    halvings = _halvings(size)
+    return halvings >= 3 and size.shorter >> halvings <= 8
