@@ -26,6 +26,7 @@ from bigsgan.runtime import comm, launched, roster
 from bigsgan.runtime.ending import exit_status
 from bigsgan.training.build import images_to_show, open_inputs
 from bigsgan.training.callbacks import build_callbacks
+from bigsgan.training.directory import check_writable
 from bigsgan.training.looking import evaluated, sampled, saved
 from bigsgan.training.loop import Run, finished, training_loop
 from bigsgan.training.opening import Opened, built, check_libraries, opened
@@ -342,14 +343,15 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
 
 
 def check(plan: RunPlan, allowed: Collection[str]) -> None:
-    """Check everything that a start checks before it builds networks, on this rank alone; write nothing.
+    """Check everything that a start checks before it builds networks, on this rank alone; leave nothing.
 
     Raises:
         UserError: The start would be refused.
     """
-    check_libraries(plan.recipe)
-    build_callbacks(plan.recipe)
     out = Path(plan.recipe.out)
+    check_libraries(plan.recipe)
+    check_writable(out)
+    build_callbacks(plan.recipe)
     inputs = open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
     if plan.recipe.data.kind != "latents":  # which would have to be decoded
         images_to_show(plan.recipe, inputs.shown, comm.device())

@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +24,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
-from bigsgan.data.listing import data_directory, files_below, unreadable_root
+from bigsgan.data.listing import counted, data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
@@ -77,16 +76,19 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
     Warns of images of more than 8 bits that use a part of their range. Latents are decoded on ``device``.
 
     Raises:
-        UserError: Their autoencoder cannot be read.
+        UserError: None of them is readable, or their autoencoder cannot be read.
     """
     num, paths = min(num, len(dataset)), list[str]()
     with noting_values(paths) as values:
-        found = _readable(dataset, [index * len(dataset) // num for index in range(num)])
+        found, problems = _readable(dataset, [index * len(dataset) // num for index in range(num)])
     for root in dict.fromkeys((data.input_root or data.root, data.root)):
         own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
         if text := used_range(own):
             _log.warning("%s: of %d images, %s", root, num, text)
-    return _decoded(list(found.values()), data, device) if found else torch.empty(0)
+    if not found:
+        detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
+        raise UserError("data.root", data.root, "contains no readable images", "repair its images", detail)
+    return _decoded(list(found.values()), data, device)
 
 
 def images_of_classes(
@@ -108,7 +110,7 @@ def images_of_classes(
         (of_class,) = np.nonzero(labels == label)
         rows = min(num, len(of_class))
         places |= {row * len(classes) + column: int(of_class[row * len(of_class) // rows]) for row in range(rows)}
-    found = _readable(dataset, sorted(set(places.values())))
+    found, _ = _readable(dataset, sorted(set(places.values())))
     if not found:
         return None
     images = dict(zip(found, _decoded(list(found.values()), data, device), strict=True))
@@ -116,12 +118,15 @@ def images_of_classes(
     return torch.stack([images.get(places.get(place, -1), black) for place in range(num * len(classes))])
 
 
-def _readable(dataset: ImageDataset, indices: Sequence[int]) -> dict[int, Tensor]:
-    found = {}
+def _readable(dataset: ImageDataset, indices: Sequence[int]) -> tuple[dict[int, Tensor], list[str]]:
+    """Return the readable images by their numbers, and what the others lack; the loader counts and reports these."""
+    found, problems = {}, []
     for index in indices:
-        with suppress(CorruptImage):  # the loader counts and reports it
+        try:
             found[index] = dataset[index][0]
-    return found
+        except CorruptImage as error:
+            problems.append(str(error))
+    return found, problems
 
 
 def _decoded(found: list[Tensor], data: Data, device: torch.device) -> Tensor:
@@ -136,17 +141,6 @@ def _root_of(path: str, data: Data) -> str | None:
     inputs, others = (f"{Path(str(root))}/" for root in (data.input_root, data.root))
     is_input = data.input_root and path.startswith(inputs)
     return data.input_root if is_input and (len(inputs) >= len(others) or not path.startswith(others)) else data.root
-
-
-def some_readable(images: Tensor, data: Data) -> Tensor:
-    """Return what ``readable_images`` has found, of which something is needed.
-
-    Raises:
-        UserError: There are no images.
-    """
-    if not len(images):
-        raise UserError("data.root", data.root, "contains no readable images", "repair its images")
-    return images
 
 
 class DigitImages(ImageDataset):

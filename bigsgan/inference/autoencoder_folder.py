@@ -15,7 +15,7 @@ from torch import Tensor
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.run_directory import refuse_existing
-from bigsgan.data import build_dataset, readable_images, some_readable
+from bigsgan.data import build_dataset, readable_images
 from bigsgan.data.autoencoders import in_chunks
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork
@@ -88,7 +88,7 @@ def latent_moments(trained: TrainedNetwork) -> tuple[float, float]:
         UserError: The data cannot be read, or has no readable images.
     """
     data = trained.recipe.data
-    images = some_readable(readable_images(build_dataset(data), data, _NUM_MEASURED), data)
+    images = readable_images(build_dataset(data), data, _NUM_MEASURED)
     number = next(i for i, layer in enumerate(trained.network.layers.values()) if isinstance(layer, Gaussian))
     encoder, place = trained.network.part(0, number + 1), trained.device
 

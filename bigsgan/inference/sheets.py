@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.data import build_dataset, readable_images, some_readable
+from bigsgan.data import build_dataset, readable_images
 from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -191,7 +191,7 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
     """Show inputs of the run's data, their translations and maybe their targets side by side."""
     data = trained.recipe.data
-    samples = some_readable(readable_images(build_dataset(data), data, num), data)
+    samples = readable_images(build_dataset(data), data, num)
     grid = translation_grid(trained.recipe, samples, trained.device)
     images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

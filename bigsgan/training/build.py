@@ -19,7 +19,7 @@ from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
-from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images, some_readable
+from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
 from bigsgan.data.order import Stretch
@@ -315,10 +315,9 @@ def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) 
     """Read the real images of sample grids; warn of those that use a part of their range.
 
     Raises:
-        UserError: There are none, and the samples are translations of them; or an autoencoder cannot be read.
+        UserError: None of them is readable, or an autoencoder cannot be read.
     """
-    images = readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
-    return some_readable(images, recipe.data) if recipe.translates else images
+    return readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
 
 
 def batch_slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:

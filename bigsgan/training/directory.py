@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from bigsgan.config import RunPlan
 from bigsgan.config.run_directory import OWN_NAMES, RECIPE_FILE, holds_another_recipe, write_recipe
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.monitor import Reporter
 from bigsgan.runtime import comm
 from bigsgan.runtime.collective_errors import attempted, by_rank_zero, compared, for_rank_zero
@@ -88,14 +89,35 @@ def check_shared(out: Path) -> None:
 
 def _leads_to(path: Path, word: str, new: str = "") -> bool:
     """Return whether a file holds a word. If there is none yet, make it, and the directory, with ``new`` in it."""
-    with writing(path.parent):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("x") as file:
-                file.write(new)
-        except FileExistsError:
+        with path.open("x") as file:
+            file.write(new)
+    except FileExistsError:
+        with writing(path.parent):
             return path.read_text() == word
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
     return new == word
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a run directory that cannot be made or written, and leave nothing there.
+
+    Raises:
+        UserError: It cannot.
+    """
+    place = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.isdir(path))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".bigsgan-", dir=place):
+            pass
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    problem = f"cannot be written: {reason(error, error.filename)}"
+    return UserError("out", str(out), problem, "give a directory that you can write to, with free space")
 
 
 class RunDirectory:

@@ -138,7 +138,7 @@ RESUME: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
     "somebody else's": (foreign_recipe, [], ("run/config.yaml", "must be a valid recipe", "another directory")),
     "a file in the way": (lambda: None, ["out=run/config.yaml"], ("out", "must be a directory", "give a directory")),
     "nowhere": (lambda: None, ["out=/dev/null/run"], ("out", "must be a directory, got", "give a directory that can")),
-    "unwritable": (lambda: None, ["out=/proc/run"], ("/proc/run", "cannot be written", "free some space")),
+    "unwritable": (lambda: None, ["out=/proc/run"], ("out", "'/proc/run' cannot be written", "give a")),
     "own checkpoints": (lambda: None, ["out=run/checkpoints"], ("out", "belongs to the run run", "a path outside")),
 }  # fmt: skip
 
@@ -191,16 +191,13 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["refused by DeepSpeed", "corrupt images"])
 def test_the_script(name, run):
-    """With a real process group: what is met while engines are built, and in the first update."""
+    """With a real process group: what is met while engines are built, and after that."""
     arguments = train_arguments()
     if name == "corrupt images":
         one_class(readable=False)
         arguments += ["out=new", "data.kind=folder", "data.root=images", "data.num_classes=0", "data.max_corrupt=1"]
         arguments.append("data.num_workers=0")
-        expected = (
-            "data.max_corrupt: 1 is less than the number of unreadable images that data-parallel rank 0 has found, "
-            "3 (the last is images/"
-        )
+        expected = "data.root: 'images' contains no readable images (of 3 images that were tried, images/one/0.png: "
     else:
         Path("ds.json").write_text('{"zero_optimization": {"stage": 3, "compute_grad_norm": false}}')
         arguments += ["out=new", "engines.generator.ds_config=ds.json"]

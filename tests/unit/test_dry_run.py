@@ -32,6 +32,8 @@ CASES = {
     "objective.loss.use": ["objective.loss={use: 'tests.own_losses:noisy'}", "out=new"],
     "objective.terms.0.use": ["objective.terms=[{use: 'tests.own_losses:noisy'}]", "out=new"],
     "foreign/config.yaml": ["out=foreign"],
+    "out: '/proc/run' cannot be written: ": ["out=/proc/run"],
+    "out: '/proc/runs/run' cannot be written: ": ["out=/proc/runs/run"],
     "--allow-change": ["--allow-change", "nope"],
 }
 
@@ -42,8 +44,10 @@ def place(run):
     for name in ("a", "b"):
         Path("photos", name).mkdir(parents=True)
         noise(0, 16, 16, 1).save(f"photos/{name}/1.png")
-    for name in ("hub", "foreign"):
+    for name in ("hub", "foreign", "floats"):
         Path(name).mkdir()
+    for name in "12":
+        Image.fromarray(np.zeros((16, 16), np.float32)).save(f"floats/{name}.tif")
     Path("hub/config.json").write_text("{}")
     Path("foreign/config.yaml").write_text("a: 1\n")
 
@@ -61,6 +65,14 @@ def test_a_dry_run_refuses_what_a_start_refuses(place, capsys, field):
         assert (set(Path().rglob("*")), contents(Path())) == before
     assert said[0] == said[1]
     assert said[0][0].startswith(f"bigsgan: {field}: " if ": " not in field else f"bigsgan: {field}")
+
+
+def test_a_dry_run_refuses_images_that_cannot_be_read(place, capsys):
+    """A start reads them after it has built engines, by the same function; see test_the_script in test_bad_runs."""
+    arguments = train_arguments(FOLDER.replace("photos", "floats") % 0, "out=new", "--dry-run")
+    assert cli.main(arguments) == 2
+    message = "data.root: 'floats' contains no readable images (of 2 images that were tried, floats/1.tif: floating-p"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
