@@ -78,7 +78,9 @@ def in_folders(files: Files) -> dict[str, list[str]]:
 def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int], list[str]]:
     found = in_folders(files)
     if len(found) != data.num_classes:
-        raise wrong_num_classes(data, len(found), f"class folders{some_names(list(found))}")
+        raise wrong_num_classes(
+            data, len(found), f"class folder{'' if len(found) == 1 else 's'}{some_names(list(found))}"
+        )
     if empty := [name for name, images in found.items() if not images]:
         problem = f"has class folders without images{some_names(empty)}"
         remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"

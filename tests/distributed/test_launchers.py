@@ -60,7 +60,7 @@ def test_what_every_rank_meets_after_the_start_is_answered_once(tmp_path):
     (tmp_path / "images" / "one").mkdir(parents=True)
     Image.new("L", (16, 16)).save(tmp_path / "images" / "one" / "1.png")
     result = launch(launcher, tmp_path, "data.kind=folder", "data.root=images", "metrics=null")
-    problem = "must be 1 with this data, got 10 (images has 1 class folders (one))"
+    problem = "must be 1 with this data, got 10 (images has 1 class folder (one))"
     remedy = "set data.num_classes=1, or 0 to train without classes"
     check(launcher, result, f"data.num_classes: {problem}; {remedy}")
 

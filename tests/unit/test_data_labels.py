@@ -275,3 +275,10 @@ def test_several_data_sets_in_folders_are_refused(tmp_path, kind, below):
     given = {"kind": "torchvision", "dataset": "ImageFolder", "root": str(folder / "train"), "num_classes": 2}
     with pytest.raises(UserError, match=r"data.kind: must be 'folder' with this data, got 'torchvision'"):
         build_dataset(Data(**given, resolution=4))
+
+
+def test_one_class_folder_is_singular(tmp_path):
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats/0.png").write_bytes(png(0))
+    with pytest.raises(UserError, match=r"has 1 class folder \(cats\)"):
+        opened("folder", tmp_path, 2)
