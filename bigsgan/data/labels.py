@@ -134,9 +134,9 @@ def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
         if given is None:
             return None
         dict(given)  # raises what names the place
-        pairs = [
-            (plain_name(str(name)), label) for name, label in (given.items() if isinstance(given, dict) else given)
-        ]
+        each = given.items() if isinstance(given, dict) else given
+        in_archive = os.path.isfile(str(data.root))
+        pairs = [(plain_name(str(name), in_archive), label) for name, label in each]
     except (ValueError, KeyError, TypeError) as error:
         raise unlisted(data, error) from None
     found = dict(pairs)

@@ -129,12 +129,14 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
 
 
-def plain_name(name: str) -> str:
-    """Return the path of a member of an archive, or of a listed file, in it, as tools that unpack do.
+def plain_name(name: str, in_archive: bool) -> str:
+    """Return the path of a member of an archive, or of a listed file, below the root.
 
-    Some of Windows' programs write names with backslashes, though a zip file's have slashes (APPNOTE 4.4.17).
+    Some of Windows' programs write names with backslashes, though a zip file's have slashes (APPNOTE 4.4.17). Tools
+    that unpack read a name that begins with a slash without it.
     """
-    return name.replace("\\", "/").lstrip("/").removeprefix("./")
+    name = name.replace("\\", "/")
+    return (name.lstrip("/") if in_archive else name).removeprefix("./")
 
 
 def is_hidden(name: str) -> bool:

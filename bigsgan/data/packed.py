@@ -231,7 +231,7 @@ def _no_zip_file(data: Data, root: Path) -> UserError | None:
 def _by_plain_name(data: Data, members: Iterable[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     found: dict[str, zipfile.ZipInfo] = {}
     for info in members:  # of members with the very same name the last one counts, as in zipfile
-        plain = plain_name(info.filename)
+        plain = plain_name(info.filename, True)
         if not plain:  # the root itself
             continue
         other = found.get(plain, info).filename
