@@ -71,14 +71,17 @@ def meets_store() -> bool:
     alone, and does not wait long.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT")
-    until = time.monotonic() + (_STORE_SECONDS if any(map(os.environ.get, LAUNCHERS)) else _ALONE_SECONDS)
+    is_launched = any(map(os.environ.get, LAUNCHERS))
+    until = time.monotonic() + (_STORE_SECONDS if is_launched else _ALONE_SECONDS)
     while host and 0 < port < 65_536 and time.monotonic() < until:
         try:
             socket.create_connection((host, port), _ANSWER_SECONDS).close()
             return True
-        except (socket.gaierror, ValueError):  # a host that does not exist, or cannot
+        except ValueError:  # no host can have that name
             return False
-        except OSError:
+        except OSError as error:
+            if isinstance(error, socket.gaierror) and not is_launched:  # else its name may come later, as a pod's
+                return False
             time.sleep(_POLL_SECONDS)
     return False
 

@@ -138,6 +138,7 @@ ALONE = {
 def test_a_rank_whose_own_numbers_are_wrong_speaks_at_once(field, monkeypatch, capsys):
     monkeypatch.setattr(cli, "wait_for_termination", lambda: pytest.fail("a rank waits"))
     monkeypatch.setattr(errors.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(first_word, "_ALONE_SECONDS", 0)
     for patient in ("rank_zero_spoke", "tell_other_hosts"):
         monkeypatch.setattr(first_word, patient, lambda: pytest.fail("a rank waits"))
     for name, value in ALONE[field].items():
