@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Codec
+from bigsgan.data.listing import counted
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
@@ -166,7 +167,7 @@ def load_folder(folder: Path, field: str, device: torch.device, name: str = "Aut
     except Exception as error:  # OSError, SafetensorError, RuntimeError for other shapes, TypeError for other options
         raise UserError(field, str(folder), f"cannot be read: {reason(error)}", _FOLDER) from None
     if missing := sorted(loaded["missing_keys"]):  # diffusers only warns, and fills them at random
-        problem = f"has no weights for {len(missing)} tensors, such as {missing[0]}"
+        problem = f"has no weights for {counted(len(missing), 'tensor')}, such as {missing[0]}"
         raise UserError(field, str(folder), problem, "give all files of the autoencoder")
     return network.to(device).eval().requires_grad_(False)
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from bigsgan.data.listing import counted
+
 STAT_FILES = 256
 """Files of a listing, spread over it, whose sizes are compared: a file system may take a millisecond for each."""
 
@@ -30,7 +32,7 @@ class Fingerprint(NamedTuple):
     def difference(self, other: Fingerprint) -> str | None:
         """Describe how ``other`` differs; None if it does not."""
         if self.num_images != other.num_images:
-            return f"{other.num_images} images"
+            return counted(other.num_images, "image")
         words = {
             "names": "images of other names",
             "classes": "images of other classes",

@@ -17,6 +17,7 @@ from torch import Tensor
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import LEAST_IMAGES
 from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.listing import counted
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays
 from bigsgan.metrics.moments import Gaussian
@@ -82,7 +83,9 @@ def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
     if gaussian is None and images is None:
         raise refused(f"has neither {IMAGES} nor mu and sigma", "give images or statistics")
     if images is not None and len(images) < LEAST_IMAGES:
-        raise refused(f"has {len(images)} images, and metrics need at least {LEAST_IMAGES}", "give more images")
+        raise refused(
+            f"has {counted(len(images), 'image')}, and metrics need at least {LEAST_IMAGES}", "give more images"
+        )
     dataset = None if images is None else MappedImages(images, labels)
     return Reference(dataset, gaussian, labels is not None or not data.num_classes)
 

@@ -71,6 +71,7 @@ def test_the_place_does_not_count_and_each_file_does(tmp_path, make):
     assert first.num_images == 3
     assert first.difference(fingerprint(make(tmp_path / "an" / "other" / "place"))) is None
     assert first.difference(fingerprint(make(tmp_path / "more", [*NAMES, "1/d.png"]))) == "4 images"
+    assert first.difference(first._replace(num_images=1)) == "1 image"
     assert first.difference(fingerprint(make(tmp_path / "names", [*NAMES[:2], "1/d.png"]))) == "images of other names"
 
 

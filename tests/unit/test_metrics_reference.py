@@ -179,6 +179,7 @@ REFUSED = {
     ),
     "lopsided": ({"mu": np.zeros(2), "sigma": np.array([[1.0, 0.5], [0.0, 1.0]])}, "has a sigma that is not symmetric"),
     "channels first": ({"arr_0": np.zeros((4, 1, 16, 16), np.uint8)}, "must have arr_0 (N, 16, 16, 1) uint8"),
+    "one image": ({"arr_0": np.zeros((1, 16, 16, 1), np.uint8)}, "has 1 image, and metrics need at least 10"),
     "few images": ({"arr_0": np.zeros((9, 16, 16, 1), np.uint8)}, "has 9 images, and metrics need at least 10"),
     "a class too much": (
         {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.array([0, 1, 2, 10])},
