@@ -167,15 +167,14 @@ def _described(network: Universal | None, optimizer: Optimizer) -> str:
     if network is None:
         return "starts from random weights"
     numel = sum(tensor.numel() for tensor in network.state.values())
-    state = f"Adam starts from zero ({network.without_moments})"
-    if not optimizer.is_adam:
-        state = f"{optimizer.kind} starts from zero (the checkpoint's state is Adam's)"
-    elif network.moments:
+    kind, why = "Adam" if optimizer.is_adam else optimizer.kind, "the checkpoint's state is Adam's"
+    state = f"{kind} starts from zero ({network.without_moments or why})"
+    if optimizer.is_adam and network.moments:
         state = f"Adam resumes after {counted(network.moments.steps, 'update')}"
-    num, buffers = len(network.unknown), ""
-    if num:
-        first = network.unknown[0]
-        buffers = f"; {num} buffers such as {first} start anew" if num > 1 else f"; the buffer {first} starts anew"
+    unknown = network.unknown
+    buffers = f"; {len(unknown)} buffers such as {unknown[0]} start anew" if unknown else ""
+    if len(unknown) == 1:
+        buffers = f"; the buffer {unknown[0]} starts anew"
     return f"has {numel:,} imported numbers; its {state}{buffers}"
 
 
@@ -345,9 +344,8 @@ def _state_taken(recipe: Recipe, found: Found, nimg: int, in_name: bool) -> str:
     """Describe the training state that resumes, besides the networks."""
     where = "in the snapshot" if found.nimg is not None else "in the file's name" if in_name else ""
     seen = f"{nimg} images seen, as said {where}" if where else "images seen are not known: counted from 0"
-    optimizers = [
-        f"Adam of the {n} resumes after {counted(moments.steps, 'update')}" for n, moments in found.moments.items()
-    ]
+    steps = {name: counted(moments.steps, "update") for name, moments in found.moments.items()}
+    optimizers = [f"Adam of the {name} resumes after {updates}" for name, updates in steps.items()]
     optimizers += [f"Adam of the {n} starts from zero ({problem})" for n, problem in found.without_moments.items()]
     ema = "the EMA is kept" if found.has_ema else "of one generator, with which the EMA begins"
     lines = [f"{seen}; {ema}", *(optimizers or ["optimizer state: none, Adam starts from zero"])]
