@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bigsgan import plugins, shipped
+from bigsgan import plugins
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.metrics import FeatureNetwork
-from bigsgan.config.run_directory import RECIPE_FILE, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.signature import typed
 from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
@@ -27,6 +27,7 @@ from bigsgan.runtime.ending import exit_status
 from bigsgan.training.build import images_to_show, open_inputs
 from bigsgan.training.callbacks import build_callbacks
 from bigsgan.training.directory import check_writable
+from bigsgan.training.lines import closing_lines, opening_line, stopping_line
 from bigsgan.training.looking import evaluated, sampled, saved
 from bigsgan.training.loop import Run, finished, training_loop
 from bigsgan.training.opening import Opened, built, check_libraries, opened
@@ -65,6 +66,7 @@ class Trainer:
         callbacks: Sequence[object] = (),
         *,
         allow_change: Collection[str] = (),
+        nimg: int | None = None,
         around: Command | None = None,
     ) -> None:
         """Check a recipe for these ranks; nothing is written or built yet.
@@ -74,14 +76,15 @@ class Trainer:
             callbacks: Objects with some of the methods ``on_start``, ``on_report``, ``on_save`` and ``on_end``, which
                 rank 0 calls besides the recipe's own.
             allow_change: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
+            nimg: Go back to the checkpoint at so many images, as by `bigsgan train --nimg`.
             around: The command that trains; by default this is a script of the user's.
 
         Raises:
             UserError: The recipe cannot run on these ranks.
         """
         self._around = around or Script()
-        self.plan = self._around.on_every_rank(lambda: _planned(recipe, callbacks, allow_change))
-        self._given, self._allowed = callbacks, allow_change
+        self.plan = self._around.on_every_rank(lambda: _planned(recipe, callbacks, allow_change, nimg))
+        self._given, self._allowed, self._asked = callbacks, allow_change, nimg
         self._stack = ExitStack()
         self._opened: Opened | None = None
         self._run: Run | None = None
@@ -230,7 +233,7 @@ class Trainer:
         if self._opened is None:
             with self._ending():
                 self._stack.enter_context(self._around.joined(*_memory_remedy(self.plan)))
-                self._opened = self._stack.enter_context(opened(self.plan, self._allowed))
+                self._opened = self._stack.enter_context(opened(self.plan, self._allowed, self._asked))
                 self._around.watchdog.rank_log = self._opened.rank_log
         return self._opened
 
@@ -255,7 +258,7 @@ class Trainer:
         """Return the training loop, which begins if it has not."""
         run = self._built()
         if self._loop is None:
-            run.reporter.message(_opening_line(run))  # the first report may take minutes
+            run.reporter.message(opening_line(run))  # the first report may take minutes
             with self._ending():
                 run.callbacks.require("on_start", self.recipe, run.counters.nimg)
             self._loop = training_loop(run, self._around.requests)
@@ -266,7 +269,7 @@ class Trainer:
         run.close()
         self._has_ended = True
         self.stopped_by = stopped_by = None if complete else _stopped_by(self._around.requests)
-        last = _stopping_line(stopped_by, run.counters.nimg) if stopped_by else _closing_lines(out, run)
+        last = stopping_line(stopped_by, run.counters.nimg) if stopped_by else closing_lines(out, run)
         for text in filter(None, (reports.summary(), last)):
             run.reporter.message(text)
             _log.info("%s", text)  # where there is no terminal
@@ -278,7 +281,9 @@ class Trainer:
         return self._around.watchdog.judging(self.recipe.hang_timeout_seconds)
 
 
-def train(recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Collection[str] = ()) -> Report:
+def train(
+    recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Collection[str] = (), nimg: int | None = None
+) -> Report:
     """Train a recipe, or resume its run, as `bigsgan train` does; see ``Trainer`` for the arguments.
 
     Returns:
@@ -287,12 +292,14 @@ def train(recipe: Recipe, callbacks: Sequence[object] = (), *, allow_change: Col
     Raises:
         UserError: The recipe cannot run here; see ``Trainer``.
     """
-    with Trainer(recipe, callbacks, allow_change=allow_change) as trainer:
+    with Trainer(recipe, callbacks, allow_change=allow_change, nimg=nimg) as trainer:
         return trainer.train()
 
 
 @typed
-def _planned(recipe: Recipe | RunPlan, callbacks: Sequence[object], allow_change: Collection[str]) -> RunPlan:
+def _planned(
+    recipe: Recipe | RunPlan, callbacks: Sequence[object], allow_change: Collection[str], nimg: int | None
+) -> RunPlan:
     """Plan a recipe on a launcher's ranks, as `bigsgan train` does before torch is imported."""
     if isinstance(recipe, RunPlan):
         return recipe
@@ -307,7 +314,13 @@ def _planned(recipe: Recipe | RunPlan, callbacks: Sequence[object], allow_change
     return plan
 
 
-def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), stopped_status: int = 0) -> int:
+def main(
+    plan: RunPlan,
+    requests: StopRequests,
+    allowed: Collection[str] = (),
+    stopped_status: int = 0,
+    nimg: int | None = None,
+) -> int:
     """Train, and return the process's exit status. Every rank calls this.
 
     The status is 0 if the run is complete, 2 after the message of a UserError, 1 if the launcher's end stopped it.
@@ -317,14 +330,14 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
         requests: Requests to stop. Until the ranks have joined, they may end the process at once.
         allowed: Keys of the recipe that may differ from a checkpoint's, though they change its meaning.
         stopped_status: The status if a signal stopped the run before its end.
+        nimg: Images of the checkpoint to go back to.
     """
-
     around = Command(requests)
 
     def work() -> int:
         with requests.listening(), around.meeting(*_memory_remedy(plan)):
             requests.joined()
-            with Trainer(plan, allow_change=allowed, around=around) as trainer:
+            with Trainer(plan, allow_change=allowed, nimg=nimg, around=around) as trainer:
                 stopped_by = trainer.to_end()
             requests.end_undisturbed()
         comm.leave()
@@ -342,7 +355,7 @@ def main(plan: RunPlan, requests: StopRequests, allowed: Collection[str] = (), s
     return status
 
 
-def check(plan: RunPlan, allowed: Collection[str]) -> None:
+def check(plan: RunPlan, allowed: Collection[str], nimg: int | None = None) -> None:
     """Check everything that a start checks before it builds networks, on this rank alone; leave nothing.
 
     Raises:
@@ -352,15 +365,9 @@ def check(plan: RunPlan, allowed: Collection[str]) -> None:
     check_libraries(plan.recipe)
     check_writable(out)
     build_callbacks(plan.recipe)
-    inputs = open_inputs(plan, out, find_start(plan, out, allowed, verify=False), RankLog(out, 0, print))
+    inputs = open_inputs(plan, out, find_start(plan, out, allowed, False, nimg), RankLog(out, 0, print))
     if plan.recipe.data.kind != "latents":  # which would have to be decoded
         images_to_show(plan.recipe, inputs.shown, comm.device())
-
-
-def _opening_line(run: Run) -> str:
-    num, recipe = comm.world_size(), run.recipe
-    ranks = f"{num} rank{'s' if num > 1 else ''} on {comm.device().type}"
-    return f"training: images {run.counters.nimg} to {recipe.total_nimg}, {ranks}, a report every {recipe.report_nimg}"
 
 
 def _stopped_by(requests: StopRequests) -> str:
@@ -368,25 +375,6 @@ def _stopped_by(requests: StopRequests) -> str:
     reasons = [reason for reason in comm.gather_objects(requests.reason) or [] if reason]
     chosen: str = comm.from_rank_zero(min(reasons, key=lambda reason: reason == LAUNCHER_ENDED, default=None))
     return chosen
-
-
-def _stopping_line(reason: str, nimg: int) -> str:
-    where = f"at {nimg} images, which are saved" if nimg else "before the first update"
-    return f"stopped by {reason} {where}; the same command resumes"
-
-
-def _closing_lines(out: Path, run: Run) -> str:
-    nimg, has_board = run.counters.nimg, "tensorboard" in run.recipe.monitor
-    return "\n".join(
-        [
-            f"done: {nimg} images",
-            f"  samples      {out / 'samples'}",
-            f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
-            f"  TensorBoard  {out / 'tensorboard'}" if has_board else f"  reports      {out / 'metrics.jsonl'}",
-            *([f"look at it:    tensorboard --logdir {out.parent}"] if has_board else []),
-            f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
-        ]
-    )
 
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from bigsgan.checkpoint.entries import ObjectCollectives, SavedEntry, StateShard
 from bigsgan.checkpoint.files import Moved, first_not_finite, unnoticed, write_tensors
 from bigsgan.checkpoint.reader import intervals, tensor_name, value_name
+from bigsgan.checkpoint.returns import note_saved
 from bigsgan.checkpoint.state_copies import StateCopies
 from bigsgan.checkpoint.tags import FORMAT, MANIFEST, PARTIAL, other_format, prune, sealed
 from bigsgan.config.sections import Checkpoints
@@ -63,6 +64,7 @@ class Saver:
         directory: Where the tags are.
         bad: Checksums of tags from which the run went back to older ones. The next save removes them: otherwise the run
             might resume from them.
+        left: Checksums of tags that a run has left which went back to an older one; the next save removes them too.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Saver:
         self.lost = ""
         self.directory, self._ranks, self._section = directory, ranks, section
         self.bad: set[str] = set()
+        self.left: set[str] = set()
         self._copies = StateCopies() if section.background else None
         self._job: _Job | None = None
         self._barrier: Callable[[], None] = ranks.barrier
@@ -142,6 +145,7 @@ class Saver:
         self._barrier()
         done = self._on_all_ranks(job, job.tasks[0].result) and self._on_all_ranks(job, job.tasks[-1].result)
         if done:
+            self.left.clear()
             self.write_seconds = job.write_seconds
             text = "%s at %d images: %.1f MiB of this rank written in %.2f s"
             _log.info(text, self._what, job.nimg, job.num_bytes / 2**20, job.write_seconds)
@@ -186,7 +190,7 @@ class _Job:
         self._ranks, self._section, self._moved, self._what = saver._ranks, saver._section, saver._moved, saver._what
         self._directory, self._tag = saver.directory, saver.path(nimg).name
         self._partial = self._directory / f"{self._tag}{PARTIAL}"
-        self._bad = frozenset(saver.bad)  # a copy, as a thread reads it
+        self._bad = frozenset(saver.bad | saver.left)  # a copy, as a thread reads it
         self.nimg, self.num_bytes, self.write_seconds = nimg, 0, 0.0
         self.tasks: list[Future[None]] = []
         self._cancelled = threading.Event()
@@ -270,7 +274,8 @@ class _Job:
         try:
             write_text(self._directory / "latest", self._tag + "\n")
             prune(self._directory, self._section, self.nimg, self._bad)
-        except OSError as error:
+            note_saved(self._directory)
+        except _FAILURES as error:
             text = "%s at %d images was saved, but older ones were not removed: %s"
             _log.warning(text, self._what, self.nimg, error)
 

@@ -98,7 +98,7 @@ def newest(directory: Path, passed_over: Collection[Path] = ()) -> Checkpoint | 
         UserError: All checkpoints are damaged, or the newest has the format of another version.
     """
     found = newest_or_none(directory, passed_over)
-    if found is not None and (newer := _newer_of_another_version(directory, found)):
+    if found is not None and (newer := newer_of_another_version(directory, found)):
         path, problem, remedy = newer
         raise UserError(str(path), None, problem, remedy)
     if found is None and (found_tags := _tags(directory)):
@@ -137,7 +137,7 @@ def find(
     if not left:
         raise UserError(run_field, str(run), "contains only damaged checkpoints", "restore an intact copy")
     if nimg is None:
-        if newer := _newer_of_another_version(directory, left[0]):
+        if newer := newer_of_another_version(directory, left[0]):
             path, problem, _ = newer
             remedy = f"use that version, or give {nimg_field} to choose from {', '.join(str(c.nimg) for c in left)}"
             raise UserError(run_field, str(run), f"has the checkpoint {path.name}, which {problem}", remedy)
@@ -233,18 +233,18 @@ def prune(directory: Path, section: Checkpoints, newest_nimg: int, bad: Collecti
     """
     found = []
     for each in complete(directory):
-        if each.manifest["sha256"] in bad:
-            _remove(each.path)
+        if each.manifest["sha256"] in bad and each.nimg != newest_nimg:  # which may be the same once more
+            remove(each.path)
         elif each.nimg <= newest_nimg:
             found.append(each)
     kept = {c.path for c in found[: section.keep]}
     if section.keep_every_nimg:
         kept |= _milestones(found, section.keep_every_nimg)
-    if section.keep_best and (best := _best(found, section.keep_best.metric, section.keep_best.goal == "max")):
-        kept.add(best.path)
+    if section.keep_best and (top := best(found, section.keep_best.metric, section.keep_best.goal == "max")):
+        kept.add(top.path)
     for old in found:
         if old.path not in kept:
-            _remove(old.path)
+            remove(old.path)
 
 
 def remove_newer(directory: Path, nimg: int) -> None:
@@ -255,10 +255,11 @@ def remove_newer(directory: Path, nimg: int) -> None:
     """
     for path in _tags(directory):
         if int(path.name) > nimg:
-            _remove(path)
+            remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a tag; one rank calls this."""
     going = path.with_name(f"{path.name}.old{PARTIAL}")  # renamed, so that a kill does not leave half a tag
     os.replace(path, going)
     shutil.rmtree(going, ignore_errors=True)
@@ -272,7 +273,8 @@ def _milestones(found: list[Checkpoint], every: int) -> set[Path]:
     return {path for reached, path in first.items() if reached}
 
 
-def _best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
+def best(found: list[Checkpoint], metric: str, highest: bool) -> Checkpoint | None:
+    """Return the checkpoint with the best value of a metric, of those found, newest first."""
     # Oldest first, as one that a stop saves has the value that was reported with another.
     known = [c for c in reversed(found) if math.isfinite(c.manifest["metrics"].get(metric, math.nan))]
     return (max if highest else min)(known, key=lambda c: float(c.manifest["metrics"][metric]), default=None)
@@ -357,7 +359,7 @@ def _of_other_versions(paths: list[Path]) -> tuple[str, str] | None:
     return problem, "restore an intact copy, finish the run with that version, or start a new `out`"
 
 
-def _newer_of_another_version(directory: Path, found: Checkpoint) -> tuple[Path, str, str] | None:
+def newer_of_another_version(directory: Path, found: Checkpoint) -> tuple[Path, str, str] | None:
     """Return the newest tag that another version saved after ``found``, with problem and remedy."""
     answers = ((path, _of_other_versions([path])) for path in _tags(directory) if int(path.name) > found.nimg)
     return next(((path, *answer) for path, answer in answers if answer), None)

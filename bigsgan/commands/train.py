@@ -26,6 +26,9 @@ def add(commands: Commands) -> None:
     add_recipe(command)
     text = "resume a run although this key of its recipe has changed; may be given several times"
     command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
+    text = "go back to the checkpoint at so many images; repeated after the next save, this resumes"
+    add_number(command, "--nimg", int, None, text)
+    command.add_argument("--list", action="store_true", help="print the checkpoints of the run and stop")
     text = "exit status if a signal stops the run before its end (default 0)"
     add_number(command, "--stopped-status", int, 0, text)
     command.add_argument("--dry-run", action="store_true", help="check a start, print the resolved recipe and stop")
@@ -50,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
     if not os.path.isdir(out / "checkpoints"):  # or it may be a key of the run that is resumed
         refuse_unknown(options.allowed, recipe)
     refuse_directory(out, "out")
+    if options.list:
+        if launched.rank() == 0:
+            print(import_quietly("bigsgan.training.listing").table(recipe))
+        return 0
     refuse_foreign_metrics(out, recipe.monitor)
     with swept.naming_line():
         planned = plan_on_ranks(recipe, launched.world_size(), options.config)
@@ -68,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ.update(own_device(os.environ))
     options.requests.end_at_once(options.stopped_status)
     module = import_late("bigsgan.trainer")
-    return int(module.main(planned, options.requests, options.allowed, options.stopped_status))
+    return int(module.main(planned, options.requests, options.allowed, options.stopped_status, options.nimg))
 
 
 def _check(planned: RunPlan, options: argparse.Namespace) -> None:
@@ -80,7 +87,7 @@ def _check(planned: RunPlan, options: argparse.Namespace) -> None:
         return
     with contextlib.redirect_stderr(io.StringIO()):  # what libraries say of this machine
         module = import_quietly("bigsgan.trainer")
-    module.check(planned, options.allowed)
+    module.check(planned, options.allowed, options.nimg)
 
 
 def _value(recipe: Recipe, key: str) -> str:

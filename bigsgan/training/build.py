@@ -47,6 +47,7 @@ from bigsgan.training.power import AVERAGE
 from bigsgan.training.rank_consistency import checked_frozen, open_alike, refuse_other_codec
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
+from bigsgan.training.returning import begin
 from bigsgan.training.sampling import (
     GRID_ROWS,
     STANDING_BATCHES,
@@ -145,6 +146,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
+    saver.left.update(start.left.values())
+    for_rank_zero(comm, lambda: begin(out, start))
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(
         recipe=recipe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from bigsgan.training.callbacks import build_callbacks
 from bigsgan.training.directory import LOCK_FILE, RunDirectory, Traces, check_shared
 from bigsgan.training.loop import Run
 from bigsgan.training.rank_consistency import check_plans
+from bigsgan.training.returning import settle, undo
 from bigsgan.training.start import Start, find_start
 
 _log = logging.getLogger(__name__)
@@ -52,8 +53,10 @@ def check_libraries(recipe: Recipe) -> None:
 
 
 @contextmanager
-def opened(plan: RunPlan, allowed: Collection[str]) -> Iterator[Opened]:
+def opened(plan: RunPlan, allowed: Collection[str], nimg: int | None = None) -> Iterator[Opened]:
     """Open a run's directory, which no other job may train in meanwhile, and find what the run begins from.
+
+    With ``nimg`` the run goes back to the checkpoint at so many images; see ``find_start``.
 
     Raises:
         UserError: The ranks differ, the directory is in use or cannot be written, or the checkpoint does not fit. What
@@ -73,9 +76,13 @@ def opened(plan: RunPlan, allowed: Collection[str]) -> Iterator[Opened]:
         try:
             rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
             choose_kernels(recipe.deterministic, searches=not plan.has_messages)
-            yield Opened(find_start(plan, out, allowed), rank_log, lock, traces)
+            for_rank_zero(comm, lambda: settle(out))
+            yield Opened(find_start(plan, out, allowed, nimg=nimg), rank_log, lock, traces)
         except UserError:
             if comm.rank() == 0:
+                if not traces.began:
+                    with suppress(UserError):
+                        undo(out)
                 traces.remove(files=True)
             raise
 

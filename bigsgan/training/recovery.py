@@ -129,7 +129,7 @@ class Recovery:
         def choose(passed_over: Collection[Path]) -> checkpoint.Checkpoint:
             newest = None
             if comm.rank() == 0:  # bad by checksum, as runs that rolled back reuse the paths
-                newest = checkpoint.newest_or_none(self._saver.directory, passed_over, self._bad)
+                newest = checkpoint.newest_or_none(self._saver.directory, passed_over, self._bad | self._saver.left)
             found: checkpoint.Checkpoint | None = comm.from_rank_zero(newest)
             if found is None or found.is_imported:
                 problem = f"is not finite, and there is no {'other ' * bool(self._bad)}checkpoint to roll back to"

@@ -30,10 +30,11 @@ def run_whole(
     stop_in: int | None = None,
     after: Callable[[int], None] | None = None,
     out: str = "",
+    nimg: int | None = None,
 ) -> str:
     """Train the tiny recipe in ``out`` or directory/run; return what stopped it, ``done``, or its error's message.
 
-    ``after`` is called on rank 0 with the number of each update that was made.
+    ``after`` is called on rank 0 with the number of each update that was made. With ``nimg`` the run goes back.
     """
     for rank in range(comm.world_size()):
         if rank == comm.rank():  # one after the other, as each writes the recipe
@@ -53,7 +54,7 @@ def run_whole(
 
     try:
         patched = mock.patch.object(AdversarialStep, "__call__", noted)
-        with patched, Trainer(plan, around=Command(requests)) as trainer:
+        with patched, Trainer(plan, nimg=nimg, around=Command(requests)) as trainer:
             return trainer.to_end() or "done"
     except UserError as error:
         return str(error)
