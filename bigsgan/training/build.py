@@ -147,7 +147,6 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
     saver.left.update(start.left.values())
-    for_rank_zero(comm, lambda: begin(out, start))
     reporter = _build_reporter(recipe, out, start, counters.nimg)
     return Run(
         recipe=recipe,
@@ -278,7 +277,8 @@ def _restore(
 
 
 def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int) -> Reporter:
-    """Open the run's reports, and say how it begins."""
+    """Open the run's reports, without those that it leaves if it goes back, and say how it begins."""
+    for_rank_zero(comm, lambda: begin(out, start))
     reporter = Reporter(out, comm.rank(), recipe.total_nimg, nimg, recipe.monitor, recipe.model_dump())
     if recipe.objective.schedule == "overlapped":
         reporter.message("objective.schedule=overlapped: each network learns from the other as it was an update ago")
