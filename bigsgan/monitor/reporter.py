@@ -142,6 +142,7 @@ def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: 
         CSV(table, resume_nimg).close()
     if "tensorboard" in monitor:
         board = TensorBoard(out / "tensorboard", resume_nimg)
+        board.add_charts()
         board.add_text("recipe", f"```yaml\n{dump_yaml(dict(recipe))}```", resume_nimg)
         sinks.append(board)
     if "wandb" in monitor:

@@ -22,6 +22,13 @@ from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, parse_json, writing
 from bigsgan.table import finite
 
+CHARTS = {
+    "losses": ("^loss/(generator|discriminator)$", "^penalty/"),
+    "real and fake": ("^logits/(real|fake)$", "^accuracy/(real|fake)$"),
+    "both networks": ("^grad_norm/", "^spectral_norm/", "^lr/", "^skipped/"),
+}
+"""TensorBoard's charts with several curves: patterns of their names, by group, in the order in which they are shown."""
+
 
 class Sink(Protocol):
     """Takes reports after ``nimg`` images. Raises UserError if they cannot be written."""
@@ -220,6 +227,16 @@ class TensorBoard:
             writer.add_text(tag, text, nimg)
             writer.flush()
 
+    def add_charts(self) -> None:
+        """Say which curves the dashboard of custom scalars shows on one chart, over the images seen."""
+        layout = {
+            group: {f"{_title(pattern)} over images seen": ["Multiline", [pattern]] for pattern in patterns}
+            for group, patterns in CHARTS.items()
+        }
+        with self._open() as writer:
+            writer.add_custom_scalars(layout)
+            writer.flush()
+
     def add_image(self, tag: str, image: Tensor, path: Path, nimg: int) -> None:
         """Add an image."""
         with self._open() as writer:
@@ -260,6 +277,11 @@ class TensorBoard:
             except OSError:
                 self._writer = None
                 raise
+
+
+def _title(pattern: str) -> str:
+    """Return the readable part of a pattern: the name before the slash."""
+    return pattern.removeprefix("^").partition("/")[0].replace("_", " ")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 import time
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from bigsgan.errors import UserError
 from bigsgan.monitor import Reporter
@@ -59,6 +61,31 @@ def test_a_resumed_run_reports_each_image_count_once(tmp_path, monkeypatch, caps
     assert [(event.step, event.value) for event in events.Scalars("loss/generator")] == expected
     # 64 images in the one second since the resumed run began; the 128 images before it count for nothing.
     assert capsys.readouterr().err.splitlines()[-2] == "nimg 192/256  G 4.00  64.0 images/s  00:01 left"
+
+
+def test_tensorboard_shows_both_networks_and_both_kinds_of_images_on_one_chart(tmp_path):
+    """Each number that has a pair is on one chart with it, and no other is; a resumed run has the same charts."""
+    pairs = {
+        ("loss/generator", "loss/discriminator"), ("logits/real", "logits/fake"), ("accuracy/real", "accuracy/fake"),
+        ("grad_norm/generator", "grad_norm/discriminator"), ("lr/generator", "lr/discriminator"),
+        ("spectral_norm/generator", "spectral_norm/discriminator"), ("skipped/generator", "skipped/discriminator"),
+    }  # fmt: skip
+    names = {name for pair in pairs for name in pair} | {
+        "penalty/r1",
+        "loss/l1",
+        "images_per_second",
+        "loss_scale/generator",
+    }
+    for resume_nimg in (0, 64):
+        Reporter(tmp_path, 0, 256, resume_nimg).close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (content,) = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val
+    layout = layout_pb2.Layout.FromString(content)
+    assert [category.title for category in layout.category] == ["losses", "real and fake", "both networks"]
+    charts = [chart for category in layout.category for chart in category.chart]
+    assert (charts[0].title, len(charts)) == ("loss over images seen", 8)
+    shown = [{name for name in names for tag in chart.multiline.tag if re.search(tag, name)} for chart in charts]
+    assert {frozenset(each) for each in shown} == {*map(frozenset, pairs), frozenset({"penalty/r1"})}
 
 
 @pytest.mark.parametrize(
