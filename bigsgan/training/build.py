@@ -124,9 +124,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
     executor, layout = _build_executor(plan, start)
     engines = executor.engines
-    if rank == 0:  # rank 0 writes manifests
-        layout[DATA] = shown.fingerprint()._asdict()
-    layout |= frozen
+    layout |= frozen | ({DATA: shown.fingerprint()._asdict()} if rank == 0 else {})  # rank 0 writes manifests
     ema = ShardedEMA(engines["generator"], recipe.ema.widths)
     if start.initial is not None:
         load_imported_ema(recipe, start.initial, engines["generator"], ema)

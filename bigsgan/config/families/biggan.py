@@ -9,6 +9,7 @@ from pydantic import Field
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import (
+    BOTTOM,
     Depth,
     GeneratorSection,
     NetworkSection,
@@ -139,6 +140,9 @@ def check_resolution(family: str, known: Mapping[int, object], data: Data) -> No
         nearest = nearest_doubled(Size(*(max(min(known), round(side * share)) for side in size)))
         bound = ("at least", min(known)) if size.nominal < min(known) else ("less than", 2 * max(known))
         raise unfit_size(data, *bound, family, nearest)
+    if (nearest := nearest_doubled(size)).nominal not in known:  # which is just too large
+        nearest = nearest_doubled(Size(*(round(side / 2) for side in nearest)))
+        raise unfit_size(data, "a multiple of", size.nominal // BOTTOM, family, nearest)
     check_doubled(data, family)
 
 
