@@ -103,7 +103,7 @@ def test_reports_of_deepspeed_that_do_not_fit_the_recipe(tmp_path, capsys):
     arguments = ["train", "--config", "recipe.yaml", "engines.generator={ds_config: profiler.json, compile: layers}"]
     problem = "must be false with engines.generator.compile=layers, got true (it counts calls"
     check(capsys, arguments, f"{path}: flops_profiler.enabled", problem, "set engines.generator.compile=none to")
-    for name, rest in (("one", ""), ("two", ', "prof_all": false')):
+    for name, rest in (("one", ""), ("two", ', "debug": true')):
         Path(f"{name}.json").write_text(f'{{"comms_logger": {{"enabled": true{rest}}}}}')
     arguments = ["train", "--config", "recipe.yaml", "engines.generator.ds_config=one.json"]
     problem = f"must be that of {tmp_path}/one.json (both networks have one log)"

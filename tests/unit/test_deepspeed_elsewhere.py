@@ -237,7 +237,7 @@ def test_both_networks_have_one_log_of_collectives(tmp_path):
     """Whatever the order of its keys."""
     recipe = tiny_recipe(tmp_path, *(f"engines.{name}.ds_config={tmp_path}/{name}.json" for name in NETWORKS))
     first = {"enabled": True, "prof_all": True}
-    for second, is_same in ((dict(reversed(first.items())), True), ({**first, "prof_all": False}, False)):
+    for second, is_same in ((dict(reversed(first.items())), True), ({**first, "debug": True}, False)):
         for name, logger in zip(NETWORKS, (first, second), strict=True):
             (tmp_path / f"{name}.json").write_text(json.dumps({"comms_logger": logger}))
         with nullcontext() if is_same else pytest.raises(UserError, match="comms_logger: must be that of "):
