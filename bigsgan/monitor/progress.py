@@ -13,12 +13,16 @@ from tqdm import tqdm
 
 _LOSSES = {"G": "loss/generator", "D": "loss/discriminator"}
 
+_RATE = " images/s"
+_BAR_COLUMNS = 10
+"""Columns of the percentage, the shortest bar and the space around them."""
+
 
 class Progress:
     """Shows images seen, losses, images/s since the last update, and the time left at this process's mean speed.
 
     On a terminal this is one bar, which is redrawn; elsewhere each update is its own line, as a bar redrawn into a log
-    file is unreadable.
+    file is unreadable. A bar that is too long for the terminal has no images/s: tqdm would cut its end off.
     """
 
     def __init__(self, total_nimg: int, initial_nimg: int, stream: TextIO | None = None) -> None:
@@ -39,13 +43,16 @@ class Progress:
     def update(self, nimg: int, metrics: Mapping[str, float]) -> None:
         """Show that ``nimg`` images were seen, and the losses of both networks, as far as ``metrics`` has them."""
         now = monotonic()
-        text = self._text(nimg, metrics, now)
+        parts = self._parts(nimg, metrics, now)
+        text = "  ".join(parts)
         self._nimg, self._updated = nimg, now
         if self._bar is None:
             self.write(text)
         else:
             self._bar.n = min(nimg, self._total_nimg)  # the last batch may exceed the total
             with suppress(OSError):
+                if len(text) + _BAR_COLUMNS > os.get_terminal_size(self._stream.fileno()).columns:
+                    text = "  ".join(part for part in parts if not part.endswith(_RATE))
                 self._bar.set_description_str(text)
 
     def write(self, text: str) -> None:
@@ -60,16 +67,16 @@ class Progress:
             with suppress(OSError):
                 self._bar.close()
 
-    def _text(self, nimg: int, metrics: Mapping[str, float], now: float) -> str:
+    def _parts(self, nimg: int, metrics: Mapping[str, float], now: float) -> list[str]:
         parts = [f"nimg {nimg}/{self._total_nimg}"]
         parts += [f"{short} {metrics[name]:.2f}" for short, name in _LOSSES.items() if name in metrics]
         seen_nimg = nimg - self._nimg
         if seen_nimg > 0 and now > self._updated:
             seconds_per_image = (now - self._started) / (nimg - self._initial_nimg)
             left = max(self._total_nimg - nimg, 0) * seconds_per_image
-            parts.append(f"{seen_nimg / (now - self._updated):.1f} images/s")
+            parts.append(f"{seen_nimg / (now - self._updated):.1f}{_RATE}")
             parts.append(f"{tqdm.format_interval(left)} left")
-        return "  ".join(parts)
+        return parts
 
 
 def _has_rows(stream: TextIO) -> bool:

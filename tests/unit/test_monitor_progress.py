@@ -77,6 +77,19 @@ def test_a_terminal_gets_one_bar_that_is_drawn_anew(clock):
         assert terminal.read(until="\n").count("\n") == 1
 
 
+@pytest.mark.parametrize("columns", [70, 78, 79, 80, 120])
+def test_the_end_of_a_bar_is_not_cut_off(columns, clock):
+    with closing(Terminal(30, columns)) as terminal:
+        progress = Progress(total_nimg=25_000_000, initial_nimg=0, stream=terminal.stream)
+        clock[0] += 12_345.0
+        progress.update(12_345_678, LOSSES)
+        drawn = terminal.read(until="left").split("\r")[-1]
+        assert len(drawn) < columns
+        rate = "  1000.1 images/s" * (columns >= 79)
+        assert drawn.endswith(f"| nimg 12345678/25000000  G 0.12  D 1.83{rate}  3:30:53 left")
+        progress.close()
+
+
 def test_a_message_stands_on_its_own_line_above_the_bar():
     with closing(Terminal(30, 80)) as terminal:
         progress = Progress(total_nimg=1000, initial_nimg=500, stream=terminal.stream)
