@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bigsgan import checkpoint
 from bigsgan.checkpoint import returns
@@ -37,6 +38,12 @@ def table(run: Path) -> list[str]:
     return [line for line in lines if not any(f",{name}" in line for name in TIMES)]
 
 
+def curve(run: Path) -> list[tuple[int, float]]:
+    """What TensorBoard shows of a loss."""
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss/generator")]
+
+
 def assert_same(run: Path, other: Path) -> None:
     """The runs have the same weights, states and reports, bit for bit."""
     assert tags(run) == tags(other)
@@ -47,6 +54,7 @@ def assert_same(run: Path, other: Path) -> None:
     assert rows(run) == rows(other)
     assert table(run) == table(other)
     assert files(run) == files(other)
+    assert curve(run) == curve(other)
 
 
 def train(ranks, num: int, directory: Path, nimg: int | None = None, **settings: object) -> None:
