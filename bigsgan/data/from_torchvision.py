@@ -14,7 +14,7 @@ from PIL import Image
 
 from bigsgan.config.data import Data
 from bigsgan.data.listing import LABELS_FILE, wrong_num_classes
-from bigsgan.data.outside import OutsideImages, names_of
+from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import open_image
 
@@ -53,9 +53,7 @@ def build_torchvision(data: Data) -> OutsideImages:
         remedy = f"put the files of {name} there, as torchvision.datasets.{name} expects or downloads them"
         raise UserError("data.root", data.root, problem, remedy) from error
     _check_torchvision(source, data)
-    made = OutsideImages(source, data, f"{data.dataset} in {data.root}")
-    made.class_names = names_of(source)
-    return made
+    return OutsideImages(source, data, f"{data.dataset} in {data.root}")
 
 
 def _torchvision_classes() -> dict[str, Any]:

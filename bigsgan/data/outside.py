@@ -33,6 +33,7 @@ class OutsideImages(ImageDataset):
 
     def __init__(self, source: Any, data: Data, name: str) -> None:
         self.source, self.data, self.name = source, data, name
+        self.class_names = names_of(source)
         self.in_memory = bool(getattr(source, "in_memory", False))
 
     def __len__(self) -> int:
@@ -83,9 +84,7 @@ def build_outside(data: Data) -> OutsideImages:
     if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
         raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
     _check_sample(source, data)
-    made = OutsideImages(source, data, data.kind)
-    made.class_names = names_of(source)
-    return made
+    return OutsideImages(source, data, data.kind)
 
 
 def names_of(source: Any) -> list[str]:
