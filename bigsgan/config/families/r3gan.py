@@ -10,6 +10,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.families.base import BOTTOM, Depth, GeneratorSection, NetworkSection, bottom_of, check_doubled
 from bigsgan.config.sections import NaturalInt, Width
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
 
 
 class R3GANNetwork(NetworkSection):
@@ -38,7 +39,7 @@ class R3GANNetwork(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the lists do not fit the resolution or each other."""
         network, num, size = self.network, len(self.widths), data.network_size
-        if not size.is_square or size.height != BOTTOM:  # one stage alone
+        if size != Size(BOTTOM, BOTTOM):  # which is one stage alone
             check_doubled(data, "R3GAN")
         wanted = (size.nominal // BOTTOM).bit_length()
         if num != wanted:
