@@ -90,7 +90,5 @@ class Augmentation(Section):
             remedy = "set augmentation.kind=diffaugment, or augmentation=null"
             raise UserError("augmentation.kind", "ada", problem, remedy, detail)
         if self.kind == "ada" and data.resolution.shorter < 4:
-            detail = "ADA pads by reflection"
-            raise UserError(
-                "data.resolution", data.resolution.value, "must be at least 4", "set data.resolution=4", detail
-            )
+            value, problem, detail = data.resolution.value, "must be at least 4", "ADA pads by reflection"
+            raise UserError("data.resolution", value, problem, "set data.resolution=4", detail)

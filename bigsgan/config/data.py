@@ -238,11 +238,8 @@ class Data(Section):
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
         if (names := self.class_names) is not None and (len(names) != classes or len(set(names)) != classes):
-            problem, remedy = (
-                f"must be {classes} different names, as many as data.num_classes",
-                "remove it, or correct it",
-            )
-            raise UserError("data.class_names", names, problem, remedy)
+            problem = f"must be {classes} different names, as many as data.num_classes"
+            raise UserError("data.class_names", names, problem, "remove it, or correct it")
         self._check_codec()
         if self.kind == "digits" and channels != 1:
             remedy, detail = "set data.image_channels=1", "the digits are greyscale"
