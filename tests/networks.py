@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bigsgan.images.size import Size
 from bigsgan.models.network import LayerStack, initialize
 
 # Brock et al. 2019, appendix B, in units of ``ch``; 16 is this project's own. G coarse to fine, D fine to coarse.
@@ -69,8 +67,3 @@ def filled(network: Any, seed: int = 0) -> Any:
         if name.endswith(("bias", "noise_strength")):
             parameter.add_(torch.randn(parameter.shape, generator=generator))
     return network
-
-
-def sized(data: Mapping[str, int]) -> dict[str, Any]:
-    """The arguments of a family's functions for the data that weights tell."""
-    return {"size": Size.of(data["resolution"]), **{key: data[key] for key in data if key != "resolution"}}

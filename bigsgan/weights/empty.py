@@ -16,6 +16,10 @@ from bigsgan.models.network import LayerStack
 def empty_network(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> LayerStack:
     """The ``generator`` or ``discriminator`` of a recipe with this section and this ``data``, on the meta device."""
     own = FAMILIES[section["family"]][network == "discriminator"](**section)
-    size, rest = Size.of(data["resolution"]), {key: value for key, value in data.items() if key != "resolution"}
     with torch.device("meta"):
-        return LayerStack(maker(own)(own, size, **rest))
+        return LayerStack(maker(own)(own, **sized(data)))
+
+
+def sized(data: Mapping[str, int]) -> dict[str, Any]:
+    """Return the arguments of a family's functions for the ``data`` that weights tell, whose images are square."""
+    return {"size": Size.of(data["resolution"]), **{key: data[key] for key in data if key != "resolution"}}

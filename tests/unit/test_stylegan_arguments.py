@@ -22,6 +22,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.models.stylegan2_layers import SynthesisLayer
+from bigsgan.weights.empty import sized
 from bigsgan.weights.settings import Settings
 from bigsgan.weights.sources import Found
 from bigsgan.weights.stylegan import (
@@ -31,7 +32,6 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
-from tests.networks import sized
 from tests.unit.test_weights_stylegan import DATA, recorded
 
 State = dict[str, Tensor]

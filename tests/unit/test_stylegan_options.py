@@ -23,6 +23,7 @@ from bigsgan.images.size import Size
 from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.monitor import Statistics
+from bigsgan.weights.empty import sized
 from bigsgan.weights.stylegan import (
     data_section,
     discriminator_section,
@@ -30,7 +31,7 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
-from tests.networks import filled, sized
+from tests.networks import filled
 from tests.tiny import tiny_recipe
 from tests.unit.test_weights_stylegan import theirs
 

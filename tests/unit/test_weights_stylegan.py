@@ -21,6 +21,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.stylegan2 import discriminator_layers, generator_layers
 from bigsgan.weights import studiogan
+from bigsgan.weights.empty import sized
 from bigsgan.weights.stylegan import (
     data_section,
     discriminator_section,
@@ -28,7 +29,6 @@ from bigsgan.weights.stylegan import (
     generator_section,
     generator_state,
 )
-from tests.networks import sized
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "stylegan2"
 # What shapes do not say of the recorded networks.
