@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.engines.pipeline.layout import (
     StageDivision,
     describe_bubble,
@@ -51,7 +51,15 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
         if flop is not None:
             lines.append(f"{name:14}{'':15}{flop / 1e9:>26.3f}  of its program in an update")
         lines.append(left_out(plan.recipe, flop is not None, name))
+    lines.append(_describe_statistics(plan.recipe, "ranks"))
     return "\n".join(filter(None, lines))
+
+
+def _describe_statistics(recipe: Recipe, ranks: str) -> str:
+    """Say over which ranks batch norm takes its statistics; ``ranks`` are those of a host."""
+    own = [network for network in NETWORKS if getattr(recipe, network).has_batch_norm]
+    where = f"the {ranks} of each host" if recipe.batch_statistics == "host" else "all ranks"
+    return f"batch norm of the {' and the '.join(own)}: statistics over {where}" if own else ""
 
 
 class Speed(NamedTuple):
@@ -146,6 +154,7 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     else:
         recipe = surveyor.recipe([])
         about = [left_out(recipe, surveyor.traces.program(recipe, name) is not None, name) for name in PROGRAMS]
+        about.append(_describe_statistics(recipe, f"{resources.gpus // resources.nodes} ranks"))
         print("\n".join(filter(None, [report.table(found, resources), separate_ranks.table(beside), *about])))
     report.check(found, resources)
     if not as_json:

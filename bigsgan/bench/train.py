@@ -102,6 +102,8 @@ def _on_machine(planned: Planned) -> Planned:
             return Planned(variant, None, "networks take turns in the plain loop, as objective.schedule=exact has it")
         if plan.recipe.objective.pool:
             return Planned(variant, None, "the plain loop has no images of earlier updates, as objective.pool has")
+        if plan.recipe.batch_statistics == "host":
+            return Planned(variant, None, "the plain loop takes batch norm's statistics over all ranks")
         if plan.recipe.objective.adversarial.adaptive:
             return Planned(variant, None, "the plain loop has no adaptive weight, as objective.adversarial has")
         if variant.tf32 is not None and comm.device().type != "cuda":

@@ -74,6 +74,9 @@ class Recipe(Section):
     statistics: Literal["every_update", "every_pass"] = "every_update"
     """When running statistics of batch norm, vectors of spectral norm and StyleGAN2's `w_avg` move: in the first
     micro-batch of a network's update, or, as in public trainers, in each pass that makes images, trains or judges."""
+    batch_statistics: Literal["global", "host"] = "global"
+    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those of them on one host,
+    which spares messages between hosts; the model then depends on the number of ranks on a host."""
     max_rollbacks: NaturalInt = 10
     """How often a run may return to a checkpoint after a non-finite update; after that it ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
@@ -252,7 +255,7 @@ def _check_recipe(recipe: Recipe) -> None:
         problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
-    _check_sampling(recipe)
+    _check_batch_statistics(recipe)
     _check_metrics(recipe)
     _check_init(recipe)
     check_data_and_networks(recipe)
@@ -272,11 +275,17 @@ def _check_recipe(recipe: Recipe) -> None:
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
 
 
-def _check_sampling(recipe: Recipe) -> None:
+def _check_batch_statistics(recipe: Recipe) -> None:
     if recipe.sample_statistics == "batch" and recipe.generator.has_styles:
         problem = f"must be running with generator.family={recipe.generator.family}"
         detail = "it has no batch norm, and as in training would mix styles and not truncate them"
         raise UserError("sample_statistics", recipe.sample_statistics, problem, "remove it", detail)
+    if recipe.batch_statistics == "host":
+        if not any(getattr(recipe, network).has_batch_norm for network in NETWORKS):
+            raise UserError("batch_statistics", "host", "needs a network with batch norm", "remove it")
+        if recipe.statistics == "every_pass":
+            problem, detail = "must be every_update with batch_statistics=host", "hosts average them once an update"
+            raise UserError("statistics", "every_pass", problem, "remove it, or batch_statistics", detail)
 
 
 def _check_metrics(recipe: Recipe) -> None:

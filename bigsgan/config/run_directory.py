@@ -18,6 +18,7 @@ from bigsgan.config.saved_recipe import RECIPE_FILE, copy_name, is_lost, recipe_
 from bigsgan.config.sections import NETWORKS
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.errors import UserError, reason, shown
+from bigsgan.runtime import launched
 from bigsgan.runtime.atomic import write_text
 from bigsgan.runtime.paths import read_text
 
@@ -75,6 +76,8 @@ def same_on_hosts(plan: RunPlan) -> dict[str, Any]:
     """Return, by key, the recipe's values and contents of DeepSpeed files that must be equal on all hosts of a run."""
     recipe = flat(plan.recipe.model_dump(mode="json"))
     found = {key: value for key, value in recipe.items() if key not in KEYS_OF_A_HOST}
+    if plan.recipe.batch_statistics == "host":
+        found["LOCAL_WORLD_SIZE"] = launched.local_size(os.environ)
     return found | {f"engines.{network}.ds_config": each.file.content for network, each in plan.engines.items()}
 
 

@@ -24,12 +24,14 @@ class RunPlan:
     Attributes:
         on_gpus: Whether the ranks compute on GPUs, where another way through exact penalties is faster than on CPUs. A
             guess until ``on_this_machine`` (engines/build.py) asks them.
+        ranks_per_host: Consecutive ranks on each host; 0 if it is not known.
     """
 
     recipe: Recipe
     world_size: int
     engines: Mapping[str, EnginePlan]
     on_gpus: bool = False
+    ranks_per_host: int = 0
 
     def placement(self, network: str) -> Placement:
         """Return the ranks of the network's stages and replicas."""
@@ -43,6 +45,23 @@ class RunPlan:
     def held_by(self, rank: int) -> str:
         """Return the network that a rank holds if each network has its own ranks; otherwise an empty text."""
         return next(n for n in NETWORKS if rank in self.placement(n).ranks) if self.is_split else ""
+
+    def statistics_parts(self, network: str) -> list[range]:
+        """Return the ranks over which batch norm takes its statistics, if not over all replicas of a pipeline stage.
+
+        Ranks count from the network's first, and each is in one part. There are none without ``batch_statistics: host``
+        or on one host.
+        """
+        num, placement = self.ranks_per_host or self.world_size, self.placement(network)
+        first, stages = placement.first, placement.local.replicas()
+        if self.recipe.batch_statistics == "global" or not getattr(self.recipe, network).has_batch_norm:
+            return []
+        parts = [
+            range(max(host * num - first, stage.start), min((host + 1) * num - first, stage.stop))
+            for stage in stages
+            for host in range((first + stage.start) // num, -(-(first + stage.stop) // num))
+        ]
+        return parts if parts != stages else []
 
     @property
     def images_travel(self) -> bool:

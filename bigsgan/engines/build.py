@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -37,6 +38,7 @@ from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
+from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.initial import with_memory
@@ -44,15 +46,23 @@ from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
 from bigsgan.monitor.logs import keeping_notices
-from bigsgan.runtime import comm, division
+from bigsgan.runtime import comm, division, launched
 from bigsgan.runtime.collective_errors import by_each
 
 _log = logging.getLogger(__name__)
 
 
 def on_this_machine(plan: RunPlan) -> RunPlan:
-    """The same plan, for the devices that these ranks have."""
-    return replace(plan, on_gpus=comm.device().type == "cuda")
+    """The same plan, for the devices and hosts that these ranks have.
+
+    Raises:
+        UserError: The plan depends on the number of ranks on a host, which the launcher does not tell.
+    """
+    is_told = any(map(os.environ.get, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")))
+    if plan.recipe.batch_statistics == "host" and plan.world_size > 1 and not is_told:
+        problem, remedy = "must be set with batch_statistics=host", "set it to the number of ranks on each host"
+        raise UserError("LOCAL_WORLD_SIZE", None, problem, remedy, "an environment variable")
+    return replace(plan, on_gpus=comm.device().type == "cuda", ranks_per_host=launched.local_size(os.environ))
 
 
 def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executor:
@@ -156,7 +166,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:
         internals.keep_gradients_in_memory(engine)
-    join_replicas(stack, comm.world_size(), group=division.part())
+    join_replicas(stack, comm.world_size(), 0, division.part(), plan.statistics_parts(network))
     device_skip = DeviceSkip(engine) if device_decides(engine, plan, network) else None
     stock = plan.engines[network].is_stock
     built = ZeroEngine(engine, root, release, averaged, device_skip, stock)

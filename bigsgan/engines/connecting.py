@@ -30,6 +30,9 @@ def num_communicators(plan: RunPlan, rank: int) -> int:
     found = 1 + plan.images_travel
     found += plan.is_split and len(held[0].ranks) > 1  # those that hold this network
     found += any(own.num_stages == 1 and own.num_replicas > 1 for own in held)  # DeepSpeed's copy of that of all
+    for network in NETWORKS:
+        local = rank - plan.placement(network).first
+        found += any(local in part and len(part) > 1 for part in plan.statistics_parts(network))
     # its pipeline, two for messages, and the replicas of its stage
     return found + sum(3 + (own.num_replicas > 1) for own in held if own.num_stages > 1)
 

@@ -18,6 +18,7 @@ from bigsgan.engines.exposing import Exposure, exposed, gradients, parameter_at
 from bigsgan.engines.optimizer import set_rates, spread_matrices, state_of
 from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
+from bigsgan.engines.replicas import partial_statistics, share
 from bigsgan.errors import UserError
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
@@ -77,6 +78,7 @@ class DeepSpeedBacked:
         keys = internals.keys(engine)
         spread_matrices(engine.basic_optimizer, network, keys, self._pieces, copied=is_copied, group=replicas)
         self._buffers = list(saved_buffers(network).values())
+        self._partial, self._num_replicas = partial_statistics(network), num_replicas
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         # Without an optimizer wrapper (ZeRO 0 in float32) DeepSpeed would apply NaN, where the others skip the update,
         # and each stage of a pipeline would clip by a norm of its own.
@@ -214,6 +216,8 @@ class DeepSpeedBacked:
     def _count(self, applied: Outcome) -> None:
         """Count an update. Restore the buffers of a skipped one: running statistics may have overflowed too."""
         self.outcomes.add(applied)
+        if self._partial:
+            share(self._partial, self._num_replicas, self._replicas)
         if isinstance(applied, Tensor):
             for buffer, kept in zip(self._buffers, self._kept_buffers, strict=True):
                 torch.where(applied, buffer, kept, out=buffer)

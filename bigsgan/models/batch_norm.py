@@ -67,7 +67,7 @@ def _(buffer: Tensor) -> Tensor:
 class BatchStatistics(RankAverages, TwiceDifferentiable):
     """Normalizes each channel over the samples and pixels of the global micro-batch, without gain or bias.
 
-    Statistics are float32. If ``average_over_ranks`` is given, they are those of all data-parallel ranks. In training
+    Statistics are float32. If ``average_over_ranks`` is given, they are those of its ranks. In training
     mode the micro-batch is normalized by its own statistics; in evaluation mode by the running statistics (Ioffe and
     Szegedy 2015, arXiv 1502.03167).
 
@@ -79,9 +79,10 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
             first moves the running statistics.
         exact: Whether to compute in float32 whatever the input's type, for second derivatives.
         tracks: Whether evaluation mode uses running statistics; else those of the micro-batch.
+        is_partial: Whether other ranks take statistics of their own; an update ends with the mean of running ones.
     """
 
-    tracks = True
+    tracks, is_partial = True, False
     running_mean: Tensor
     running_var: Tensor
     momentum = 0.1

@@ -9,7 +9,7 @@ bytes on the host; the lower ZeRO stage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -251,7 +251,8 @@ class Surveyor:
         Raises:
             UserError: The recipe cannot run with them.
         """
-        return plan_balanced(self.recipe(changes), ranks or self.resources.gpus, self.directory)[0]
+        plan, _ = plan_balanced(self.recipe(changes), ranks or self.resources.gpus, self.directory)
+        return replace(plan, ranks_per_host=self.resources.gpus // self.resources.nodes)
 
     def layout(self, name: str, changes: list[str], recomputes: bool) -> Layout:
         """Predict the memory of the recipe with more overrides."""

@@ -234,6 +234,8 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
         layout[f"{network}.precision"] = engine.file.precision
         layout[f"{network}.pipeline_stages"] = engine.placement.num_stages
         layout[f"{network}.division"] = engines[network].division
+        if parts := plan.statistics_parts(network):
+            layout[f"{network}.ranks_of_statistics"] = sorted(set(map(len, parts)))
         if plan.is_split:
             layout[f"{network}.ranks"] = len(engine.placement.ranks)
     return executor, layout

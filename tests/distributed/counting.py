@@ -9,6 +9,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -64,7 +65,7 @@ def groups(out: Path, overrides: Sequence[str]) -> dict[str, int]:
 
     ``out`` is the run directory, and ``overrides`` are of the tiny recipe.
     """
-    plan = tiny_plan(out, dist.get_world_size(), overrides, both(1))
+    plan = replace(tiny_plan(out, dist.get_world_size(), overrides, both(1)), ranks_per_host=4)
     with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         build(plan)
     own = dist.distributed_c10d._world.pg_map

@@ -12,6 +12,7 @@ from tests.distributed.counting import as_one_of_many, groups
 from tests.tiny import stages
 
 MOST_CALLS, MOST_OWN = 20, 10
+HOST = ["batch_statistics=host"]
 # Name: overrides; the calls that each rank makes, and of its groups all of several ranks and those of messages.
 LAYOUTS = {
     "whole": ([], 1, 2, 0),
@@ -20,8 +21,9 @@ LAYOUTS = {
     "G whole, D in 2": (stages(1, 2), 6, 7, 3),
     "ranks of their own": (["engines.generator.ranks=4"], 3, 4, 1),
     "ranks of their own, in stages": (["engines.generator.ranks=4", *stages(2, 2)], 6, 7, 3),
+    "whole, statistics of a host": (HOST, 2, 3, 0),
 }
-QUICK = [(1024, "4 + 4"), (64, "4 + 2"), (8, "ranks of their own, in stages")]
+QUICK = [(1024, "4 + 4"), (64, "4 + 2"), (8, "ranks of their own, in stages"), (1024, "whole, statistics of a host")]
 
 
 @pytest.mark.parametrize(

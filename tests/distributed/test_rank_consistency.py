@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -148,9 +150,11 @@ def planned(overrides, directory):
     place = directory / str(comm.rank())
     place.mkdir()
     try:
-        plan = tiny_plan(place, comm.world_size(), overrides[comm.rank()], BOTH)
+        options, num = overrides[comm.rank()], str(2 - comm.rank())
+        plan = tiny_plan(place, comm.world_size(), options, BOTH)
         recipe = plan.recipe.model_copy(update={"out": "run"})
-        check_plans(RunPlan(recipe, plan.world_size, plan.engines))
+        with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=num):
+            check_plans(RunPlan(recipe, plan.world_size, plan.engines))
     except UserError as error:
         return str(error)
     return None
@@ -160,6 +164,12 @@ def planned(overrides, directory):
     "first, second, told",
     [
         (["data.prefetch=1"], ["data.prefetch=2"], None),
+        (
+            ["batch_statistics=host"],
+            ["batch_statistics=host"],
+            f"LOCAL_WORLD_SIZE: must be 2 as on {HOST} (rank 0), got 1 on {HOST}; "
+            "start all hosts with the same recipe, DeepSpeed files and versions",
+        ),
         (
             ["seed=1", "optimizer.generator.lr=0.1"],
             ["seed=1", "optimizer.generator.lr=0.2"],

@@ -13,6 +13,10 @@ STYLES = TINY_GAMES["stylegan2"]
 CASES = {
     "samples in training mode": ([*STYLES, "sample_statistics=batch"], "sample_statistics",
         "must be running with generator.family=stylegan2, got 'batch' (it has no batch norm", "remove it"),
+    "statistics without batch norm": ([*STYLES, "batch_statistics=host"], "batch_statistics",
+        "'host' needs a network with batch norm", "remove it"),
+    "a host's statistics in every pass": (["batch_statistics=host", "statistics=every_pass"], "statistics",
+        "must be every_update with batch_statistics=host, got 'every_pass' (hosts", "remove it, or batch_statistics"),
     "no family": (["generator.family=null"], "generator.family", "must be 'autoencoder', 'biggan', ", "choose one of"),
     "another family's keys": (["generator.family=r3gan"], "generator.channels", "unknown key", "family r3gan has the"),
     "pairs for latents": ([PAIRS[0].replace("64, num_i", "16, num_i")], "generator.family",

@@ -10,6 +10,7 @@ from bigsgan.bench import train as bench_train
 from bigsgan.bench.variants import VARIANTS, Planned
 from bigsgan.config import NETWORKS, both_engines
 from bigsgan.engines import compile_checks, deepspeed_config
+from bigsgan.engines.build import on_this_machine
 from bigsgan.errors import UserError
 from tests.tiny import TINY_GAMES, tiny_plan, zero
 
@@ -147,3 +148,13 @@ def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))
     assert planned.plan is None
     assert "average over 2 ranks" in planned.reason
+
+
+def test_ranks_of_unknown_hosts_have_no_statistics_of_a_host(tmp_path, monkeypatch):
+    plan = tiny_plan(tmp_path, 2, ["batch_statistics=host"], {})
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"^LOCAL_WORLD_SIZE: must be set with batch_statistics=host \(an environment"):
+        on_this_machine(plan)
+    monkeypatch.setenv("LOCAL_SIZE", "1")
+    assert on_this_machine(plan).statistics_parts("generator") == [range(1), range(1, 2)]

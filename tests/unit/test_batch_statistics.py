@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bigsgan.config import NETWORKS
 from bigsgan.models.batch_norm import AffineBatchNorm, BatchStatistics, ConditionalBatchNorm
+from bigsgan.models.build import network_on_meta
 from bigsgan.models.layers import (
     moving_state,
 )
 from bigsgan.models.network import initialize
+from tests.tiny import TINY_GAMES, tiny_recipe
 from tests.unit.test_layers import randomize
 
 
@@ -245,3 +248,11 @@ def test_tangents_over_ranks_are_those_of_the_whole_batch():
     assert_close(tangent, expected, rtol=1e-10, atol=1e-12)
     (expected_grad,) = torch.autograd.grad((expected * weight).sum(), x)
     assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("game", TINY_GAMES)
+def test_a_recipe_knows_which_networks_have_batch_norm(game, tmp_path):
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES[game])
+    for network in NETWORKS:
+        found = any(isinstance(module, BatchStatistics) for module in network_on_meta(recipe, network).modules())
+        assert getattr(recipe, network).has_batch_norm == found

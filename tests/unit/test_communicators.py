@@ -11,8 +11,11 @@ from bigsgan.engines import connecting
 from bigsgan.engines.connecting import num_communicators
 
 
-def layouts(world_size):
-    """Both networks in any number of stages on all ranks, and each on half of them."""
+def layouts(world_size, per_host=None):
+    """Both networks in any number of stages on all ranks, and each on half of them.
+
+    With ``per_host`` each has batch norm with statistics of a host.
+    """
     for size, apart in ((world_size, False), (world_size // 2, True)):
         stages = [num for num in range(1, size + 1) if size % num == 0]
         for of_g, of_d in product(stages, stages):
@@ -23,15 +26,26 @@ def layouts(world_size):
             yield SimpleNamespace(
                 world_size=world_size,
                 placement=placements.__getitem__,
+                statistics_parts=lambda network, own=placements: (
+                    [
+                        stage[first : first + per_host]
+                        for stage in own[network].local.replicas()
+                        for first in range(0, len(stage), per_host)
+                    ]
+                    if per_host
+                    else []
+                ),
                 is_split=apart,
                 images_travel=apart or of_g != of_d,
             )
 
 
-@pytest.mark.parametrize("world_size, most", [(2, 7), (8, 10), (24, 10), (1024, 10)])
-def test_there_are_at_most_ten_in_any_layout(world_size, most):
+@pytest.mark.parametrize(
+    "world_size, most, per_host", [(2, 7, None), (8, 10, None), (24, 10, None), (1024, 10, None), (1024, 12, 8)]
+)
+def test_there_are_at_most_ten_in_any_layout_and_two_for_statistics_of_a_host(world_size, most, per_host):
     ranks = (0, 1, world_size // 2, world_size - 1)
-    assert max(num_communicators(plan, rank) for plan in layouts(world_size) for rank in ranks) == most
+    assert max(num_communicators(plan, rank) for plan in layouts(world_size, per_host) for rank in ranks) == most
 
 
 def test_one_rank_has_none():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
+from bigsgan.config import NETWORKS
 from bigsgan.config.placement import Placement
-from tests.tiny import tiny_plan
+from tests.tiny import TINY_GAMES, stages, tiny_plan
 
 SIZES = [*product((1, 2, 3, 4), (1, 2, 3))]
 
@@ -53,3 +55,23 @@ def test_a_plan_reverses_the_discriminator(tmp_path):
     plan = tiny_plan(tmp_path, 8, options, {})
     assert plan.placement("generator") == Placement(2, 4, reversed=False)
     assert plan.placement("discriminator") == Placement(4, 2, reversed=True)
+
+
+@pytest.mark.parametrize(
+    "num, per_host, options, generator, discriminator",
+    [
+        (8, 8, [], [], []),
+        (8, 0, [], [], []),  # not known, so one
+        (8, 4, [], [range(4), range(4, 8)], [range(4), range(4, 8)]),
+        (8, 4, ["engines.generator.ranks=4"], [], []),
+        (8, 4, ["engines.generator.ranks=2"], [], [range(2), range(2, 6)]),
+        (8, 2, stages(2, 4), [range(2), range(2, 4), range(4, 6), range(6, 8)], []),
+    ],
+)
+def test_statistics_of_hosts_are_over_those_replicas_of_a_stage(
+    tmp_path, num, per_host, options, generator, discriminator
+):
+    """Ranks count from the network's first; D's stages of two replicas lie on one host each."""
+    options = ["batch=24", "accumulation=1", "batch_statistics=host", *TINY_GAMES["dcgan"], *options]
+    plan = replace(tiny_plan(tmp_path, num, options, {}), ranks_per_host=per_host)
+    assert [plan.statistics_parts(network) for network in NETWORKS] == [generator, discriminator]

@@ -78,6 +78,7 @@ def test_a_perceptron_by_hand(tmp_path):
     lines = describe_networks(plan, count_work(plan)).splitlines()
     assert lines[1].split() == ["generator", f"{g // 2 + 296:,}", f"{g / 1e9:.3f}"]
     assert lines[3].split()[2] == f"{(5 * g + 14 * d) / 1e9:.3f}"
+    assert len(lines) == 4  # no batch norm
 
 
 def test_what_a_choice_buys_is_seen(capsys):
@@ -96,6 +97,19 @@ def test_a_number_of_gpus_alone_is_told_what_is_missing(capsys):
     for options, hinted in ((["--gpus", "8"], True), ([], False), (["--gpus", "8", "--json"], False)):
         assert main(["plan", *options]) == 0
         assert (hint in capsys.readouterr().out.splitlines()) == hinted
+
+
+@pytest.mark.parametrize(
+    "options, where",
+    [
+        ([], "all ranks"),
+        (["batch_statistics=host"], "the ranks of each host"),
+        (["batch_statistics=host", "--gpus", "4", "--gpu-memory", "1", "--nodes", "2"], "the 2 ranks of each host"),
+    ],
+)
+def test_over_which_ranks_batch_norm_takes_its_statistics(options, where, capsys):
+    assert main(["plan", *options]) == 0
+    assert f"batch norm of the generator: statistics over {where}" in capsys.readouterr().out.splitlines()
 
 
 def gat_parameters(depths, width, heads):

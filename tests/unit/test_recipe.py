@@ -77,6 +77,7 @@ def test_defaults_are_filled_in(tmp_path):
         "deterministic": False,
         "max_rollbacks": 10,
         "statistics": "every_update",
+        "batch_statistics": "global",
         "data": {
             "kind": "digits", "arguments": {}, "root": None, "input_root": None, "input_side": "left",
             "input_channels": 3, "dataset": None, "resolution": 16, "fit": "crop", "image_channels": 1,

@@ -78,6 +78,11 @@ class NetworkSection(Section):
         """The half type, bf16 or fp16, in which some layers compute in a float32 engine; None if there are none."""
         return None
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the network has batch norm."""
+        return getattr(self, "norm", None) == "batch"
+
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
 

@@ -69,6 +69,11 @@ class NormSection(Section):
     output_norm_eps: PositiveFloat = 1e-5
     """Added to the variance by the last batch norm, before the image; BigGAN-PyTorch's is 1e-5 with any ``BN_eps``."""
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the network has batch norm."""
+        return True
+
 
 class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     """BigGAN's generator (Brock et al. 2019, arXiv 1809.11096)."""

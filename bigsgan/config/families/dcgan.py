@@ -30,6 +30,11 @@ class DCGANGenerator(_DCGAN, GeneratorSection):
     embedding_size: Width = 32
     """Size of the class embedding beside the latent; ignored without classes."""
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the network has batch norm."""
+        return True
+
 
 class DCGANDiscriminator(_DCGAN):
     """DCGAN's discriminator, with a projection head if there are classes."""

@@ -39,6 +39,11 @@ class _Outside(NetworkSection):
         """Whether its inputs carry a seed for each sample."""
         return self.seeds
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the network may have batch norm."""
+        return True
+
 
 class OutsideGenerator(_Outside):
     """A generator from outside the package: latents (N, Z), or images, and labels (N,) -> images, and further outputs.

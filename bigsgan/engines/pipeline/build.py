@@ -45,6 +45,7 @@ def build_pipeline(
     module = internals.pipeline_module(part, placement, rank)
     engine, _ = initialize_engine(plan, network, part, module, config)
     first = placement.rank(stage, 0)
-    join_replicas(part, placement.num_replicas, first, internals.replica_group(engine))
+    group, parts = internals.replica_group(engine), plan.statistics_parts(network)
+    join_replicas(part, placement.num_replicas, first, group, parts)
     channels = open_channels(placement, rank, device)
     return PipelineEngine(engine, part, placement, rank, division, channels), division
