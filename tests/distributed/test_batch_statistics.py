@@ -12,8 +12,10 @@ import torch.nn.functional as F
 
 from bigsgan.bench import comm as bench_comm
 from bigsgan.bench.variants import VARIANTS, Planned
+from bigsgan.config import load_recipe, plan_run
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.runtime import comm
+from tests import REPOSITORY
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
 from tests.tiny import TINY_GAMES, both, stages, tiny_plan
@@ -93,3 +95,31 @@ def test_statistics_leave_a_host_once_an_update(ranks):
     assert together == found
     assert layout == usual | {"generator.ranks_of_statistics": [1]}  # a run that resumes says what has changed
     assert one_host == usual
+
+
+NARROW = [
+    "batch=4", "generator.channels=8", "discriminator.channels=8",
+    "data={kind: synthetic, resolution: 128, image_channels: 3, num_classes: 10, num_images: 64}",
+]  # fmt: skip
+
+
+def small_messages(*overrides):
+    """Calls of small messages of an update of BigGAN-128 with few channels, and of all, by phase."""
+    path = REPOSITORY / "launch" / "recipes" / "biggan128_imagenet.yaml"
+    recipe = load_recipe(path, [*NARROW, *overrides, f"out={tempfile.mkdtemp()}"])
+    found = bench_comm.count(Planned(VARIANTS["zero1"], plan_run(recipe, comm.world_size(), path.parent)))
+    calls = {(each["phase"], each["collective"]): each["calls"] for each in found["collectives"]}
+    return {phase: num for (phase, collective), num in calls.items() if collective == "all-reduce"}, sum(calls.values())
+
+
+@pytest.mark.slow
+def test_messages_of_an_update_of_biggan_128(ranks):
+    """All-reduces are the small ones: of three passes of G and one backward, 11 norms each, and norms of gradients."""
+    (usual, num), _ = ranks(2).run(small_messages)
+    norms = {"D trains: step": 2, "G pulls back: step": 1}
+    passes = {"G makes images": 22, "G makes images, graphs kept": 11, "G pulls back: backward": 11}
+    assert usual == passes | norms
+    assert sum(usual.values()) == 47
+    (apart, fewer), _ = Hosts(ranks(2), 1).run(small_messages, HOST)
+    assert apart == norms | {"G pulls back: step": 2}
+    assert num - fewer == 43
