@@ -19,6 +19,11 @@ from bigsgan.planner.teaching import PROGRAMS
 from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
 
+COMMUNICATOR = 32 * (10 + 2) * 2**20
+"""About how many bytes of a GPU one of NCCL's communicators takes: for 32 channels to a neighbour, 10 MiB each to
+receive and 2 MiB to send, as allocated on H100 (github.com/NVIDIA/nccl/issues/1685). Fewer channels take less, and a
+smaller NCCL_BUFFSIZE, 4 MiB of the 10; connections to several neighbours, as in trees, take more."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -33,7 +38,7 @@ class Prediction:
     # the same of an update with the penalties that are not in every one; empty if there are none
     penalized: dict[str, Peak]
     samples: Peak  # those of making images from the EMA
-    communicators: int = 0  # over NCCL; their buffers are not counted
+    communicators: int = 0  # over NCCL; their buffers, of about ``COMMUNICATOR`` each, are not counted
 
     @property
     def stays(self) -> int:

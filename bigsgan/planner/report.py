@@ -9,7 +9,7 @@ from typing import Any
 from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.planner.layouts import USABLE, Layout, Resources, Survey
-from bigsgan.planner.memory import Prediction
+from bigsgan.planner.memory import COMMUNICATOR, Prediction
 from bigsgan.table import aligned
 
 GIB = 2**30
@@ -55,7 +55,8 @@ def table(survey: Survey, resources: Resources) -> str:
         shape = f"{layout.accumulation} x {layout.micro_batch}"
         on_host = f"{host / unit:.1f}" if host else ""
         num = layout.prediction.communicators
-        rows.append([layout.label, shape, *sizes, on_host, f"{num}", "fits" if layout.fits else ""])
+        connected = f"{num} ({num * COMMUNICATOR / unit:.2f})" if num else "0"
+        rows.append([layout.label, shape, *sizes, on_host, connected, "fits" if layout.fits else ""])
     lines = aligned(rows)
     lines += [f"{name}: not possible, {reason}" for name, reason in survey.refused.items()]
     return "\n".join(lines)
@@ -114,6 +115,7 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
             "host_spare": prediction.spare,
             "host_of_a_node": resources.on_node(prediction),
             "communicators": prediction.communicators,
+            "communicator_bytes": prediction.communicators * COMMUNICATOR,
             "moments": {name: prediction.stays + peak.total for name, peak in prediction.update.items()},
         }
 

@@ -233,6 +233,7 @@ def test_the_command_prints_a_table_or_json(capsys):
         parts = {name: size for name, size in device.items() if name not in ("penalties", "samples", "peak")}
         assert sum(parts.values()) == device["peak"]
         assert any(line.startswith(layout["name"]) for line in lines)
+        assert layout["communicator_bytes"] == 402_653_184 * layout["communicators"] > 0
 
 
 @pytest.mark.parametrize(
