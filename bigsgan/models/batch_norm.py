@@ -6,6 +6,7 @@ Shapes: N samples, C channels, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from bigsgan.models.dual import has_tangent, linearly
 from bigsgan.models.initial import Generators
-from bigsgan.models.layers import Embedding, RankAverages, SpectralLinear, TwiceDifferentiable
+from bigsgan.models.layers import Embedding, Kept, RankAverages, SpectralLinear, TwiceDifferentiable
 from bigsgan.models.modulation import modulate_and_rectify
 from bigsgan.models.precision import full
 
@@ -168,9 +169,17 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         mean, var = _moments(x)
         # Compiled code needs a copy, as the running mean moves in place before the backward pass.
         center = _copied(self.running_mean) if torch.compiler.is_compiling() else self.running_mean
-        center = center.repeat(self.segments)
+        center, kept = center.repeat(self.segments), None
+        if not torch.compiler.is_compiling() and not has_tangent(x):
+            kept = Kept.open
+        if kept is not None and kept.is_full:  # the running mean has moved since
+            center, known = kept.take()
+            average = partial(average, known=known)
         offset = mean - center
-        offset, square, var = linearly(average, torch.stack([offset, offset.square(), var])).unbind(0)
+        means = linearly(average, torch.stack([offset, offset.square(), var]))
+        if kept is not None and not kept.is_full:
+            kept.keep(center, means)
+        offset, square, var = means.unbind(0)
         between = square - offset.square()
         return center + offset, var + between + (between.clamp(min=0) - between).detach()
 

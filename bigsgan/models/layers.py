@@ -11,8 +11,8 @@ and the weight of a grouped convolution, whose matrix is block diagonal, (groups
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -288,12 +288,50 @@ class RankAverages(StatefulLayer):
     """A layer that takes means over the global micro-batch; each data-parallel rank holds an equal part of it.
 
     The engine sets ``average_over_ranks``, a tensor's differentiable mean over ``num_ranks`` ranks; None on one rank.
+    It takes a mean that is ``known`` as well, and then sends no message.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.average_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.average_over_ranks: Callable[..., Tensor] | None = None
         self.num_ranks = 1
+
+
+class Kept(AbstractContextManager["Kept"]):
+    """Where a checkpointed layer keeps what its recomputation takes instead of sending messages.
+
+    Attributes:
+        open: That of the layer which is being computed, if any.
+        is_full: Whether it is being recomputed.
+    """
+
+    open: ClassVar[Kept | None] = None
+
+    def __init__(self, values: list[tuple[Tensor, ...]], is_full: bool) -> None:
+        self.is_full, self._values, self._next = is_full, values, iter(values)
+
+    @classmethod
+    def contexts(cls) -> tuple[Kept, Kept]:
+        """Return those of a layer's forward pass and of its recomputation, as torch's ``checkpoint`` takes them."""
+        values: list[tuple[Tensor, ...]] = []
+        return cls(values, is_full=False), cls(values, is_full=True)
+
+    def __enter__(self) -> Kept:
+        """Begin anew, as a layer may be recomputed several times."""
+        self._before, Kept.open, self._next = Kept.open, self, iter(self._values)
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        """End."""
+        Kept.open = self._before
+
+    def keep(self, *values: Tensor) -> None:
+        """Keep values for the recomputation."""
+        self._values.append(tuple(each.detach().clone() for each in values))
+
+    def take(self) -> tuple[Tensor, ...]:
+        """Return what the forward pass kept at this place."""
+        return next(self._next)
 
 
 class TwiceDifferentiable(nn.Module):

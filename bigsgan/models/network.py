@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.initial import filler, is_spoilt, named_fillable, parts_of, refuse_unfilled, spoil, tensors_of
-from bigsgan.models.layers import SpectralLayer, StatefulLayer, TwiceDifferentiable
+from bigsgan.models.layers import Kept, SpectralLayer, StatefulLayer, TwiceDifferentiable
 from bigsgan.models.transformer import Block, Linear
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -82,7 +82,7 @@ class LayerStack(nn.Module):
         if not self.checkpointing:
             return run(*carry)
         # No layer draws from torch's generators, so there is no state to restore for the recomputation.
-        return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False, context_fn=Kept.contexts)
 
     def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply a layer with statistics. Sets their segments each time, as passes may come before a recomputation."""

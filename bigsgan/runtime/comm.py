@@ -254,9 +254,12 @@ def total(value: float) -> float:
     return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device())))
 
 
-def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Average a tensor over all ranks, or those of a group; differentiable any number of times."""
-    return _Mean.apply(tensor, group)
+def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None, known: Tensor | None = None) -> Tensor:
+    """Average a tensor over all ranks, or those of a group; differentiable any number of times.
+
+    No message is sent if the mean is ``known`` on all of these ranks.
+    """
+    return _Mean.apply(tensor, group, known)
 
 
 class _Mean(torch.autograd.Function):
@@ -267,15 +270,17 @@ class _Mean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None, known: Tensor | None) -> Tensor:
         ctx.group = group
+        if known is not None:
+            return known.clone()
         result = tensor.contiguous().clone()
         dist.all_reduce(result, group=group)
         return result.div_(dist.get_world_size(group))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Mean.apply(grad, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Mean.apply(grad, ctx.group, None), None, None
 
 
 def open_board(name: str) -> dist.Store:

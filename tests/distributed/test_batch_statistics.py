@@ -93,6 +93,8 @@ def test_statistics_leave_a_host_once_an_update(ranks):
     norms = {"G makes images": (5, 3 * channels), "G makes images, graphs kept": (5, 3 * channels)}
     assert found == apart | norms | {backward: (gradients[0] + 5, gradients[1] + 3 * channels)}
     assert together == found
+    recomputing, *_ = ranks(2).run(messages, "engines.generator.activation_checkpointing=true")
+    assert recomputing[0] == found  # a recomputation knows the statistics
     assert layout == usual | {"generator.ranks_of_statistics": [1]}  # a run that resumes says what has changed
     assert one_host == usual
 
