@@ -17,11 +17,16 @@ from unittest import mock
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bigsgan.bench.comm import Traffic
 from bigsgan.config import RunPlan
 from bigsgan.engines.build import build_executor
 from bigsgan.engines.connecting import num_communicators
 from bigsgan.engines.pipeline.transport import MESSAGES, Channel
+from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
+from bigsgan.training.build import build_run
+from bigsgan.training.schedules import scheduled
+from bigsgan.training.start import Start
 from tests.distributed.nursery import nurseries
 from tests.tiny import both, tiny_plan
 
@@ -53,11 +58,15 @@ def build(plan: RunPlan) -> None:
         build_executor(plan, {})
 
 
-def build_seconds(out: Path, overrides: Sequence[str]) -> float:
-    """Return the processor seconds that this takes; see ``groups``."""
-    plan, start = tiny_plan(out, dist.get_world_size(), overrides, both(1)), time.process_time()
-    build(plan)
-    return time.process_time() - start
+def first_update(out: Path, overrides: Sequence[str]) -> dict[str, float]:
+    """Processor seconds of a rank to build its run and for the first update, and its collectives; see ``groups``."""
+    plan, start, traffic = tiny_plan(out, dist.get_world_size(), overrides, both(1)), time.process_time(), Traffic()
+    with mock.patch.object(Channel, "greet"), traffic:
+        run = build_run(plan, out, Start(None), RankLog(out / "log", comm.rank(), print))
+        built = time.process_time()
+        run.step(0, scheduled(run.recipe, 0))
+    seconds = {"build": built - start, "update": time.process_time() - built}
+    return {**seconds, "collectives": sum(each["calls"] for each in traffic.counts.values())}
 
 
 def groups(out: Path, overrides: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from torch.distributed.distributed_c10d import _process_group_color
 
 from bigsgan.config.placement import Placement
 from bigsgan.runtime import comm
-from tests.distributed.counting import as_one_of_many, groups
+from tests.distributed.counting import as_one_of_many, first_update, groups
 from tests.tiny import stages
 
 MOST_CALLS, MOST_OWN = 20, 10
@@ -43,6 +43,17 @@ def test_a_rank_makes_few(world_size, layout, tmp_path):
     assert list(found.values()) == expected
     assert found["calls"] <= MOST_CALLS
     assert found["own"] <= MOST_OWN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["whole", "4 + 4"])
+def test_collectives_until_the_first_update_do_not_grow_with_the_ranks(layout, tmp_path):
+    found = []
+    for num in (8, 64, 1024):
+        (out := tmp_path / str(num)).mkdir()
+        options = [f"batch={2 * num}", "accumulation=1", *LAYOUTS[layout][0]]
+        found.append(as_one_of_many(first_update, num // 2 + 1, num, out, options)["collectives"])
+    assert found[0] == found[1] == found[2] > 0
 
 
 def gathered(size):
