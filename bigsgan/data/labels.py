@@ -14,7 +14,7 @@ from typing import Any
 
 from bigsgan.config.data import Data
 from bigsgan.data.listing import (
-    IMAGE_EXTENSIONS,
+    KINDS_OF_IMAGES,
     LABELS_FILE,
     Files,
     Ignored,
@@ -83,7 +83,7 @@ def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int], list[str
         )
     if empty := [name for name, images in found.items() if not images]:
         problem = f"has class folders without images{some_names(empty)}"
-        remedy = f"add {', '.join(IMAGE_EXTENSIONS)} files, or remove the folders and lower data.num_classes"
+        remedy = f"add files of {KINDS_OF_IMAGES}, or remove the folders and lower data.num_classes"
         raise UserError("data.root", data.root, problem, remedy)
     each = list(found.values())
     labels = [label for label, images in enumerate(each) for _ in images]
@@ -194,7 +194,7 @@ def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
         return
     problem = f"has no {name}, which its {LABELS_FILE} lists"
     if name in files.others:
-        problem = f"has {name} in its {LABELS_FILE}, which is none of {', '.join(IMAGE_EXTENSIONS)}"
+        problem = f"has {name} in its {LABELS_FILE}, which is none of {KINDS_OF_IMAGES}"
     raise UserError("data.root", data.root, problem, remedy, detail)
 
 

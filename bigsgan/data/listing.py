@@ -14,14 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image, ImageFile
+
 from bigsgan.config.data import Data
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular
 
-IMAGE_EXTENSIONS = (
+_FREQUENT = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pbm", ".pnm", ".bmp", ".dib", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-"""All suffixes that Pillow knows of these formats, but for animations (.apng) and floats (.pfm)."""
+_NO_PIXELS = ("EPS", "MPEG")
+"""Formats that Pillow only recognizes, or reads with Ghostscript."""
+_NO_RANGE = ".pfm"  # floats
+KINDS_OF_IMAGES = ".jpg, .png, .webp, .tif, .bmp, .gif or another suffix of images that Pillow reads"
 
 LABELS_FILE = "dataset.json"
 """File that lists images or latents with their classes."""
@@ -124,9 +129,30 @@ def _belongs_to(name: str, stems: set[str]) -> bool:
     return any(".".join(parts[:num]) in stems for num in range(1, len(parts)))
 
 
+@functools.cache
+def image_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of the images that Pillow reads; of an animation, it reads the first image."""
+    known = Image.registered_extensions()
+    reads = {name for name, (factory, _) in Image.OPEN.items() if not _is_stub(factory)} - set(_NO_PIXELS)
+    reads |= {"MPO"} & set(known.values())  # which JPEG's reader opens
+    return tuple(each for each, name in known.items() if name in reads and each != _NO_RANGE)
+
+
+def _is_stub(factory: object) -> bool:
+    """Return whether Pillow needs a program of somebody else's to read a format."""
+    return isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)
+
+
 def is_image(name: str) -> bool:
     """Return whether a file counts as an image, by its name; hidden ones do not."""
-    return name.lower().endswith(IMAGE_EXTENSIONS) and not name.startswith(".")
+    return name.lower().endswith(image_suffixes()) and not name.startswith(".")
+
+
+def rarer_twins(names: Sequence[str], stem: Callable[[str], str] = lambda name: os.path.splitext(name)[0]) -> set[str]:
+    """Return the images of rarer formats beside others of the same name, such as cat.psd beside cat.png."""
+    rarer = [name for name in names if not name.lower().endswith(_FREQUENT)]
+    stems = {stem(name) for name in names if name.lower().endswith(_FREQUENT)} if rarer else set()
+    return {name for name in rarer if stem(name) in stems}
 
 
 def plain_name(name: str, in_archive: bool) -> str:
@@ -150,6 +176,8 @@ def sort_files(names: Iterable[str], folders: Iterable[str], labels: Callable[[]
     others: list[str] = []
     for name in names:
         (images if is_image(name.rpartition("/")[2]) else others).append(name)
+    if twins := rarer_twins(images):
+        images, others = [name for name in images if name not in twins], [*others, *sorted(twins)]
     return Files(sorted(images), [name for name in others if name != LABELS_FILE], sorted(folders), labels)
 
 
@@ -219,7 +247,7 @@ def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
 
 def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
     """Return the error that there are no images beside ``others``; ``wanted`` describes a source that has some."""
-    remedy = f"give {wanted} of {', '.join(IMAGE_EXTENSIONS)}, whose names and folders do not begin with a dot"
+    remedy = f"give {wanted} of {KINDS_OF_IMAGES}, whose names and folders do not begin with a dot"
     return UserError("data.root", data.root, "contains no images", remedy, others.text())
 
 

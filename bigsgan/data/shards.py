@@ -24,13 +24,14 @@ import numpy as np
 
 from bigsgan.config.data import Data
 from bigsgan.data.listing import (
-    IMAGE_EXTENSIONS,
     LINKED,
     Ignored,
     data_directory,
     ignored,
+    image_suffixes,
     is_hidden,
     no_images,
+    rarer_twins,
     some_names,
     unreadable_root,
     wrong_num_classes,
@@ -305,7 +306,7 @@ def _read_headers(data: Data, path: Path) -> _Shard:
             for member in archive:
                 parts = _KEY_AND_FIELD.fullmatch(member.name)
                 key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
-                is_image, is_array = f".{field}" in IMAGE_EXTENSIONS, f".{field}".endswith(".npy")
+                is_image, is_array = f".{field}" in image_suffixes(), f".{field}".endswith(".npy")
                 if member.isreg() and (is_image or (is_array and latents)):
                     check_member(data, f"{member.name} in {path.name}", member.size)
                     if is_image and latents:
@@ -323,6 +324,8 @@ def _read_headers(data: Data, path: Path) -> _Shard:
         raise unreadable_root(data, error) from error
     except Exception as error:  # TarError, EOFError, ValueError, ...: tarfile raises all kinds for damaged headers
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
+    if twins := rarer_twins([name for _, name, *_ in found], lambda name: name.rpartition(".")[0]):
+        found, others = [each for each in found if each[1] not in twins], [*others, *sorted(twins)]
     more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
     places = [
         (*place, classes.get(key, _NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)

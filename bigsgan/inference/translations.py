@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigsgan.data.listing import IMAGE_EXTENSIONS, ignored, is_image
+from bigsgan.data.listing import KINDS_OF_IMAGES, ignored, sort_files
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
@@ -134,11 +134,11 @@ def _images(directory: Path) -> list[Path]:
     except OSError as error:
         problem = f"cannot be read: {reason(error, directory)}"
         raise UserError("--input", str(directory), problem, "give a directory of images") from None
-    paths = [path for path in files if is_image(path.name)]
-    names = [path.name for path in paths]
-    others = ignored([path.name for path in files if not is_image(path.name)], names)
+    names = sort_files((path.name for path in files), [], None).images
+    paths = [directory / name for name in names]
+    others = ignored([path.name for path in files if path.name not in set(names)], names)
     if not paths:
-        remedy = f"give a directory with files of {', '.join(IMAGE_EXTENSIONS)}"
+        remedy = f"give a directory with files of {KINDS_OF_IMAGES}"
         raise UserError("--input", str(directory), "contains no images", remedy, others.text())
     others.check("--input", directory, len(paths))
     others.tell(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import logging
@@ -15,7 +16,7 @@ from PIL import Image
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
-from bigsgan.data.listing import IMAGE_EXTENSIONS, ignored
+from bigsgan.data.listing import ignored, image_suffixes
 from bigsgan.errors import UserError
 from bigsgan.inference.translations import _images
 
@@ -82,7 +83,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path, kind, caplog):
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "side_by_side"])
-@pytest.mark.parametrize("suffix", [".heic", ".gif", ".mat", ".unknown", ""])
+@pytest.mark.parametrize("suffix", [".heic", ".wmf", ".mat", ".unknown", ""])
 def test_most_of_a_data_set_is_not_ignored(tmp_path, kind, suffix):
     root = write(kind, tmp_path / "data", [*files(5, ".png"), *(f"a/other{i}{suffix}" for i in range(6))])
     message = rf"data.root: '{root}' has 6 files that would be ignored, and 5 images \(6 other files ignored: 6 "
@@ -100,13 +101,38 @@ def test_what_belongs_to_images_is_no_lost_image(tmp_path, kind, caplog):
     assert warned(caplog)[0].startswith(f"{root}: {told}")
 
 
-def test_suffixes_are_those_that_pillow_knows_of_the_formats(tmp_path):
-    Image.init()
-    formats = {Image.EXTENSION[suffix] for suffix in (".jpg", ".png", ".ppm", ".bmp", ".dib", ".tif", ".webp")}
-    known = {suffix for suffix, each in Image.EXTENSION.items() if each in formats}
-    assert set(IMAGE_EXTENSIONS) == known - {".apng", ".pfm"}
-    root = write("folder", tmp_path / "data", [f"a/x{i}{s.upper() if i % 2 else s}" for i, s in enumerate(known)])
-    assert len(opened("folder", root)) == len(IMAGE_EXTENSIONS)
+def test_images_have_any_suffix_that_pillow_reads(tmp_path):
+    """Pillow writes each format that it can, and the data set reads the file; the others are named here."""
+    root, known, written = tmp_path / "data", Image.registered_extensions(), set()
+    root.mkdir()
+    for number, (suffix, kind) in enumerate(known.items()):
+        for mode in ("L", "RGB", "P", "RGBA", "1"):
+            with contextlib.suppress(Exception):
+                Image.new(mode, (16, 16)).save(root / f"{number}{suffix.upper() if number % 2 else suffix}", kind)
+                with Image.open(next(root.glob(f"{number}.*"))) as image:
+                    image.load()
+                written.add(suffix)
+                break
+        else:
+            (root / f"{number}{suffix}").unlink(missing_ok=True)
+    unread = {".pfm", ".pdf", ".palm", ".eps", ".ps", ".mpg", ".mpeg", ".wmf", ".emf", ".h5", ".hdf", ".grib", ".bufr"}
+    assert set(image_suffixes()) == known.keys() - unread
+    assert {".gif", ".tga", ".jp2", ".avif", ".ico", ".qoi", ".sgi", ".pcx", ".dds", ".mpo"} <= written
+    for path in root.iterdir():
+        if path.suffix.lower() in unread:
+            path.unlink()
+    dataset = opened("folder", root, resolution=16)
+    assert len(dataset) == len(written - unread)
+    assert all(dataset[number][0].shape == (1, 16, 16) for number in range(len(dataset)))
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_a_rarer_format_beside_an_image_of_its_name_is_no_second_image(tmp_path, kind, caplog):
+    names = ["a/cat.png", "a/cat.psd", "a/cat.seg.png", "a/dog.gif", "b/cat.ico"]
+    dataset = opened(kind, write(kind, tmp_path / "data", names))
+    kept = [name for name in names if name != "a/cat.psd" and (kind != "tar" or "seg" not in name)]
+    assert [dataset.path(number).partition("/data")[2][-len(kept[number]) :] for number in range(len(dataset))] == kept
+    assert "1 .psd" in warned(caplog)[0]
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
@@ -238,7 +264,7 @@ def test_what_decompresses_shards_is_named(tmp_path, names, tools):
 
 
 def test_one_ignored_file_is_one(tmp_path):
-    root = write("folder", tmp_path / "data", ["a.png", "b.tga"])
+    root = write("folder", tmp_path / "data", ["a.png", "b.heic"])
     with pytest.raises(
         UserError, match=r"has 1 file that would be ignored, and 1 image.* set data.max_ignored=1 to ignore it"
     ):
