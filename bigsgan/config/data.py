@@ -27,6 +27,7 @@ _READERS = {
     "arguments": (_OUTSIDE,),
     "max_corrupt": (*_FILES, _OUTSIDE),
     "max_ignored": _LISTED,
+    "truncated": tuple(kind for kind in _FILES if kind != "latents"),
     "fit": (*(kind for kind in _FILES if kind != "latents"), _OUTSIDE),
     "dataset": ("torchvision",),
     "input_root": _TWO_FOLDERS,
@@ -153,6 +154,8 @@ class Data(Section):
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
     thousand images if those are more."""
+    truncated: Literal["skip", "accept"] = "skip"
+    """Whether images that are cut off count as unreadable, or are decoded as far as they go and grey below."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 
@@ -184,6 +187,11 @@ class Data(Section):
         if self.codec.kind == "dct":
             return self.image_channels * self.codec.block**2
         return self.codec.channels if self.codec.is_autoencoder else self.image_channels
+
+    @property
+    def accepts_truncated(self) -> bool:
+        """Whether images that are cut off are decoded as far as they go."""
+        return self.truncated == "accept"
 
     @property
     def fitting(self) -> Fitting:

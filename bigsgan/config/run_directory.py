@@ -42,7 +42,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
-    "data.max_ignored", "data.class_names", *FROZEN,
+    "data.max_ignored", "data.truncated", "data.class_names", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
         "partition",  # the checkpoint's partition stays

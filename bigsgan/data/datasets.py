@@ -28,7 +28,14 @@ from bigsgan.data.listing import counted, data_directory, files_below, unreadabl
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.images.codec import decode
-from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, used_range
+from bigsgan.images.reading import (
+    CorruptImage,
+    accepting_truncated,
+    image_tensor,
+    noting_values,
+    open_image,
+    used_range,
+)
 from bigsgan.runtime.paths import check_regular
 
 _SYNTHETIC_IMAGES = 8_192
@@ -278,11 +285,12 @@ class FolderImages(LooseFiles, ImageDataset):
     def __init__(self, root: Path, names: list[str], labels: list[int], class_names: list[str], data: Data) -> None:
         super().__init__(root, names, labels)
         self.class_names = class_names
-        self.fitting, self.channels = data.fitting, data.image_channels
+        self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
-        return image_tensor(open_image(path), path, self.fitting, self.channels), self.label(index)
+        with accepting_truncated(self.truncated):
+            return image_tensor(open_image(path), path, self.fitting, self.channels), self.label(index)
 
 
 def build_folder(data: Data) -> FolderImages:

@@ -22,7 +22,7 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
-from bigsgan.images.reading import CorruptImage, image_tensor
+from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
 
 _OFFERED = ("root", "resolution", "image_channels", "num_classes")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
@@ -40,7 +40,10 @@ class OutsideImages(ImageDataset):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        name = f"image {index} of {self.name}"
+        with accepting_truncated(self.data.accepts_truncated):
+            return self._sample(index, f"image {index} of {self.name}")
+
+    def _sample(self, index: int, name: str) -> tuple[Tensor, int]:
         try:
             sample = self.source[index]
         except CorruptImage:

@@ -25,7 +25,7 @@ from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, plain_name, sort_files, unreadable_root
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import LOCAL_HEADER
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor, open_image
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # Half of a process's limit (often 1,024), as torch's queues between processes need open files too.
@@ -168,11 +168,12 @@ class PackedImages(PackedFiles, ImageDataset):
         """See ``PackedFiles``; ``data`` gives the size and the channels of images."""
         super().__init__(archives, names, entries, content)
         self.class_names = class_names
-        self.fitting, self.channels = data.fitting, data.image_channels
+        self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, content = self.path(index), self.read(index)
-        image = image_tensor(open_image(path, io.BytesIO(content)), path, self.fitting, self.channels)
+        with accepting_truncated(self.truncated):
+            image = image_tensor(open_image(path, io.BytesIO(content)), path, self.fitting, self.channels)
         return image, self.label(index)
 
 

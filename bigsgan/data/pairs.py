@@ -20,7 +20,7 @@ from bigsgan.data.labels import left_out
 from bigsgan.data.listing import counted, data_directory, files_below
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image, upright
+from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor, open_image, upright
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
@@ -39,7 +39,11 @@ class FilePairs(ImageDataset):
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        data, (source, target) = self.data, self.pairs[index]
+        with accepting_truncated(self.data.accepts_truncated):
+            return self._pair(*self.pairs[index]), 0
+
+    def _pair(self, source: str, target: str) -> Tensor:
+        data = self.data
         if source != target:
             images = open_image(source), open_image(target)
         else:
@@ -51,7 +55,7 @@ class FilePairs(ImageDataset):
             right = whole.crop((width - width // 2, 0, width, height))
             images = (left, right) if data.input_side == "left" else (right, left)
         first = image_tensor(images[0], source, data.fitting, data.input_channels)
-        return torch.cat([first, image_tensor(images[1], target, data.fitting, data.image_channels)]), 0
+        return torch.cat([first, image_tensor(images[1], target, data.fitting, data.image_channels)])
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""
@@ -89,8 +93,9 @@ class TwoDomains(ImageDataset):
         data, num = self.data, len(self.targets)
         other = index % num if self._num_passes == 1 else self._draws.integers("unpaired", (), index, 1, num)[0]
         source, target = self.sources[index % len(self.sources)], self.targets[other]
-        first = image_tensor(open_image(source), source, data.fitting, data.input_channels)
-        return torch.cat([first, image_tensor(open_image(target), target, data.fitting, data.image_channels)]), 0
+        with accepting_truncated(data.accepts_truncated):
+            first = image_tensor(open_image(source), source, data.fitting, data.input_channels)
+            return torch.cat([first, image_tensor(open_image(target), target, data.fitting, data.image_channels)]), 0
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""

@@ -13,8 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, PngImagePlugin
-from PIL.ImageFile import ImageFile
+from PIL import Image, ImageFile, PngImagePlugin
 from torch import Tensor
 
 from bigsgan.errors import reason
@@ -35,6 +34,21 @@ Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2  # Pillow refuses twice as many, and 
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 # Compressed text, which may inflate: Pillow allows 1 MiB, but photographs have larger ICC profiles and XMP.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
+
+_accepts_truncated: ContextVar[bool] = ContextVar("accepts_truncated", default=False)
+
+
+class _LoadTruncated:
+    """Pillow's switch, which all threads share, and which other code may have turned on before."""
+
+    def __init__(self, others: object) -> None:
+        self._others = others
+
+    def __bool__(self) -> bool:
+        return _accepts_truncated.get() or bool(self._others)
+
+
+ImageFile.LOAD_TRUNCATED_IMAGES = _LoadTruncated(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
 _WHITE = 65535  # of 16 bits
 _noted: ContextVar[tuple[list[tuple[int, int]], list[str]] | None] = ContextVar("noted", default=None)
@@ -108,7 +122,17 @@ def values_of(path: str) -> list[tuple[int, int]]:
     return found
 
 
-def _is_wide(image: ImageFile) -> bool:
+@contextmanager
+def accepting_truncated(accepted: bool) -> Iterator[None]:
+    """Let what this thread opens in the block be cut off: Pillow decodes what is there, and leaves the rest grey."""
+    token = _accepts_truncated.set(accepted)
+    try:
+        yield
+    finally:
+        _accepts_truncated.reset(token)
+
+
+def _is_wide(image: ImageFile.ImageFile) -> bool:
     """Return whether pixels have more than 8 bits in the file; Pillow keeps the upper 8 bits of colours."""
     return image.mode.startswith("I") or any(";16" in str(tile) or _is_wide_ppm(tile) for tile in image.tile)
 

@@ -3,20 +3,25 @@
 import io
 import logging
 import os
+import shutil
 import tarfile
 import tracemalloc
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageFile
 
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
+from bigsgan.images import reading
 from bigsgan.images.reading import CorruptImage, open_image
+from bigsgan.images.size import Size
 from bigsgan.monitor import open_rank_log
 
 TIMEOUT = pytest.mark.timeout(20)
@@ -52,6 +57,48 @@ def test_a_pipe_among_images_counts_as_one_that_cannot_be_read():
         dataset[1]
     with pytest.raises(CorruptImage, match=r"data: .*directory"):
         open_image("data")
+
+
+def cut_jpeg() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)).save(file, "JPEG")
+    return file.getvalue()[: len(file.getvalue()) // 2]
+
+
+def decoded(content: bytes, monkeypatch) -> np.ndarray:
+    """What Pillow makes of it with its own switch."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        return np.asarray(Image.open(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "torchvision", "paired_folders", "unpaired_folders"])
+def test_images_that_are_cut_off_are_accepted_on_request_alone(kind, monkeypatch):
+    content = cut_jpeg()
+    for name in ("data/a/0.jpg", "data/a/1.jpg"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+    root = {"zip": "0.zip", "tar": "shards"}.get(kind, "data")
+    Path("shards").mkdir()
+    with tarfile.open("shards/0.tar", "w") as shard, zipfile.ZipFile("0.zip", "w") as archive:
+        for name in ("0.jpg", "1.jpg"):
+            shard.add(f"data/a/{name}", name)
+            archive.write(f"data/a/{name}", name)
+    keys = {"dataset": "ImageFolder"} if kind == "torchvision" else {}
+    shutil.copytree("data", "inputs")
+    keys |= {"input_root": "inputs", "input_channels": 1} if "paired" in kind else {}
+    data = section(kind, root, **keys).model_copy(update={"resolution": Size.of(64)})
+    with pytest.raises(CorruptImage, match="truncated"):
+        build_dataset(data)[1]
+    dataset = build_dataset(data.model_copy(update={"truncated": "accept"}))
+    with ThreadPoolExecutor(1) as threads:
+        pixels = dataset[1][0]
+        with reading.accepting_truncated(True):  # in this thread, and not in the other
+            assert not threads.submit(lambda: bool(ImageFile.LOAD_TRUNCATED_IMAGES)).result()
+    assert torch.equal(pixels[-1], torch.from_numpy(decoded(content, monkeypatch).copy()))
+    assert (pixels[-1][-8:] == 128).all()
+    with pytest.raises(OSError, match="truncated"):  # in code of others
+        Image.open(io.BytesIO(content)).load()
 
 
 @TIMEOUT

@@ -267,7 +267,11 @@ def without(path: Path, keep: Callable[[bytes], bytes]) -> Path:
 PNG = image_bytes(0)  # less than one block of tar, so that the second header stands at 1024
 ZIPS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
     # members (None for no file), data.num_classes, message
-    "hidden": ({"..\\..\\1.png": PNG}, 0, r".* contains no images; .* that Pillow reads, whose names and folders do not begin"),
+    "hidden": (
+        {"..\\..\\1.png": PNG},
+        0,
+        r".* contains no images; .* that Pillow reads, whose names and folders do not begin",
+    ),
     "no image": ({"a/1.txt": b""}, 0, r"data.root: .* contains no images \(1 other file ignored: 1 .txt, such as a/1"),
     "number": ({"a/1.png": PNG, "b/1.png": PNG}, 3, r"data.num_classes: must be 2 .*, got 3 \(.*x.zip has 2 class"),
     "empty class": ({"a/1.png": PNG, "b/": b"", "c/1.txt": b""}, 3, r"data.root: '.*' has class folders without"),

@@ -83,7 +83,7 @@ def test_defaults_are_filled_in(tmp_path):
             "input_channels": 3, "dataset": None, "resolution": 16, "fit": "crop", "image_channels": 1,
             "num_classes": 10,
             "class_names": None, "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
-            "num_workers": 4, "prefetch": 4, "max_ignored": None, "max_corrupt": None,
+            "num_workers": 4, "prefetch": 4, "max_ignored": None, "max_corrupt": None, "truncated": "skip",
             "codec": {
                 "kind": "pixels", "block": 2, "path": None, "factor": 8, "channels": 4, "scale": None,
             },
