@@ -30,6 +30,7 @@ _READERS = {
     "truncated": tuple(kind for kind in _FILES if kind != "latents"),
     "fit": (*(kind for kind in _FILES if kind != "latents"), _OUTSIDE),
     "dataset": ("torchvision",),
+    "label_key": ("tar", "latents"),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
@@ -138,6 +139,8 @@ class Data(Section):
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
     folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
+    label_key: Annotated[str, Field(min_length=1)] = "label"
+    """Key of the class number in the JSON files of ``tar`` and of latents in shards."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None

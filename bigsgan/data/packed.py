@@ -5,7 +5,10 @@ Opening an archive builds an index of all images; an image is then read by its o
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import resource
 import tarfile
@@ -14,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from torch import Tensor
@@ -49,10 +53,27 @@ _FORMATS = {
 }
 """Formats that are not zip, by how their files begin."""
 
+_STREAMS: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("gz", "tgz"), gzip.open),
+    **dict.fromkeys(("bz2", "tbz", "tbz2"), bz2.open),
+    **dict.fromkeys(("xz", "txz"), lzma.open),
+}
+"""What opens compressed files, by the end of their names."""
+
 _MAGIC_BYTES = max(map(len, _FORMATS))
 
 _MOST_BYTES = 1 << 28
 """Limit of an image file's size."""
+
+
+def is_stream(path: str) -> bool:
+    """Return whether an archive is compressed as a whole, so that it is read from its beginning on."""
+    return path.rpartition(".")[2] in _STREAMS
+
+
+def open_archive(path: str) -> IO[bytes]:
+    """Open an archive to read, as if it were not compressed."""
+    return _STREAMS.get(path.rpartition(".")[2], open)(path, "rb")  # type: ignore[no-any-return]
 
 
 class OpenFiles:
@@ -61,7 +82,7 @@ class OpenFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._process = os.getpid()
-        self._handles: dict[int, io.FileIO] = {}  # least recently used first
+        self._handles: dict[int, Any] = {}  # least recently used first
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[Sequence[str]]]:
         """Pickle without the handles."""
@@ -76,13 +97,16 @@ class OpenFiles:
         """
         if self._process != os.getpid():  # a forked process inherits the handles of its parent
             self._process, self._handles = os.getpid(), {}
-        handle = self._handles.pop(number, None) or io.FileIO(self._paths[number])
+        path = self._paths[number]
+        handle = self._handles.pop(number, None) or (open_archive(path) if is_stream(path) else io.FileIO(path))
         self._handles[number] = handle
         if len(self._handles) > _MOST_OPEN:
             self._handles.pop(next(iter(self._handles))).close()
+        if is_stream(path):
+            handle.seek(offset)
         pieces = []
         while size:  # one call reads at most 2 GiB
-            piece = os.pread(handle.fileno(), size, offset)
+            piece = handle.read(size) if is_stream(path) else os.pread(handle.fileno(), size, offset)
             if not piece:
                 raise EOFError("the archive is truncated")
             pieces.append(piece)

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import socket
-import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,15 +27,13 @@ from bigsgan.data.listing import (
     Ignored,
     data_directory,
     ignored,
-    image_suffixes,
-    is_hidden,
     no_images,
-    rarer_twins,
     some_names,
     unreadable_root,
     wrong_num_classes,
 )
-from bigsgan.data.packed import OpenFiles, PackedImages, check_member, damaged
+from bigsgan.data.packed import OpenFiles, PackedImages, is_stream
+from bigsgan.data.shard_headers import NO_CLASS, Shard, place_of, read_headers
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
@@ -46,10 +43,6 @@ ABOUT_FILE = "codec.json"
 
 _READERS = 16  # threads that read the headers of shards; mostly they wait for the file system
 
-# WebDataset: the file name up to its first dot is the sample's key, the rest is the field.
-_KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-_CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
-_TAR_BLOCK = 512
 _COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
 _TOOLS = {
     **dict.fromkeys(("gz", "tgz", "Z"), "gunzip"), **dict.fromkeys(("bz2", "tbz", "tbz2"), "bunzip2"),
@@ -57,32 +50,19 @@ _TOOLS = {
 }  # fmt: skip
 """What decompresses files, by the end of their names."""
 
-_NO_CLASS = -1
 _RENAMING = "rename the files: a key ends at the first dot of a name, and the rest must be the suffix alone"
 _FOLLOWING = "pack the files that links stand for (tar --dereference --hard-dereference), as links are not read"
-
-_PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
-_LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
-"""Place of latents, and of the image with the same key; without an image, its size is 0."""
 
 _State: TypeAlias = tuple[str, int, int]
 """Name, size and time of a shard, which change when it is written again."""
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the cached index."""
 
 _unsaved: dict[Path, dict[str, np.ndarray]] = {}
 """Indices by their files, which wait for the run to begin."""
 
 _log = logging.getLogger(__name__)
-
-
-class _Shard(NamedTuple):
-    """Names and offsets of a shard's images or latents, in its order."""
-
-    names: list[str]
-    places: np.ndarray  # (number of images,), of type _PLACE, or _LATENTS_PLACE; without a class, it is _NO_CLASS
-    others: Ignored
 
 
 CLASSES_FILE = "classes.json"
@@ -102,7 +82,7 @@ class Shards(NamedTuple):
 
 
 def build_tar(data: Data) -> PackedImages:
-    """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout: ``<key>.png``, ``<key>.cls``.
+    """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout; see ``read_headers``.
 
     Images are in the order of the shards' names, and within a shard in its order. An image without a class has class 0.
 
@@ -151,29 +131,35 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     if data.num_classes > 1 and found.num_unlabelled == num:
-        problem, detail = "has no classes", f"no image has a file <key>.cls beside it; {found.others.text()}"
-        remedy = "write the number of each image's class into <key>.cls, or set data.num_classes=0"
+        detail = f"beside no image is a number in <key>.cls, in <key>.json as {data.label_key!r}, or alone in <key>.txt"
+        problem, detail = "has no classes", f"{detail}; {found.others.text()}"
+        remedy = "write the number of each image's class into <key>.cls, set data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
     if data.num_classes and 0 < found.num_unlabelled < num:
-        _log.warning("%s: %d of %d images have no <key>.cls; their class is 0", data.root, found.num_unlabelled, num)
+        _log.warning("%s: %d of %d images have no class number; their class is 0", data.root, found.num_unlabelled, num)
 
 
-def read_shards(data: Data) -> Shards:
+def read_shards(data: Data, streams: bool = False) -> Shards:
     """Read the headers of the shards in ``data.root``, or their cached index.
 
+    With ``streams``, compressed shards count too, whose images are read quickly in their order alone.
+
     Raises:
-        UserError: There are no shards, some are compressed, or one is damaged.
+        UserError: There are no shards, some are compressed in another way or without ``streams``, or one is damaged.
     """
     root = data_directory("data.root", data.root, "give the directory with the shards (*.tar)")
     try:
         visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-        paths = [path for path in visible if is_shard(path.name)]
-        if packed := [path.name for path in visible if _is_compressed(path)]:
+        packed = [path.name for path in visible if _is_compressed(path)]
+        taken = {name for name in packed if streams and is_stream(name)}
+        paths = [path for path in visible if is_shard(path.name) or path.name in taken]
+        if packed := [name for name in packed if name not in taken]:
             problem = f"has compressed shards{some_names(packed)}"
             detail = "images in them cannot be read in any order"
             tools = ", ".join(sorted({tool for name in packed for end, tool in _TOOLS.items() if name.endswith(end)}))
             raise UserError("data.root", data.root, problem, f"decompress them to *.tar ({tools})", detail)
-        files = [path.name for path in visible if not is_shard(path.name) and path.is_file()]
+        used = {path.name for path in paths}
+        files = [path.name for path in visible if path.name not in used and path.is_file()]
         others = ignored(
             [name for name in files if name != CLASSES_FILE and (data.kind != "latents" or name != ABOUT_FILE)],
             map(str, paths),
@@ -185,12 +171,12 @@ def read_shards(data: Data) -> Shards:
         remedy = "give the directory with the shards"
         raise UserError("data.root", data.root, "contains no shards (*.tar)", remedy)
     names = [name for shard in shards for name in shard.names]
-    place = _place(data)
+    place = place_of(data)
     entries = np.empty(len(names), dtype=[("archive", "i4"), *place.descr])
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
     for field in place.names or ():
         entries[field] = np.concatenate([shard.places[field] for shard in shards])
-    unlabelled = entries["label"] == _NO_CLASS
+    unlabelled = entries["label"] == NO_CLASS
     entries["label"][unlabelled] = 0
     others = sum((shard.others for shard in shards), others)
     return Shards([str(path) for path in paths], names, entries, others, int(unlabelled.sum()))
@@ -202,16 +188,12 @@ def _is_compressed(path: Path) -> bool:
     return found is not None and not path.with_name(f"{found[1]}.tar").exists()
 
 
-def is_shard(name: str) -> bool:
-    """Return whether a file counts as a shard, by its name."""
-    return name.endswith(".tar") and not name.startswith(".")
+def is_shard(name: str, streams: bool = False) -> bool:
+    """Return whether a file counts as a shard, by its name; with ``streams``, a compressed one too."""
+    return (name.endswith(".tar") or (streams and bool(_COMPRESSED.fullmatch(name)))) and not name.startswith(".")
 
 
-def _place(data: Data) -> np.dtype:
-    return _LATENTS_PLACE if data.kind == "latents" else _PLACE
-
-
-def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
+def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     """Return the content of each shard: from the cached index, or from its headers.
 
     Raises:
@@ -221,15 +203,16 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[_Shard]:
     what = "-latents" if data.kind == "latents" else ""
     index = root / f".bigsgan-index{what}-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
     states = [_state(path) for path in paths]
-    known = _read_index(index, _place(data))
+    label_key = data.label_key if data.num_classes else ""
+    known = _read_index(index, place_of(data), label_key)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:
         start = time.perf_counter()
         with ThreadPoolExecutor(_READERS) as threads:
-            read = threads.map(partial(_read_headers, data), [path for _, path in left])
+            read = threads.map(partial(read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        _unsaved[index] = _packed_index({state: known[state] for state in states})
+        _unsaved[index] = _packed_index({state: known[state] for state in states}, label_key)
     return [known[state] for state in states]
 
 
@@ -239,7 +222,7 @@ def _state(path: Path) -> _State:
     return path.name, found.st_size, found.st_mtime_ns
 
 
-def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
+def _read_index(index: Path, place: np.dtype, label_key: str) -> dict[_State, Shard]:
     """Read a cached index; a missing or damaged one is empty."""
     try:
         check_regular(index)
@@ -249,12 +232,14 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
             places = file["places"]
         states = [(name, size, mtime) for name, size, mtime in about["states"]]
         ends = np.cumsum(about["numbers"])
-        if about["format"] != _FORMAT or places.dtype != place or not len(names) == len(places) == ends[-1]:
+        if (about["format"], about["label_key"]) != (_FORMAT, label_key):
+            return {}
+        if places.dtype != place or not len(names) == len(places) == ends[-1]:
             return {}
         starts = ends - about["numbers"]
         each = zip(states, starts, ends, strict=True)
         others = dict(zip(states, itertools.starmap(Ignored, about["others"]), strict=True))
-        return {state: _Shard(names[start:end], places[start:end], others[state]) for state, start, end in each}
+        return {state: Shard(names[start:end], places[start:end], others[state]) for state, start, end in each}
     except FileNotFoundError:
         return {}
     except Exception as error:  # BadZipFile, ValueError, KeyError, ...: a damaged file raises all kinds of errors
@@ -262,9 +247,10 @@ def _read_index(index: Path, place: np.dtype) -> dict[_State, _Shard]:
         return {}
 
 
-def _packed_index(shards: dict[_State, _Shard]) -> dict[str, np.ndarray]:
+def _packed_index(shards: dict[_State, Shard], label_key: str) -> dict[str, np.ndarray]:
     about = {
         "format": _FORMAT,
+        "label_key": label_key,
         "states": list(shards),
         "numbers": [len(shard.names) for shard in shards.values()],
         "others": [shard.others for shard in shards.values()],
@@ -292,64 +278,6 @@ def keep_indices() -> None:
             os.replace(mine, index)
         except OSError as error:
             _log.info("the index of the shards cannot be written: %s", reason(error))
-
-
-def _read_headers(data: Data, path: Path) -> _Shard:
-    found: list[tuple[str, str, int, int]] = []  # key, name, offset, size
-    classes: dict[str, int] = {}
-    beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
-    others: list[str] = []
-    links: list[str] = []
-    latents = data.kind == "latents"
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                parts = _KEY_AND_FIELD.fullmatch(member.name)
-                key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
-                is_image, is_array = f".{field}" in image_suffixes(), f".{field}".endswith(".npy")
-                if member.isreg() and (is_image or (is_array and latents)):
-                    check_member(data, f"{member.name} in {path.name}", member.size)
-                    if is_image and latents:
-                        beside[key] = member.offset_data, member.size
-                    else:
-                        found.append((key, member.name, member.offset_data, member.size))
-                elif member.isreg() and field == "cls":
-                    classes[key] = _class_number(archive, member, data) if data.num_classes else 0
-                elif not member.isdir() and not is_hidden(member.name):
-                    (links if member.issym() or member.islnk() else others).append(member.name)
-            _check_end(path, archive.offset)
-    except UserError:
-        raise
-    except OSError as error:
-        raise unreadable_root(data, error) from error
-    except Exception as error:  # TarError, EOFError, ValueError, ...: tarfile raises all kinds for damaged headers
-        raise damaged(data, f"has a damaged shard, {path.name}", error) from error
-    if twins := rarer_twins([name for _, name, *_ in found], lambda name: name.rpartition(".")[0]):
-        found, others = [each for each in found if each[1] not in twins], [*others, *sorted(twins)]
-    more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
-    places = [
-        (*place, classes.get(key, _NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)
-    ]
-    names = [name for _, name, *_ in found]
-    left = ignored(others, names) + ignored(links, names, LINKED)
-    return _Shard(names, np.array(places, dtype=_place(data)), left)
-
-
-def _class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, data: Data) -> int:
-    file = archive.extractfile(member)
-    found = _CLASS_NUMBER.fullmatch(file.read(_TAR_BLOCK)) if file else None
-    if found is None:
-        problem = f"has no class number in {member.name} of {os.fsdecode(archive.name or b'')}"
-        raise UserError("data.root", data.root, problem, "pack it again, or set data.num_classes=0")
-    return int(found[1])
-
-
-def _check_end(path: Path, offset: int) -> None:
-    """Raise EOFError unless the archive ends where reading ended: tarfile takes a damaged header for the end."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
-            raise EOFError(f"neither a header nor the end of the archive at byte {offset}")
 
 
 def tar_content(files: OpenFiles, entry: np.void) -> bytes:

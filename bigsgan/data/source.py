@@ -133,7 +133,7 @@ def open_source(root: Path, max_ignored: int | None = None) -> Source:
     if os.path.isfile(root):
         return _open_zip(root, max_ignored)
     try:
-        are_shards = any(is_shard(name) for name in os.listdir(root))
+        are_shards = any(is_shard(name, streams=True) for name in os.listdir(root))
     except OSError:
         are_shards = False
     return (_open_shards if are_shards else list_source)(root, max_ignored)
@@ -152,7 +152,7 @@ def _open_zip(root: Path, max_ignored: int | None) -> Source:
 def _open_shards(root: Path, max_ignored: int | None) -> Source:
     with _blaming_source():
         data = _data("tar", root, 1, max_ignored)  # with 0, classes would not be read
-        found = read_shards(data)
+        found = read_shards(data, streams=True)
         check_shards(data, found, "SRC")
         packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
         numbers, names = _numbered(found.entries["label"].tolist()), names_beside(root)

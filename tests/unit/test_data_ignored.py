@@ -201,12 +201,13 @@ def test_images_of_shards_without_classes(tmp_path, caplog):
     with pytest.raises(UserError) as caught:
         opened("tar", root, num_classes=10)
     assert str(caught.value) == (
-        f"data.root: '{root}' has no classes (no image has a file <key>.cls beside it; 2 other files ignored: 2 .json, "
-        "such as 1.json); write the number of each image's class into <key>.cls, or set data.num_classes=0"
+        f"data.root: '{root}' has no classes (beside no image is a number in <key>.cls, in <key>.json as 'label', or "
+        "alone in <key>.txt; 2 other files ignored: 2 .json, such as 1.json); write the number of each image's class "
+        "into <key>.cls, set data.label_key, or set data.num_classes=0"
     )
     root = write("tar", tmp_path / "some", ["1.png", "1.cls", "2.png"])
     assert len(opened("tar", root, num_classes=1)) == 2
-    assert warned(caplog)[-1] == f"{root}: 1 of 2 images have no <key>.cls; their class is 0"
+    assert warned(caplog)[-1] == f"{root}: 1 of 2 images have no class number; their class is 0"
 
 
 @pytest.mark.parametrize("names", [["0.tar.gz"], ["0.tar", "1.tgz"], ["0.tar", "1.tar.zst", "1.tar.xz"]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,20 @@ import pytest
 
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
+from bigsgan.errors import UserError, shown
 from tests.unit.test_data_packed import image_bytes, section, write_tar
 
 
 @pytest.fixture
 def opened(monkeypatch) -> list[str]:
     """Names of the shards whose headers are read, as they are."""
-    names, real = [], shards._read_headers
+    names, real = [], shards.read_headers
 
     def read_headers(data: Data, path: Path) -> Any:
         names.append(path.name)
         return real(data, path)
 
-    monkeypatch.setattr(shards, "_read_headers", read_headers)
+    monkeypatch.setattr(shards, "read_headers", read_headers)
     return names
 
 
@@ -54,6 +57,46 @@ def test_headers_of_shards_that_stay_are_read_once(tmp_path, opened):
         f"{root}/{name}" for name in ("0.tar/0ü.png", "1.tar/new.png", "4.tar/0ü.png", "4.tar/1ü.png", "4.tar/2ü.png")
     ]
     assert changed[1][0] == everything(build_dataset(section("tar", root, num_classes=3)))[1][0] != first[1][0]
+
+
+def numbers(root: Path, **keys: Any) -> list[int]:
+    return build_dataset(section("tar", root, **keys)).labels.tolist()
+
+
+def test_classes_stand_in_cls_or_json_or_txt(tmp_path, caplog):
+    """img2dataset writes captions as .txt and what it knows as .json, others the class in any of the three."""
+    root, about = tmp_path / "shards", json.dumps({"label": 2, "group": 1, "width": 9}).encode()
+    texts = {
+        "a.cls": b"3", "a.json": about, "a.txt": b"1", "b.json": about, "b.txt": b"1", "c.txt": b" 1\n",
+        "d.txt": b"a caption", "d.json": b'{"width": 9}', "e.json": b"[2]", "f.json": b"{", "lone.json": about,
+    }  # fmt: skip
+    images = {f"{key}.png": image_bytes(number) for number, key in enumerate("abcdef")}
+    write_tar(root / "0.tar", {**dict(list(texts.items())[:4]), **images, **dict(list(texts.items())[4:])})
+    with caplog.at_level(logging.WARNING, "bigsgan"):
+        assert numbers(root, num_classes=4) == [3, 2, 1, 0, 0, 0]
+    told = [record.getMessage() for record in caplog.records]
+    assert told[-2:] == [
+        f"{root}: 8 other files ignored: 5 .json, 3 .txt, such as a.json",
+        f"{root}: 3 of 6 images have no class number; their class is 0",
+    ]
+    shards.keep_indices()
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 1, 0, 0, 0]  # not from the index of another key
+    shards.keep_indices()
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 1, 0, 0, 0]
+    assert numbers(root) == [0] * 6
+
+
+@pytest.mark.parametrize("label", ["cat", -1, True, 1.5, None, [1]])
+def test_a_label_in_json_that_is_no_class_is_named(tmp_path, label):
+    root = tmp_path / "shards"
+    write_tar(root / "0.tar", {"a.json": json.dumps({"label": label}).encode(), "a.png": image_bytes(0)})
+    with pytest.raises(UserError) as caught:
+        numbers(root, num_classes=2)
+    assert str(caught.value) == (
+        f"data.root: '{root}' has {shown(label)} as 'label', which is not the number of a class, in a.json of "
+        f"{root}/0.tar; give the key of the class numbers (data.label_key), or set data.num_classes=0"
+    )
+    assert numbers(root) == [0]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "format"])

@@ -190,10 +190,11 @@ def packed(images: Path, kind: str, file: Path) -> None:
     """Pack class folders as others do; the images of a zip file with labels lie in folders that are not classes."""
     paths = sorted(images.glob("*/*.png"))
     labels = {path: int(path.parent.name[-1]) for path in paths}
-    if kind == "shards":
+    if "shards" in kind:
         file.mkdir()
+        suffix = kind.removeprefix("shards")
         for number in range(2):
-            with tarfile.open(file / f"train-{number}.tar", "w") as archive:
+            with tarfile.open(file / f"train-{number}.tar{suffix}", f"w:{suffix[1:]}") as archive:
                 for i, path in enumerate(paths[5 * number : 5 * number + 5]):
                     for field, content in (("cls", str(labels[path]).encode()), ("png", path.read_bytes())):
                         info = tarfile.TarInfo(f"sample{i}.{field}")
@@ -210,10 +211,10 @@ def packed(images: Path, kind: str, file: Path) -> None:
             archive.writestr("dataset.json", json.dumps({"labels": [[names[path], labels[path]] for path in paths]}))
 
 
-@pytest.mark.parametrize("kind", ["folders", "labels", "shards"])
+@pytest.mark.parametrize("kind", ["folders", "labels", "shards", "shards.gz", "shards.xz"])
 def test_images_in_archives_are_those_in_folders(kind, tmp_path, capsys):
     write_images(tmp_path / "images")
-    source = tmp_path / ("shards" if kind == "shards" else "images.zip")
+    source = tmp_path / ("shards" if "shards" in kind else "images.zip")
     packed(tmp_path / "images", kind, source)
     for images, made in ((tmp_path / "images", "one"), (source, "two")):
         assert encode(images, tmp_path / made, "dct:4", "--keep-images") == 0
@@ -225,11 +226,25 @@ def test_images_in_archives_are_those_in_folders(kind, tmp_path, capsys):
     assert expected == found
     assert len(found) == (5 if kind == "folders" else 4)
     assert encode(source, tmp_path / "two", "dct:4", "--keep-images") == 0  # resumes
-    if kind != "shards":
+    if "shards" not in kind:
         packed(tmp_path / "images", kind, source)
         os.utime(source, ns=(1, 1))
         assert encode(source, tmp_path / "two", "dct:4", "--keep-images") == 2
         assert "holds work on other images than SRC has now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix, damage", [(".gz", slice(-100)), (".gz", slice(9, None)), (".zst", slice(None))])
+def test_compressed_shards_that_cannot_be_read_are_named(tmp_path, capsys, suffix, damage):
+    write_images(tmp_path / "images")
+    packed(tmp_path / "images", "shards.gz", tmp_path / "shards")
+    path = tmp_path / "shards/train-1.tar.gz"
+    content = path.read_bytes()[damage]
+    path.unlink()
+    path.with_suffix(suffix).write_bytes(content)
+    assert encode(tmp_path / "shards", tmp_path / "made", "dct:4") == 2
+    problem = "has a damaged shard, train-1.tar.gz: " if suffix == ".gz" else "has compressed shards (train-1.tar.zst)"
+    assert f"SRC: '{tmp_path / 'shards'}' {problem}" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_damaged_image_in_an_archive_is_left_out(tmp_path, capsys):

@@ -1,0 +1,158 @@
+"""Reads the headers of a tar shard: where its images or latents begin, and their classes.
+
+WebDataset's layout: the name of a file up to its first dot is the key of a sample, the rest is the field.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from bigsgan.config.data import Data
+from bigsgan.data.listing import LINKED, Ignored, ignored, image_suffixes, is_hidden, rarer_twins, unreadable_root
+from bigsgan.data.packed import check_member, damaged, open_archive
+from bigsgan.errors import UserError, shown
+from bigsgan.runtime.paths import parse_json
+
+_KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_CLASS_NUMBER = re.compile(rb"\s*([0-9]{1,9})\s*")
+_TAR_BLOCK = 512
+_CLASS_FIELDS = {"cls": _TAR_BLOCK, "json": 1 << 20, "txt": _TAR_BLOCK}
+"""Fields that may hold the class, the first one before the others, and their most bytes."""
+_MOST_CLASSES = 10**9
+
+NO_CLASS = -1
+_PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
+_LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
+"""Place of latents, and of the image with the same key; without an image, its size is 0."""
+
+
+class Shard(NamedTuple):
+    """Names and offsets of a shard's images or latents, in its order."""
+
+    names: list[str]
+    places: np.ndarray  # (number of images,), of the type of ``place_of``; without a class, it is NO_CLASS
+    others: Ignored
+
+
+class _Label(NamedTuple):
+    name: str  # of the member
+    number: int
+    problem: str = ""  # why it is no number of a class
+
+
+def place_of(data: Data) -> np.dtype:
+    """Return the type of a sample's place."""
+    return _LATENTS_PLACE if data.kind == "latents" else _PLACE
+
+
+def read_headers(data: Data, path: Path) -> Shard:
+    """Find the images or latents of a shard.
+
+    A sample's class is the number in ``<key>.cls``; without one, ``data.label_key`` of the object in ``<key>.json``;
+    without it, ``<key>.txt``, if that holds a number alone. Other files, and those that are not used, are ignored.
+
+    Raises:
+        UserError: The shard is damaged or cannot be read, or has a class that is no number.
+    """
+    found: list[tuple[str, str, int, int]] = []  # key, name, offset, size
+    labels: dict[str, dict[str, _Label]] = {}  # by key and field
+    beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
+    others: list[str] = []
+    links: list[str] = []
+    latents = data.kind == "latents"
+    try:
+        with open_archive(str(path)) as file, tarfile.open(path, "r:", fileobj=file) as archive:
+            for member in archive:
+                parts = _KEY_AND_FIELD.fullmatch(member.name)
+                key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
+                is_image, is_array = f".{field}" in image_suffixes(), f".{field}".endswith(".npy")
+                if member.isreg() and (is_image or (is_array and latents)):
+                    check_member(data, f"{member.name} in {path.name}", member.size)
+                    if is_image and latents:
+                        beside[key] = member.offset_data, member.size
+                    else:
+                        found.append((key, member.name, member.offset_data, member.size))
+                elif member.isreg() and (label := _label(archive, member, field, data)) is not None:
+                    labels.setdefault(key, {})[field] = label
+                elif not member.isdir() and not is_hidden(member.name):
+                    (links if member.issym() or member.islnk() else others).append(member.name)
+            _check_end(file, archive.offset)
+    except UserError:
+        raise
+    except Exception as error:  # TarError, EOFError, ValueError, ...: tarfile raises all kinds for damaged headers
+        if isinstance(error, OSError) and error.errno is not None:  # damaged compressed data have none
+            raise unreadable_root(data, error) from error
+        raise damaged(data, f"has a damaged shard, {path.name}", error) from error
+    if twins := rarer_twins([name for _, name, *_ in found], lambda name: name.rpartition(".")[0]):
+        found, others = [each for each in found if each[1] not in twins], [*others, *sorted(twins)]
+    classes, unused = _classes(labels, {key for key, *_ in found}, data, path)
+    more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
+    places = [(*place, classes.get(key, NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)]
+    names = [name for _, name, *_ in found]
+    left = ignored(others + unused, names) + ignored(links, names, LINKED)
+    return Shard(names, np.array(places, dtype=place_of(data)), left)
+
+
+def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, field: str, data: Data) -> _Label | None:
+    """Return the class that a member holds; None if it holds none. Without classes, only .cls counts, unread."""
+    if not data.num_classes:
+        return _Label(member.name, 0) if field == "cls" else None
+    if field not in _CLASS_FIELDS or (field != "cls" and member.size > _CLASS_FIELDS[field]):
+        return None
+    file = archive.extractfile(member)
+    content = file.read(_CLASS_FIELDS[field]) if file else b""
+    if field == "json":
+        return _label_in_json(member.name, content, data.label_key)
+    if number := _CLASS_NUMBER.fullmatch(content):
+        return _Label(member.name, int(number[1]))
+    return _Label(member.name, 0, "no class number") if field == "cls" else None
+
+
+def _label_in_json(name: str, content: bytes, key: str) -> _Label | None:
+    try:
+        about = parse_json(content)
+    except ValueError:
+        return None
+    if not isinstance(about, dict) or key not in about:
+        return None
+    label = about[key]
+    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < _MOST_CLASSES:
+        return _Label(name, label)
+    return _Label(name, 0, f"{shown(label)} as {key!r}, which is not the number of a class,")
+
+
+def _classes(
+    labels: dict[str, dict[str, _Label]], keys: set[str], data: Data, path: Path
+) -> tuple[dict[str, int], list[str]]:
+    """Return the class of each key that has one, and the names of the members that are not used.
+
+    Raises:
+        UserError: What comes first is no number.
+    """
+    classes, unused = dict[str, int](), list[str]()
+    for key, fields in labels.items():
+        given = [fields[field] for field in _CLASS_FIELDS if field in fields]
+        used = given[:1] if key in keys else []
+        unused += [label.name for field, label in fields.items() if label not in used and field != "cls"]
+        for label in used:
+            if label.problem:
+                problem = f"has {label.problem} in {label.name} of {os.fspath(path)}"
+                remedy = "pack it again, or set data.num_classes=0"
+                if label.name.endswith(".json"):
+                    remedy = "give the key of the class numbers (data.label_key), or set data.num_classes=0"
+                raise UserError("data.root", data.root, problem, remedy)
+            classes[key] = label.number
+    return classes, unused
+
+
+def _check_end(file: IO[bytes], offset: int) -> None:
+    """Raise EOFError unless the archive ends where reading ended: tarfile takes a damaged header for the end."""
+    file.seek(offset)
+    if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
+        raise EOFError(f"neither a header nor the end of the archive at byte {offset}")
