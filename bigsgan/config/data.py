@@ -19,7 +19,7 @@ _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
 _TWO_IMAGES = (*_PAIRED, "unpaired_folders")
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
-_FILES = (*_LISTED, "torchvision")
+_FILES = (*_LISTED, "torchvision", "hdf5")
 _OUTSIDE = "package.module:name"
 
 _READERS = {
@@ -27,10 +27,11 @@ _READERS = {
     "arguments": (_OUTSIDE,),
     "max_corrupt": (*_FILES, _OUTSIDE),
     "max_ignored": _LISTED,
-    "truncated": tuple(kind for kind in _FILES if kind != "latents"),
+    "truncated": tuple(kind for kind in _FILES if kind not in ("latents", "hdf5")),
     "fit": (*(kind for kind in _FILES if kind != "latents"), _OUTSIDE),
     "dataset": ("torchvision",),
-    "label_key": ("tar", "latents"),
+    "image_key": ("hdf5",),
+    "label_key": ("tar", "latents", "hdf5"),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
@@ -45,6 +46,7 @@ _Kind = Literal[
     "zip",
     "tar",
     "torchvision",
+    "hdf5",
     "synthetic",
     "paired_folders",
     "side_by_side",
@@ -115,7 +117,7 @@ class Data(Section):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
-    """The directory of the images, shards or latents; the file of ``zip``, or of latents in a zip file.
+    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, or of latents in a zip file.
 
     For ``torchvision``, its ``root`` argument. For two folders, the directory of the targets.
     """
@@ -139,8 +141,11 @@ class Data(Section):
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
     folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
-    label_key: Annotated[str, Field(min_length=1)] = "label"
-    """Key of the class number in the JSON files of ``tar`` and of latents in shards."""
+    image_key: Annotated[str, Field(min_length=1)] | None = None
+    """Where images stand: the data set of ``hdf5``, by default ``imgs``."""
+    label_key: Annotated[str, Field(min_length=1)] | None = None
+    """Where class numbers stand: the data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``,
+    and of latents in shards, by default ``label``."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None
@@ -230,7 +235,8 @@ class Data(Section):
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
         self._refuse_unread()
         if self.kind in _FILES and not self.root:
-            remedy = "give the path of the archive" if self.kind == "zip" else "give the path of the directory"
+            place = {"zip": "archive", "hdf5": "file"}.get(self.kind, "directory")
+            remedy = f"give the path of the {place}"
             raise UserError("data.root", self.root, f"must be given with data.kind={self.kind}", remedy)
         if self.kind == "torchvision" and not self.dataset:
             remedy = "give the name of a class in torchvision.datasets, such as CIFAR10"

@@ -51,10 +51,15 @@ def place_of(data: Data) -> np.dtype:
     return _LATENTS_PLACE if data.kind == "latents" else _PLACE
 
 
+def label_key(data: Data) -> str:
+    """Return the key of the class number in JSON files."""
+    return data.label_key or "label"
+
+
 def read_headers(data: Data, path: Path) -> Shard:
     """Find the images or latents of a shard.
 
-    A sample's class is the number in ``<key>.cls``; without one, ``data.label_key`` of the object in ``<key>.json``;
+    A sample's class is the number in ``<key>.cls``; without one, the ``label_key`` of the object in ``<key>.json``;
     without it, ``<key>.txt``, if that holds a number alone. Other files, and those that are not used, are ignored.
 
     Raises:
@@ -108,7 +113,7 @@ def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, field: str, data: 
     file = archive.extractfile(member)
     content = file.read(_CLASS_FIELDS[field]) if file else b""
     if field == "json":
-        return _label_in_json(member.name, content, data.label_key)
+        return _label_in_json(member.name, content, label_key(data))
     if number := _CLASS_NUMBER.fullmatch(content):
         return _Label(member.name, int(number[1]))
     return _Label(member.name, 0, "no class number") if field == "cls" else None

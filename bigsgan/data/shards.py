@@ -33,7 +33,7 @@ from bigsgan.data.listing import (
     wrong_num_classes,
 )
 from bigsgan.data.packed import OpenFiles, PackedImages, is_stream
-from bigsgan.data.shard_headers import NO_CLASS, Shard, place_of, read_headers
+from bigsgan.data.shard_headers import NO_CLASS, Shard, label_key, place_of, read_headers
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
@@ -131,7 +131,9 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     if data.num_classes > 1 and found.num_unlabelled == num:
-        detail = f"beside no image is a number in <key>.cls, in <key>.json as {data.label_key!r}, or alone in <key>.txt"
+        detail = (
+            f"beside no image is a number in <key>.cls, in <key>.json as {label_key(data)!r}, or alone in <key>.txt"
+        )
         problem, detail = "has no classes", f"{detail}; {found.others.text()}"
         remedy = "write the number of each image's class into <key>.cls, set data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
@@ -203,8 +205,8 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     what = "-latents" if data.kind == "latents" else ""
     index = root / f".bigsgan-index{what}-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
     states = [_state(path) for path in paths]
-    label_key = data.label_key if data.num_classes else ""
-    known = _read_index(index, place_of(data), label_key)
+    key = label_key(data) if data.num_classes else ""
+    known = _read_index(index, place_of(data), key)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:
         start = time.perf_counter()
@@ -212,7 +214,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
             read = threads.map(partial(read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        _unsaved[index] = _packed_index({state: known[state] for state in states}, label_key)
+        _unsaved[index] = _packed_index({state: known[state] for state in states}, key)
     return [known[state] for state in states]
 
 
@@ -222,7 +224,7 @@ def _state(path: Path) -> _State:
     return path.name, found.st_size, found.st_mtime_ns
 
 
-def _read_index(index: Path, place: np.dtype, label_key: str) -> dict[_State, Shard]:
+def _read_index(index: Path, place: np.dtype, key: str) -> dict[_State, Shard]:
     """Read a cached index; a missing or damaged one is empty."""
     try:
         check_regular(index)
@@ -232,7 +234,7 @@ def _read_index(index: Path, place: np.dtype, label_key: str) -> dict[_State, Sh
             places = file["places"]
         states = [(name, size, mtime) for name, size, mtime in about["states"]]
         ends = np.cumsum(about["numbers"])
-        if (about["format"], about["label_key"]) != (_FORMAT, label_key):
+        if (about["format"], about["label_key"]) != (_FORMAT, key):
             return {}
         if places.dtype != place or not len(names) == len(places) == ends[-1]:
             return {}
@@ -247,10 +249,10 @@ def _read_index(index: Path, place: np.dtype, label_key: str) -> dict[_State, Sh
         return {}
 
 
-def _packed_index(shards: dict[_State, Shard], label_key: str) -> dict[str, np.ndarray]:
+def _packed_index(shards: dict[_State, Shard], key: str) -> dict[str, np.ndarray]:
     about = {
         "format": _FORMAT,
-        "label_key": label_key,
+        "label_key": key,
         "states": list(shards),
         "numbers": [len(shard.names) for shard in shards.values()],
         "others": [shard.others for shard in shards.values()],

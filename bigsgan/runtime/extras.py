@@ -8,6 +8,7 @@ from bigsgan.errors import UserError
 
 PACKAGES = {
     "diffusers": ("diffusers",),
+    "hdf5": ("h5py",),
     "hub": ("huggingface_hub",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "wandb": ("wandb",),

@@ -1,0 +1,112 @@
+"""Images in an HDF5 file, as BigGAN-PyTorch's make_hdf5.py writes it.
+
+Shapes: N images, C channels (1 grey, 3 RGB), H by W pixels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from bigsgan.config.data import Data
+from bigsgan.data.listing import counted, some_names, warn_once
+from bigsgan.data.tables import TableImages
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime.extras import require
+from bigsgan.runtime.paths import check_regular
+
+_IMAGES, _LABELS = "imgs", "labels"
+"""The data sets of BigGAN-PyTorch: uint8 (N, 3, R, R) and int64 (N,)."""
+_REMEDY = f"give an HDF5 file with images, uint8 (N, C, H, W) or (N, H, W, C), in {_IMAGES} or data.image_key"
+
+
+class Hdf5File:
+    """The rows of a file, which every process opens for itself, as HDF5 does not survive a fork."""
+
+    classes = ()
+
+    def __init__(self, path: str, image_key: str, is_planar: bool, labels: np.ndarray | None) -> None:
+        """Take the path, and where images are, (N, C, H, W) if they are planar; see ``Table`` for ``labels``."""
+        self.files, self.labels = [path], labels
+        self._image_key, self._is_planar = image_key, is_planar
+        self._process, self._images = 0, None
+        with opened(path) as file:
+            self._num = len(file[image_key])
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the open file."""
+        return {**self.__dict__, "_process": 0, "_images": None}
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        if self._process != os.getpid():
+            self._process, self._images = os.getpid(), opened(self.files[0])[self._image_key]
+        pixels = self._images[row]  # type: ignore[index]
+        return torch.from_numpy(pixels) if self._is_planar else pixels, 0 if self.labels is None else self.labels[row]
+
+
+def opened(path: str) -> Any:
+    """Open a file to read, without a lock, which some file systems lack."""
+    return importlib.import_module("h5py").File(path, "r", locking=False)
+
+
+def build_hdf5(data: Data) -> TableImages:
+    """Open the file ``data.root``.
+
+    Raises:
+        UserError: h5py is not installed; the file cannot be read or lacks images; or see ``TableImages``.
+    """
+    require("hdf5", "data.kind", data.kind)
+    path = str(data.root)
+    if not os.path.isfile(path):
+        problem = "must be a file" if os.path.exists(path) else "does not exist"
+        raise UserError("data.root", data.root, problem, _REMEDY)
+    try:
+        check_regular(path)
+        with opened(path) as file:
+            key = data.image_key or _IMAGES
+            is_planar = _check_images(data, file, key)
+            labels = _labels(data, file, len(file[key]))
+            return TableImages(Hdf5File(path, key, is_planar, labels), data, path)
+    except UserError:
+        raise
+    except Exception as error:  # OSError, KeyError, RuntimeError, ...: a damaged file raises all kinds
+        raise UserError("data.root", data.root, f"cannot be read: {reason(error, path)}", _REMEDY) from error
+
+
+def _check_images(data: Data, file: Any, key: str) -> bool:
+    """Return whether images are planar, (N, C, H, W).
+
+    Raises:
+        UserError: They are not there, or have another form.
+    """
+    found = file.get(key)
+    if found is None or not hasattr(found, "shape"):
+        problem, names = f"has no images {key!r}", some_names([str(name) for name in file])
+        raise UserError("data.root", data.root, problem, "name them in data.image_key", f"it has{names or ' nothing'}")
+    places = [place for place in (1, 3) if len(found.shape) == 4 and found.shape[place] in (1, 3)]
+    if found.dtype != np.uint8 or not places:
+        raise UserError("data.root", data.root, f"has {found.dtype} of shape {found.shape} in {key!r}", _REMEDY)
+    if found.compression and found.chunks[0] > 1:
+        together = f"{counted(found.chunks[0], 'image')} are compressed together, and all are read for each"
+        warn_once(f"{data.root}: {together}; `bigsgan data prepare` makes files that are read faster")
+    return places[0] == 1
+
+
+def _labels(data: Data, file: Any, num: int) -> np.ndarray | None:
+    key = data.label_key or _LABELS
+    if not data.num_classes or (data.label_key is None and key not in file):
+        return None
+    found = file.get(key)
+    if found is None or getattr(found, "shape", ()) != (num,) or found.dtype.kind not in "iu":
+        what = "nothing" if found is None else f"{getattr(found, 'dtype', 'a group')} {getattr(found, 'shape', '')}"
+        problem = f"has no class number for each of {counted(num, 'image')} in {key!r}"
+        remedy = "name them in data.label_key, or set data.num_classes=0"
+        raise UserError("data.root", data.root, problem, remedy, f"it has {what.strip()}")
+    return np.asarray(found, np.int64)
