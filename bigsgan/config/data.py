@@ -19,7 +19,7 @@ _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
 _TWO_IMAGES = (*_PAIRED, "unpaired_folders")
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
-_FILES = (*_LISTED, "torchvision", "hdf5")
+_FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
 _READERS = {
@@ -30,8 +30,9 @@ _READERS = {
     "truncated": tuple(kind for kind in _FILES if kind not in ("latents", "hdf5")),
     "fit": (*(kind for kind in _FILES if kind != "latents"), _OUTSIDE),
     "dataset": ("torchvision",),
-    "image_key": ("hdf5",),
-    "label_key": ("tar", "latents", "hdf5"),
+    "split": ("huggingface",),
+    "image_key": ("huggingface", "hdf5"),
+    "label_key": ("tar", "latents", "huggingface", "hdf5"),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
@@ -46,6 +47,7 @@ _Kind = Literal[
     "zip",
     "tar",
     "torchvision",
+    "huggingface",
     "hdf5",
     "synthetic",
     "paired_folders",
@@ -64,6 +66,7 @@ def unread_keys(kind: str) -> list[str]:
 
 MOST_NAMES, _LONGEST_NAME, _MOST_BYTES_OF_NAMES = 5_000, 200, 2**17
 """Of classes, as a recipe's file holds 10,000 values and 256 KiB."""
+_Name = Annotated[str, Field(min_length=1)]
 ClassName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 
 
@@ -117,7 +120,8 @@ class Data(Section):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
-    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, or of latents in a zip file.
+    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, or of latents in a zip file; a
+    directory of ``huggingface``, or a parquet file.
 
     For ``torchvision``, its ``root`` argument. For two folders, the directory of the targets.
     """
@@ -141,11 +145,15 @@ class Data(Section):
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
     folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
-    image_key: Annotated[str, Field(min_length=1)] | None = None
-    """Where images stand: the data set of ``hdf5``, by default ``imgs``."""
-    label_key: Annotated[str, Field(min_length=1)] | None = None
-    """Where class numbers stand: the data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``,
-    and of latents in shards, by default ``label``."""
+    split: _Name | None = None
+    """Split of ``huggingface``; by default the only one."""
+    image_key: _Name | None = None
+    """Where images stand: the column of ``huggingface``, by default the only one of images; the data set of ``hdf5``,
+    by default ``imgs``."""
+    label_key: _Name | None = None
+    """Where classes stand: the column of ``huggingface``, by default the only ``ClassLabel``, or else ``label``; the
+    data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``, and of latents in shards, by
+    default ``label``."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import DigitImages, ImageDataset, SyntheticImages, build_folder
 from bigsgan.data.hdf5 import build_hdf5
+from bigsgan.data.huggingface import build_huggingface
 from bigsgan.data.latents import build_latents
 from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import build_zip
@@ -25,6 +26,7 @@ _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "tar": build_tar,
     "folder": build_folder,
     "hdf5": build_hdf5,
+    "huggingface": build_huggingface,
     "latents": build_latents,
 }
 """All kinds of bigsgan's own except torchvision's, which is imported only if a recipe asks for it."""

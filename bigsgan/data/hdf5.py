@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,12 @@ _REMEDY = f"give an HDF5 file with images, uint8 (N, C, H, W) or (N, H, W, C), i
 class Hdf5File:
     """The rows of a file, which every process opens for itself, as HDF5 does not survive a fork."""
 
-    classes = ()
+    classes: Sequence[str] = ()
 
     def __init__(self, path: str, image_key: str, is_planar: bool, labels: np.ndarray | None) -> None:
         """Take the path, and where images are, (N, C, H, W) if they are planar; see ``Table`` for ``labels``."""
-        self.files, self.labels = [path], labels
+        self.files: Sequence[str] = [path]
+        self.labels = labels
         self._image_key, self._is_planar = image_key, is_planar
         self._process, self._images = 0, None
         with opened(path) as file:

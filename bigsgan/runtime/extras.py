@@ -10,6 +10,7 @@ PACKAGES = {
     "diffusers": ("diffusers",),
     "hdf5": ("h5py",),
     "hub": ("huggingface_hub",),
+    "huggingface": ("datasets",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "wandb": ("wandb",),
 }

@@ -11,7 +11,9 @@ import os
 import subprocess
 import time
 
+import numpy as np
 import psutil
+import pyarrow.parquet
 import pytest
 import yaml
 from PIL import Image
@@ -97,6 +99,31 @@ def test_what_one_rank_alone_meets_ends_all(launcher, blocked, tmp_path):
     result = launch(launcher, tmp_path, "--config", "tiny.yaml", "out=run", f"total_nimg={recipe.batch}")
     remedy = "free some space, fix its permissions, or choose another path"
     check(launcher, result, f"run/{blocked}: cannot be written: Is a directory; {remedy}")
+
+
+@pytest.mark.slow
+def test_ranks_train_on_parquet_as_on_the_same_images_in_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tiny_recipe(tmp_path)
+    rows: dict[str, list] = {"image": [], "label": []}
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (40, 9, 8), dtype=np.uint8)):
+        path = tmp_path / f"folders/{number // 4}/{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+        rows["image"].append({"bytes": path.read_bytes(), "path": path.name})
+        rows["label"].append(number // 4)
+    (tmp_path / "rows").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "rows/0.parquet")
+    losses = []
+    for kind, root in (("huggingface", "rows"), ("folder", "folders")):
+        options = ["--config", "tiny.yaml", f"out={kind}", f"data.kind={kind}", f"data.root={root}", "report_nimg=8"]
+        options += ["data.num_workers=2", "data.num_classes=10", "metrics=null", "total_nimg=64"]
+        result = launch("torchrun", tmp_path, *options)
+        assert result.returncode == 0, result.stdout
+        records = map(json.loads, (tmp_path / kind / "metrics.jsonl").read_text().splitlines())
+        losses.append([{key: value for key, value in each.items() if "loss" in key} for each in records])
+    assert any(losses[0])
+    assert losses[0] == losses[1]
 
 
 STAGES = ["engines.generator.pipeline_stages=2", "engines.discriminator.pipeline_stages=2"]

@@ -1,16 +1,21 @@
-"""Data sets of rows: HDF5 files of BigGAN-PyTorch, written by h5py."""
+"""Data sets of rows: files that h5py, `datasets` and pyarrow have written."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
+import os
 import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
+import datasets
 import h5py
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -20,23 +25,74 @@ from bigsgan.data import RealImages, Slice, build_dataset
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.images.reading import CorruptImage
 
 NUM, SIDE = 12, 8
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, SIDE, SIDE, 3), dtype=np.uint8)
 LABELS = np.arange(NUM) % 3
 
 
-def write_hdf5(path: Path, *, planar: bool = True, images: str = "imgs", labels: str | None = "labels", **more: Any):
+def write_hdf5(
+    path: Path, *, planar: bool = True, images: str = "imgs", labels: str | None = "labels", num: int = NUM, **more: Any
+):
     """As BigGAN-PyTorch's make_hdf5.py does: one batch, then others."""
-    pixels = PIXELS.transpose(0, 3, 1, 2) if planar else PIXELS
+    pixels = (PIXELS.transpose(0, 3, 1, 2) if planar else PIXELS)[:num]
     with h5py.File(path, "w") as file:
         shape = pixels.shape[1:]
         made = file.create_dataset(images, (4, *shape), "uint8", maxshape=(NUM, *shape), chunks=(4, *shape), **more)
-        made.resize(NUM, axis=0)
+        made.resize(num, axis=0)
         made[...] = pixels
         if labels:
-            file.create_dataset(labels, data=LABELS.astype(np.int64), chunks=(4,))
+            file.create_dataset(labels, data=LABELS[:num].astype(np.int64), maxshape=(NUM,), chunks=(4,))
     return path
+
+
+NAMES = ["owl", "cat", "dog"]
+FEATURES = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES), "text": datasets.Value("string")}
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def columns(num: int = NUM, **changes: Any) -> dict[str, list]:
+    given = {"image": [{"bytes": png(pixels), "path": None} for pixels in PIXELS[:num]], "label": LABELS[:num].tolist()}
+    return {**given, "text": [f"caption {number}" for number in range(num)], **changes}
+
+
+def rows(num: int = NUM, **changes: Any) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(columns(num, **changes), datasets.Features(FEATURES))
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A function that writes a data set in one of the forms in which people have it."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def written(form: str) -> Path:
+        root = tmp_path / form
+        if form == "disk":
+            rows().with_format("torch").save_to_disk(root, num_shards=2)
+        elif form == "splits":
+            datasets.DatasetDict({"train": rows(), "test": rows(5)}).save_to_disk(root)
+        elif form == "repository":
+            (root / "data").mkdir(parents=True)
+            (root / "README.md").write_text("about it")
+            for number in range(2):
+                rows().shard(2, number).to_parquet(root / f"data/train-{number:05}-of-00002.parquet")
+            rows(5).to_parquet(root / "data/test-00000-of-00001.parquet")
+        elif form == "file.parquet":
+            rows().to_parquet(root)
+        else:  # of other programs, without the library's types
+            images = {"image": [png(pixels) for pixels in PIXELS], "label": [NAMES[label] for label in LABELS]}
+            given = columns(**images) if form == "bytes" else columns()
+            root.mkdir()
+            pyarrow.parquet.write_table(pyarrow.table(given), root / "0.parquet")
+        return root
+
+    return written
 
 
 def section(kind: str, root: Path, **changes: Any) -> Data:
@@ -108,6 +164,7 @@ def test_images_that_are_compressed_together_are_told(tmp_path, caplog):
         ({}, {"image_key": "labels"}, r"has int64 of shape \(12,\) in 'labels'; give an HDF5 file with images"),
         ({"labels": None}, {}, r"has no class numbers; name what has the class numbers \(data.label_key\), or set"),
         ({}, {"label_key": "imgs"}, r"has no class number for each of 12 images in 'imgs' \(it has uint8 \(12, 3,"),
+        ({"num": 0}, {}, r"contains no images; give a file with images"),
         ({}, {"num_classes": 5}, r"data.num_classes: must be 3 with this data, got 5"),
     ],
 )  # fmt: skip
@@ -125,3 +182,97 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"data.kind: 'hdf5' needs the package h5py, .*pip install -e '.\[hdf5\]'"):
         build_dataset(section("hdf5", tmp_path / "data.hdf5"))
+
+
+@pytest.mark.parametrize("form", ["disk", "splits", "repository", "file.parquet", "bytes", "structs"])
+def test_data_sets_of_hugging_face_hold_images_and_classes(write, form):
+    root, split = write(form), {"split": "train"} if form in ("splits", "repository") else {}
+    data = section("huggingface", root, num_workers=2, **split)
+    dataset = build_dataset(data)
+    if form == "bytes":  # whose classes are texts
+        order = sorted(NAMES)
+        assert dataset.class_names == order
+        assert [order[label] for label in dataset.labels] == [NAMES[label] for label in LABELS]
+        assert [dataset[number][1] for number in range(NUM)] == dataset.labels.tolist()
+    else:
+        check(dataset)
+        assert dataset.class_names == ([] if form == "structs" else NAMES)
+    check_loaded(dataset, data)
+    plain = build_dataset(section("huggingface", root, num_classes=0, **split))
+    assert (plain[4][1], plain.labels.tolist()) == (0, [0] * NUM)
+    if split:
+        assert len(build_dataset(section("huggingface", root, split="test"))) == 5
+        with pytest.raises(UserError, match=r"data.split: must be one of t\w+, t\w+; name the split to train on"):
+            build_dataset(section("huggingface", root))
+    elif form == "disk":
+        with pytest.raises(UserError, match=r"data.split: must be unset with this data, got 'test'"):
+            build_dataset(section("huggingface", root, split="test"))
+    same, other = build_dataset(data).fingerprint(), section("huggingface", root, num_classes=0, **split)
+    assert dataset.fingerprint().difference(same) is None
+    assert same.difference(build_dataset(other).fingerprint()) == "images of other classes"
+
+
+def test_parquet_that_has_changed_is_copied_anew(write):
+    root = write("file.parquet")
+    check(build_dataset(section("huggingface", root)))
+    rows(image=[{"bytes": png(255 - pixels), "path": None} for pixels in PIXELS]).to_parquet(root)
+    os.utime(root, (1, 1))
+    check(build_dataset(section("huggingface", root)), 255 - PIXELS)
+
+
+def test_rows_without_a_readable_image_count_as_unreadable(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")
+    content = png(PIXELS[1])
+    images = [{"bytes": None, "path": str(tmp_path / "0.png")}, {"bytes": content[: len(content) // 2], "path": "x"}]
+    images += [None, {"bytes": None, "path": str(tmp_path / "none.png")}]
+    (tmp_path / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({**columns(4), "image": images}), tmp_path / "data/0.parquet")
+    dataset = build_dataset(section("huggingface", tmp_path / "data"))
+    assert torch.equal(dataset[0][0], torch.from_numpy(PIXELS[0]).permute(2, 0, 1))
+    for number, problem in enumerate(["truncated", "its row has no image", "none.png|No such file"], 1):
+        with pytest.raises(CorruptImage, match=f"image {number} of {tmp_path / 'data'}: .*({problem})"):
+            dataset[number]
+    accepted = build_dataset(section("huggingface", tmp_path / "data", truncated="accept"))
+    assert accepted[1][0].shape == (3, SIDE, SIDE)
+
+
+@pytest.mark.parametrize(
+    "given, keys, message",
+    [
+        (
+            {},
+            {"image_key": "text"},
+            r"has no column of images 'text' \(it has \(image, label, text\)\); name the column",
+        ),
+        (
+            {},
+            {"label_key": "x"},
+            r"has no column of classes 'x' \(it has \(label\)\); name the column in data.label_key",
+        ),
+        ({}, {"label_key": "image"}, r"has no class numbers in 'image', but 'PIL.*'; name another column in"),
+        ({}, {"num_classes": 2}, r"data.num_classes: must be 3 with this data, got 2"),
+        ({"label": [None] * NUM}, {}, r"has rows without a class in 'label'; name another column in data.label_key"),
+        ({"label": [-1] * NUM}, {}, r"has a class below 0, -1 in row 0; name what has the class numbers"),
+    ],
+)
+def test_data_sets_of_hugging_face_without_what_is_wanted_are_refused(tmp_path, given, keys, message):
+    rows(**given).save_to_disk(tmp_path / "data")
+    with pytest.raises(UserError, match=message):
+        build_dataset(section("huggingface", tmp_path / "data", **keys))
+
+
+def test_what_is_no_data_set_of_hugging_face_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "bad.parquet").write_bytes(b"none")
+    (tmp_path / "empty").mkdir()
+    for name, problem in (
+        ("x", "does not exist; give a directory that save_to_disk has written, or parquet files"),
+        ("empty", r"cannot be read: it has neither state.json nor \*.parquet; give a directory that save_to_disk"),
+        ("bad.parquet", "cannot be read: Parquet "),
+    ):
+        with pytest.raises(UserError, match=f"data.root: '{tmp_path / name}' {problem}"):
+            build_dataset(section("huggingface", tmp_path / name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"data.kind: 'huggingface' needs the package datasets, .*'.\[huggingface\]'"):
+        build_dataset(section("huggingface", tmp_path / "empty"))

@@ -80,7 +80,7 @@ def test_defaults_are_filled_in(tmp_path):
         "batch_statistics": "global",
         "data": {
             "kind": "digits", "arguments": {}, "root": None, "input_root": None, "input_side": "left",
-            "input_channels": 3, "dataset": None, "image_key": None, "label_key": None,
+            "input_channels": 3, "dataset": None, "split": None, "image_key": None, "label_key": None,
             "resolution": 16, "fit": "crop", "image_channels": 1,
             "num_classes": 10,
             "class_names": None, "num_images": 50_000, "crop_from": None, "horizontal_flip": False,

@@ -1,0 +1,174 @@
+"""Images in data sets of Hugging Face's `datasets`: directories that ``save_to_disk`` has written, and parquet files.
+
+Rows are read in any order from Arrow files, which are mapped into memory. The library copies parquet files to such
+files once, in its cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bigsgan.config.data import Data
+from bigsgan.data.listing import some_names
+from bigsgan.data.tables import TableImages
+from bigsgan.errors import UserError, reason, shown
+from bigsgan.images.reading import CorruptImage, open_image
+from bigsgan.runtime.extras import require
+
+PARQUET = ".parquet"
+STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
+"""What ``save_to_disk`` writes beside one split, and beside several."""
+
+_REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
+_NO_CLASSES = "or set data.num_classes=0"
+
+_log = logging.getLogger(__name__)
+
+
+class Columns:
+    """The rows of a data set, of which two columns are read."""
+
+    def __init__(self, rows: Any, image: str, labels: np.ndarray | None, classes: list[str], files: list[str]) -> None:
+        """Take rows with bytes or paths in the column ``image``; see ``Table`` for the others."""
+        self.labels = labels
+        self.classes: Sequence[str] = classes
+        self.files: Sequence[str] = files
+        self._rows, self._image = rows, image
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        found = self._rows[row][self._image]
+        content, path = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
+        if content is None and not path:
+            raise ValueError("its row has no image")
+        try:
+            image = open_image(path or "image", None if content is None else io.BytesIO(content))
+        except CorruptImage as error:
+            raise ValueError(error.reason) from None  # the row is named by its number
+        return image, 0 if self.labels is None else int(self.labels[row])
+
+
+def build_huggingface(data: Data) -> TableImages:
+    """Open the data set ``data.root``, and find its columns of images and classes.
+
+    Raises:
+        UserError: The package datasets is not installed; the data set cannot be read, has several splits and none is
+            named, or lacks such a column; or see ``TableImages``.
+    """
+    require("huggingface", "data.kind", data.kind)
+    library, root = importlib.import_module("datasets"), Path(str(data.root))
+    if not os.path.exists(root):
+        raise UserError("data.root", data.root, "does not exist", _REMEDY)
+    try:
+        opened, files = _opened(library, root)
+    except Exception as error:  # OSError, ValueError, ArrowInvalid, DatasetGenerationError, ...
+        problem = f"cannot be read: {reason(error.__cause__ or error, root)}"
+        raise UserError("data.root", data.root, problem, _REMEDY) from error
+    rows = _split(data, opened)
+    image = _image_column(data, library, rows.features)
+    label, labels, classes = _label_column(data, library, rows.features), None, list[str]()
+    if label is not None:
+        labels, classes = _classes(data, library, rows, label)
+    rows = rows.with_format(None).select_columns([image])
+    if isinstance(rows.features[image], library.Image):
+        rows = rows.cast_column(image, library.Image(decode=False))
+    return TableImages(Columns(rows, image, labels, classes, files), data, str(root))
+
+
+def _opened(library: Any, root: Path) -> tuple[Any, list[str]]:
+    """Return a data set, or several by the names of their splits, and the files with the rows."""
+    if os.path.isdir(root) and any((root / name).exists() for name in (STATE_FILE, SPLITS_FILE)):
+        opened = library.load_from_disk(str(root), keep_in_memory=False)
+        each = opened.values() if isinstance(opened, dict) else [opened]
+        return opened, sorted(file["filename"] for split in each for file in split.cache_files)
+    if os.path.isdir(root):
+        files = sorted(str(path) for path in root.rglob(f"*{PARQUET}"))
+        if not files:
+            raise ValueError(f"it has neither {STATE_FILE} nor *{PARQUET}")
+        where = {"data_dir": str(root)}
+    else:
+        files, where = [str(root)], {"data_files": str(root)}
+    _log.info("%s: parquet is copied once to Arrow, in %s", root, library.config.HF_DATASETS_CACHE)
+    return library.load_dataset("parquet", **where), files
+
+
+def _split(data: Data, opened: Any) -> Any:
+    if not isinstance(opened, dict):
+        if data.split is not None:
+            raise UserError("data.split", data.split, "must be unset with this data", "remove it", "it has one split")
+        return opened
+    name = data.split if data.split is not None or len(opened) > 1 else next(iter(opened))
+    if name not in opened:
+        problem = f"must be one of {', '.join(opened)}" if opened else "does not help, as the data has no splits"
+        raise UserError("data.split", name, problem, "name the split to train on")
+    return opened[name]
+
+
+def _image_column(data: Data, library: Any, features: Any) -> str:
+    """Return the name of the column of images: that of the type Image, or else of bytes.
+
+    Raises:
+        UserError: There is none, or there are several.
+    """
+    typed = [name for name, kind in features.items() if isinstance(kind, library.Image)]
+    found = typed or [name for name, kind in features.items() if _holds_bytes(kind)]
+    if data.image_key is not None:
+        found = [name for name in (data.image_key,) if name in typed or _holds_bytes(features.get(name))]
+    if len(found) != 1:
+        problem = "has several columns of images" if found else "has no column of images"
+        problem += f" {data.image_key!r}" if data.image_key is not None else ""
+        detail = f"it has{some_names(found or list(features)) or ' no columns'}"
+        raise UserError("data.root", data.root, problem, "name the column in data.image_key", detail)
+    return found[0]
+
+
+def _holds_bytes(kind: Any) -> bool:
+    kind = kind.get("bytes") if isinstance(kind, dict) else kind
+    return getattr(kind, "dtype", "") in ("binary", "large_binary")
+
+
+def _label_column(data: Data, library: Any, features: Any) -> str | None:
+    """Return the name of the column of classes: the only one of the type ClassLabel, or else ``label``.
+
+    Raises:
+        UserError: There is none though the recipe has classes.
+    """
+    if not data.num_classes:
+        return None
+    typed = [name for name, kind in features.items() if isinstance(kind, library.ClassLabel)]
+    name = data.label_key or (typed[0] if len(typed) == 1 else "label")
+    if name not in features:
+        remedy = f"name the column in data.label_key, {_NO_CLASSES}"
+        detail = f"it has{some_names(typed or list(features))}"
+        raise UserError("data.root", data.root, f"has no column of classes {name!r}", remedy, detail)
+    return name
+
+
+def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray, list[str]]:
+    """Return the class of each row, and the names of the classes; those of texts are in alphabetical order.
+
+    Raises:
+        UserError: The column holds something else, or a row has no class.
+    """
+    kind, column = rows.features[name], rows.select_columns([name]).with_format("arrow")[:][name]
+    remedy = f"name another column in data.label_key, {_NO_CLASSES}"
+    if column.null_count:
+        raise UserError("data.root", data.root, f"has rows without a class in {name!r}", remedy)
+    dtype = str(getattr(kind, "dtype", type(kind).__name__))
+    if dtype in ("string", "large_string"):
+        names, labels = np.unique(np.array(column.to_pylist()), return_inverse=True)
+        return labels.astype(np.int64), names.tolist()
+    if not dtype.startswith(("int", "uint")):
+        raise UserError("data.root", data.root, f"has no class numbers in {name!r}, but {shown(dtype)}", remedy)
+    classes = list(kind.names) if isinstance(kind, library.ClassLabel) else []
+    return column.to_numpy().astype(np.int64), classes
