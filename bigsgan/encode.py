@@ -24,7 +24,8 @@ import torch
 from tqdm import tqdm
 
 from bigsgan.checkpoint.files import checksum
-from bigsgan.data.conversion import ReadJob, Result, in_order, read
+from bigsgan.config.origin import Origin
+from bigsgan.data.conversion import Job, Result, in_order, job_of, read
 from bigsgan.data.encoders import Encoder, open_encoder
 from bigsgan.data.listing import counted
 from bigsgan.data.packed import write_tar
@@ -42,8 +43,6 @@ from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
 from bigsgan.images.codec import decode
-from bigsgan.images.reading import CorruptImage
-from bigsgan.images.size import Fitting
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.collective_errors import by_rank_zero
@@ -59,15 +58,13 @@ _log = logging.getLogger(__name__)
 class Options(NamedTuple):
     """What to encode."""
 
-    source: Path  # directory of images, with a folder for each class if any, a zip file, or a directory of tar shards
+    origin: Origin  # the images, and what makes them fit
     destination: Path  # directory of the shards
     codec: str  # the autoencoder; see `open_encoder`
-    fitting: Fitting  # of the images
     image_channels: int  # channels of the images, C
     batch: int  # images encoded at a time; the shards' bytes may depend on it
     keep_images: bool  # whether to keep the images beside their latents
     workers: int | None  # processes of each rank that read images; None for its share of the CPU's cores
-    max_ignored: int | None = None  # files that may be images and are ignored; None for as many as there are images
 
 
 def main(options: Options) -> int:
@@ -86,7 +83,7 @@ def _encode(options: Options) -> None:
     check_workers(1 if options.workers is None else options.workers)
     if comm.device().type == "cpu":
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
-    encoder = open_encoder(options.codec, options.image_channels, options.fitting.size, comm.device())
+    encoder = open_encoder(options.codec, options.image_channels, options.origin.data.resolution, comm.device())
     with ExitStack() as stack:
         task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
@@ -102,17 +99,17 @@ def _encode(options: Options) -> None:
 def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
     """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this."""
     with naming_culprit(options.destination, options.workers):
-        check_place(options.destination, options.source)
+        check_place(options.destination, options.origin)
         more = {
             "image_channels": options.image_channels,
             "batch": options.batch,
             "keep_images": options.keep_images,
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
+            **options.origin.plan,
         }
-        task = Task(
-            open_source(options.source, options.max_ignored), options.destination, options.fitting, "latents", more
-        )
+        source = open_source(options.origin, _num_workers(options))
+        task = Task(source, options.destination, options.origin.data.fitting, "latents", more)
         check_destination(task)
         begin(task, stack)
         return task
@@ -143,22 +140,21 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
     num = sum(map(len, parts.values()))
     if not num:
         return {}
-    workers = comm.num_cores() if options.workers is None else options.workers
     jobs = (_read_job(task, index, options) for part in parts.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before that
-        in_order(read, jobs, min(workers, num)) as results,
+        in_order(read, jobs, min(_num_workers(options), num), task.source.images) as results,
         tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
     ):
         return {number: _write_part(task, number, results, bar, encoder, options) for number in parts}
 
 
-def _read_job(task: Task, index: int, options: Options) -> ReadJob:
-    """The job that reads one image; if the image is in an archive, its content is read here."""
-    job = ReadJob(task.source.paths[index], task.fitting, options.image_channels, options.keep_images)
-    try:
-        return job._replace(content=task.source.content(index))
-    except CorruptImage as error:
-        return job._replace(problem=error.reason)
+def _num_workers(options: Options) -> int:
+    return comm.num_cores() if options.workers is None else options.workers
+
+
+def _read_job(task: Task, index: int, options: Options) -> Job:
+    job = Job(index, task.fitting, channels=options.image_channels, keeps=options.keep_images)
+    return job_of(task.source.images, job)
 
 
 def _write_part(
@@ -195,7 +191,7 @@ def _write_part(
 
 def _encoded(images: list[Result], encoder: Encoder, options: Options) -> np.ndarray:
     """Encode some images to latents."""
-    shape = (len(images), options.image_channels, *options.fitting.size)
+    shape = (len(images), options.image_channels, *options.origin.data.resolution)
     pixels = np.frombuffer(b"".join(image.pixels for image in images), np.uint8).reshape(shape)
     with torch.no_grad():
         made = encoder.encode(decode(torch.from_numpy(pixels.copy()).to(comm.device())))

@@ -8,7 +8,9 @@ import numpy as np
 from PIL import Image
 
 from bigsgan.config.data import Data
+from bigsgan.config.origin import Origin, find_origin
 from bigsgan.data import build_dataset, prepare
+from bigsgan.images.size import Fitting, Size
 
 FORMATS = ["zip", "tar", "folder"]
 SIZE = 6
@@ -41,6 +43,10 @@ def write_source(root: Path) -> Path:
 
 def destination(tmp_path, kind: str) -> Path:
     return tmp_path / ("made.zip" if kind == "zip" else "made")
+
+
+def origin(source: Path, resolution: int = SIZE) -> Origin:
+    return find_origin(source, Fitting(Size.of(resolution)), {})
 
 
 def opened(kind: str, root: Path, num_classes: int = 3, channels: int = 3, resolution: int = SIZE):

@@ -6,6 +6,7 @@ import argparse
 from typing import get_args
 
 from bigsgan.commands.parsing import Commands, add_number, import_late, import_quietly, path_type, picked
+from bigsgan.config.origin import Origin, find_origin
 from bigsgan.config.sections import LARGEST_SIDE
 from bigsgan.errors import UserError
 from bigsgan.images.size import Fit, Fitting, Size
@@ -20,41 +21,40 @@ def add(group: Commands) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = "convert images once, into a zip file, tar shards or a folder; a second run resumes"
     command = commands.add_parser("prepare", help=text)
-    text = "directory of images, with a sub-folder for each class if any, or dataset.json"
-    command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
-    text = "zip file, or directory of the shards or folders, to write"
-    command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
-    _add_size(command)
+    _add_places(command, "zip file, or directory of the shards or folders, to write")
     text = "format of DST, which is the data.kind of a recipe that reads it"
     command.add_argument("--format", choices=["zip", "tar", "folder"], required=True, help=text)
     add_number(command, "--workers", int, None, "processes that convert (default: one for each CPU core)")
-    add_number(command, "--max-ignored", _natural, None, _IGNORED)
     command.set_defaults(run=prepare)
 
     text = "make latents of images with an autoencoder, on all ranks; a second run resumes"
     command = commands.add_parser("encode", help=text)
-    text = "images: a directory with a sub-folder for each class if any, or dataset.json; a zip file; tar shards"
-    command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
-    text = "directory of the shards to write, of data.kind=latents"
-    command.add_argument("destination", metavar="DST", type=path_type("DST"), help=text)
+    _add_places(command, "directory of the shards to write, of data.kind=latents")
     text = "diffusers:FOLDER, torchscript:ENCODER,DECODER, dct or dct:BLOCK"
     command.add_argument("--codec", required=True, help=text)
-    _add_size(command)
     text = "encode images of one channel"
     command.add_argument("--grey", dest="image_channels", action="store_const", const=1, default=3, help=text)
     text = "keep the images beside their latents, as PNG files"
     command.add_argument("--keep-images", action="store_true", help=text)
     add_number(command, "--batch", int, 32, "images encoded at a time, by each rank (default 32)")
     add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
-    add_number(command, "--max-ignored", _natural, None, _IGNORED)
     command.set_defaults(run=encode)
 
 
-def _add_size(command: argparse.ArgumentParser) -> None:
+def _add_places(command: argparse.ArgumentParser, destination: str) -> None:
+    text = "images: directory, with a folder for each class if any; archive or file; or your code's package.module:name"
+    command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
+    command.add_argument("destination", metavar="DST", type=path_type("DST"), help=destination)
+    text = "keys of a recipe that say how SRC is read, such as data.split=train"
+    command.add_argument("overrides", nargs="*", metavar="data.key=value", help=text)
+    command.add_argument("--kind", help="data.kind of a recipe that reads SRC (default: by what SRC is)")
     text = "pixels a side of the images, or HEIGHT,WIDTH"
     command.add_argument("--resolution", type=_size, required=True, help=text)
     text = "images of other proportions: cut out their middle, pad them with black, or stretch them (default: crop)"
     command.add_argument("--fit", choices=get_args(Fit), default="crop", help=text)
+    text = "skip images that are cut off, or decode them as far as they go (default: skip)"
+    command.add_argument("--truncated", choices=["skip", "accept"], help=text)
+    add_number(command, "--max-ignored", _natural, None, _IGNORED)
 
 
 def _size(text: str) -> Size:
@@ -71,8 +71,9 @@ def _size(text: str) -> Size:
     return size
 
 
-def _fitting(options: argparse.Namespace) -> Fitting:
-    return Fitting(options.resolution, options.fit)
+def _origin(options: argparse.Namespace) -> Origin:
+    given = {key: getattr(options, key) for key in ("kind", "truncated", "max_ignored")}
+    return find_origin(options.source, Fitting(options.resolution, options.fit), given, options.overrides)
 
 
 def _natural(text: str) -> int:
@@ -85,14 +86,15 @@ def encode(options: argparse.Namespace) -> int:
     """Make latents of a directory of images, on all ranks."""
     launched.take_from_slurm()
     launched.check_launcher()
+    options.origin = _origin(options)
+    if (data := options.origin.data).has_inputs:
+        raise UserError("--kind", data.kind, "cannot be encoded", "encode one of its folders, with --kind folder")
     module = import_quietly("bigsgan.encode")
-    options.fitting = _fitting(options)
     return int(module.main(picked(module.Options, options)))
 
 
 def prepare(options: argparse.Namespace) -> int:
     """Convert a directory of images once, for training to read."""
-    import_late("bigsgan.data.prepare").main(
-        options.source, options.destination, _fitting(options), options.format, options.workers, options.max_ignored
-    )
+    origin = _origin(options)
+    import_late("bigsgan.data.prepare").main(origin, options.destination, options.format, options.workers)
     return 0

@@ -1,11 +1,10 @@
-"""Converts image files to PNG files of one size, in worker processes.
+"""Converts images to PNG files of one size, in worker processes.
 
 Shapes: C channels (1 grey, 3 RGB), R pixels a side.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 import multiprocessing
@@ -23,29 +22,43 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bigsgan.data.originals import RESUMES, Originals, OutsideOriginals
 from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage, image_tensor, noting_values, open_image, values_of
+from bigsgan.images.reading import CorruptImage, noting_values
 from bigsgan.images.size import Fitting
 from bigsgan.runtime.atomic import replacing
-from bigsgan.runtime.paths import check_regular
-
-RESUMES = "then run the same command again, which resumes"
-"""End of a remedy's text."""
 
 _J = TypeVar("_J")
+_R = TypeVar("_R")
 
 _AHEAD = 4  # images in flight for each process, so that none waits for a slow one
 
-_FAULTS_OF_IMAGES = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL)
-"""Errors of one file, not of the disk. EINVAL is raised for a pipe instead of a file."""
+_originals: Originals | None = None
+"""What this worker process reads."""
 
 
 class Job(NamedTuple):
     """One image to convert."""
 
-    path: str
+    number: int  # of the image
     fitting: Fitting
-    out: str | None  # file to write, unless it exists; None to return its content
+    out: str | None = None  # file to write, unless it exists; None to return its content
+    channels: int | None = None  # C; None for the image's own
+    content: bytes | None = None  # what only the process that makes jobs can read
+    problem: str = ""  # why it could not be read there; empty if it could
+    keeps: bool = True  # whether to return the content of a PNG file
+
+
+def job_of(originals: Originals, job: Job) -> Job:
+    """Return a job with the image's content, if only this process can read it.
+
+    Raises:
+        UserError: The disk fails.
+    """
+    try:
+        return job._replace(content=originals.content(job.number))
+    except CorruptImage as error:
+        return job._replace(problem=error.reason)
 
 
 class Result(NamedTuple):
@@ -64,46 +77,42 @@ def convert(job: Job) -> Result:
     Raises:
         UserError: The disk fails.
     """
+    assert _originals is not None
     if job.out and os.path.exists(job.out):
         with Image.open(job.out) as written:
             channels = len(written.getbands())
-        return Result(channels=channels, values=values_of(job.path))
-    try:
-        with noting_values() as values:
-            pixels, channels = _pixels(job.path, None, job.fitting, None)
-    except CorruptImage as error:
-        return Result(problem=error.reason)
-    content = _png(pixels)
-    if not job.out:
-        return Result(content, channels, values=values)
+        return Result(channels=channels, values=_originals.values(job.number))
+    found = _read(job)
+    if found.problem or not job.out:
+        return found
     try:
         with replacing(Path(job.out)) as unfinished:
-            unfinished.write_bytes(content)
+            unfinished.write_bytes(found.content)
     except OSError as error:
         raise unwritable(Path(job.out), error) from error
-    return Result(channels=channels, values=values)
+    return found._replace(content=b"")
 
 
-def _pixels(path: str, content: bytes | None, fitting: Fitting, channels: int | None) -> tuple[Tensor, int]:
-    """Read an image, and return it as uint8 (C, H, W), with C.
-
-    If ``channels`` is None, C is the image's own number. If ``content`` is None, the file is read.
+def read(job: Job) -> Result:
+    """Read one image's pixels.
 
     Raises:
-        CorruptImage: The image is unreadable.
         UserError: The disk fails.
     """
-    if content is None:
-        try:
-            check_regular(path)
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise unreadable(path, error) from error
-    image = open_image(path, io.BytesIO(content))
-    if channels is None:
-        # Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB.
-        channels = 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
-    return image_tensor(image, path, fitting, channels), channels
+    return _read(job, with_pixels=True)
+
+
+def _read(job: Job, with_pixels: bool = False) -> Result:
+    assert _originals is not None
+    if job.problem:
+        return Result(problem=job.problem)
+    try:
+        with noting_values() as values:
+            pixels, channels = _originals.pixels(job.number, job.content, job.fitting, job.channels)
+    except CorruptImage as error:
+        return Result(problem=error.reason)
+    content = _png(pixels) if job.keeps else b""
+    return Result(content, channels, pixels=pixels.numpy().tobytes() if with_pixels else b"", values=values)
 
 
 def _png(pixels: Tensor) -> bytes:
@@ -112,34 +121,15 @@ def _png(pixels: Tensor) -> bytes:
     return file.getvalue()
 
 
-class ReadJob(NamedTuple):
-    """One image to read."""
-
-    path: str
-    fitting: Fitting
-    channels: int  # C
-    keep: bool  # whether to return the content of a PNG file too
-    content: bytes | None = None  # of the image's file, if it was read from an archive
-    problem: str = ""  # why it could not be read from there; empty if it could
+def label_of(index: int) -> int | str | None:
+    """Return the class of a sample of other code; see ``OutsideOriginals.label``."""
+    assert isinstance(_originals, OutsideOriginals)
+    return _originals.label(index)
 
 
-def read(job: ReadJob) -> Result:
-    """Read one image's pixels.
-
-    Raises:
-        UserError: The disk fails.
-    """
-    if job.problem:
-        return Result(problem=job.problem)
-    try:
-        with noting_values() as values:
-            pixels, channels = _pixels(job.path, job.content, job.fitting, job.channels)
-    except CorruptImage as error:
-        return Result(problem=error.reason)
-    return Result(_png(pixels) if job.keep else b"", channels, pixels=pixels.numpy().tobytes(), values=values)
-
-
-def _start_process() -> None:
+def _start_process(originals: Originals) -> None:
+    global _originals
+    _originals = originals
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -154,19 +144,25 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def in_order(work: Callable[[_J], Result], jobs: Iterator[_J], workers: int) -> Iterator[Iterator[Result]]:
+def in_order(
+    work: Callable[[_J], _R], jobs: Iterator[_J], workers: int, originals: Originals
+) -> Iterator[Iterator[_R]]:
     """Work in ``workers`` processes, ahead of time; yield an iterator over the results in the order of the jobs.
+
+    The processes inherit ``originals``.
 
     Raises:
         UserError: The disk fails.
         BrokenProcessPool: A process died.
     """
-    pool = ProcessPoolExecutor(workers, initializer=_start_process)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("fork"), initializer=_start_process, initargs=(originals,)
+    )
 
-    def submit(num: int) -> list[Future[Result]]:
+    def submit(num: int) -> list[Future[_R]]:
         return [pool.submit(work, job) for job in itertools.islice(jobs, num)]
 
-    def take() -> Iterator[Result]:
+    def take() -> Iterator[_R]:
         while pending:
             yield pending.popleft().result()
             pending.extend(submit(1))
@@ -176,13 +172,6 @@ def in_order(work: Callable[[_J], Result], jobs: Iterator[_J], workers: int) -> 
         yield take()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def unreadable(path: str, error: OSError) -> CorruptImage | UserError:
-    """Return the error to raise after an error in reading an image: that image's fault, or the disk's."""
-    if error.errno in _FAULTS_OF_IMAGES:
-        return CorruptImage(path, reason(error, path))
-    return UserError("SRC", path, f"cannot be read: {reason(error, path)}", f"fix the disk, {RESUMES}")
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

@@ -15,7 +15,7 @@ import torch
 
 from bigsgan.config.data import Data
 from bigsgan.data.listing import counted, some_names, warn_once
-from bigsgan.data.tables import TableImages
+from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
@@ -60,6 +60,15 @@ def opened(path: str) -> Any:
 
 def build_hdf5(data: Data) -> TableImages:
     """Open the file ``data.root``.
+
+    Raises:
+        UserError: See ``read_hdf5`` and ``check_classes``.
+    """
+    return check_classes(read_hdf5(data), data)
+
+
+def read_hdf5(data: Data) -> TableImages:
+    """Open the file ``data.root``, with its classes if the recipe has any.
 
     Raises:
         UserError: h5py is not installed; the file cannot be read or lacks images; or see ``TableImages``.

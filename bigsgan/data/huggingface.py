@@ -17,15 +17,12 @@ from typing import Any
 import numpy as np
 
 from bigsgan.config.data import Data
+from bigsgan.config.origin import PARQUET, SPLITS_FILE, STATE_FILE
 from bigsgan.data.listing import some_names
-from bigsgan.data.tables import TableImages
+from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.runtime.extras import require
-
-PARQUET = ".parquet"
-STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
-"""What ``save_to_disk`` writes beside one split, and beside several."""
 
 _REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
 _NO_CLASSES = "or set data.num_classes=0"
@@ -59,7 +56,16 @@ class Columns:
 
 
 def build_huggingface(data: Data) -> TableImages:
-    """Open the data set ``data.root``, and find its columns of images and classes.
+    """Open the data set ``data.root``.
+
+    Raises:
+        UserError: See ``read_huggingface`` and ``check_classes``.
+    """
+    return check_classes(read_huggingface(data), data)
+
+
+def read_huggingface(data: Data) -> TableImages:
+    """Open the data set ``data.root``, and find its columns of images, and of classes if the recipe has any.
 
     Raises:
         UserError: The package datasets is not installed; the data set cannot be read, has several splits and none is
@@ -138,15 +144,17 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def _label_column(data: Data, library: Any, features: Any) -> str | None:
-    """Return the name of the column of classes: the only one of the type ClassLabel, or else ``label``.
+    """Return the name of the column of classes: the only one of the type ClassLabel, or else ``label``; None without.
 
     Raises:
-        UserError: There is none though the recipe has classes.
+        UserError: The column that is named is not there, or several could be meant.
     """
     if not data.num_classes:
         return None
     typed = [name for name, kind in features.items() if isinstance(kind, library.ClassLabel)]
     name = data.label_key or (typed[0] if len(typed) == 1 else "label")
+    if name not in features and data.label_key is None and not typed:
+        return None
     if name not in features:
         remedy = f"name the column in data.label_key, {_NO_CLASSES}"
         detail = f"it has{some_names(typed or list(features))}"

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
+from bigsgan.config.origin import is_shard
 from bigsgan.data.autoencoders import identity
 from bigsgan.data.datasets import ImageDataset, LooseFiles
 from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.data.labels import class_numbers, left_out, read_listing, unlisted
 from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
-from bigsgan.data.shards import ABOUT_FILE, check_shards, is_shard, names_beside, read_shards, tar_content
+from bigsgan.data.shards import ABOUT_FILE, check_shards, names_beside, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import array_header
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image

@@ -40,21 +40,30 @@ class OutsideImages(ImageDataset):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        name = self.image_name(index)
         with accepting_truncated(self.data.accepts_truncated):
-            return self._sample(index, f"image {index} of {self.name}")
+            image, label = self.sample(index)
+            try:
+                return self._converted(image, name), class_of(label) if self.data.num_classes else 0
+            except ValueError as error:
+                raise CorruptImage(name, str(error)) from error
 
-    def _sample(self, index: int, name: str) -> tuple[Tensor, int]:
+    def sample(self, index: int) -> tuple[Any, Any]:
+        """Return an image and its label as the data set has them, None without a label.
+
+        Raises:
+            CorruptImage: The data set raises an exception, or the sample is empty.
+        """
         try:
-            sample = self.source[index]
+            return _parts(self.source[index])
         except CorruptImage:
             raise
         except Exception as error:  # anything: the user's code
-            raise CorruptImage(name, plugins.described(error)) from error
-        try:
-            image, label = _parts(sample)
-            return self._converted(image, name), _class_of(label) if self.data.num_classes else 0
-        except ValueError as error:
-            raise CorruptImage(name, str(error)) from error
+            raise CorruptImage(self.image_name(index), plugins.described(error)) from error
+
+    def image_name(self, index: int) -> str:
+        """Return the name of an image, for messages."""
+        return f"image {index} of {self.name}"
 
     def fingerprint(self) -> Fingerprint:
         """Return a digest of the attributes with an item for each image."""
@@ -64,7 +73,7 @@ class OutsideImages(ImageDataset):
         fitting, channels = self.data.fitting, self.data.image_channels
         if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
             return image.contiguous()
-        return image_tensor(_pil_image(image), name, fitting, channels)
+        return image_tensor(pil_image(image), name, fitting, channels)
 
 
 def build_outside(data: Data) -> OutsideImages:
@@ -110,12 +119,12 @@ def _check_sample(source: Any, data: Data) -> None:
     sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
         image, label = _parts(sample)
-        _pil_image(image)
+        pil_image(image)
     except ValueError as error:
         problem = f"has a first sample that is no image: {error}"
         raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
     try:
-        number = _class_of(label) if data.num_classes else 0
+        number = class_of(label) if data.num_classes else 0
     except ValueError as error:
         problem, remedy = "must be 0 with this data", "set data.num_classes=0 to train without classes"
         raise UserError("data.num_classes", data.num_classes, problem, remedy, f"of its first image, {error}") from None
@@ -134,8 +143,8 @@ def _parts(sample: Any) -> tuple[Any, Any]:
     return sample, None
 
 
-def _pil_image(image: Any) -> Image.Image:
-    """Convert any of ``_FORMS``.
+def pil_image(image: Any) -> Image.Image:
+    """Convert a PIL image, a tensor or an array, as code of the user's own returns them.
 
     Raises:
         ValueError: It is none of these.
@@ -154,7 +163,7 @@ def _pil_image(image: Any) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
 
 
-def _class_of(label: Any) -> int:
+def class_of(label: Any) -> int:
     """Return the number of a class.
 
     Raises:

@@ -151,6 +151,10 @@ class PackedFiles:
         except Exception as error:  # OSError, EOFError, zlib.error, ...: only this image is affected
             raise CorruptImage(self.path(index), reason(error)) from error
 
+    def is_in_stream(self, index: int) -> bool:
+        """Return whether the archive of a file is compressed as a whole."""
+        return is_stream(self._archives[self._entries[index]["archive"]])
+
     def times(self) -> list[int]:
         """Return when each archive was last written, in nanoseconds; 0 if unknown."""
         found = []

@@ -7,10 +7,12 @@ any image. Shapes: C_in and C channels of input and target, R pixels a side.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
@@ -40,20 +42,27 @@ class FilePairs(ImageDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         with accepting_truncated(self.data.accepts_truncated):
-            return self._pair(*self.pairs[index]), 0
+            return self._pair(index), 0
 
-    def _pair(self, source: str, target: str) -> Tensor:
-        data = self.data
+    def images(self, index: int, read: Callable[[str], Image.Image] = open_image) -> tuple[Image.Image, Image.Image]:
+        """Return the input and the target, ``read`` from their paths.
+
+        Raises:
+            CorruptImage: One of them cannot be read.
+        """
+        source, target = self.pairs[index]
         if source != target:
-            images = open_image(source), open_image(target)
-        else:
-            whole = upright(open_image(source))
-            width, height = whole.size
-            if width < 2:
-                raise CorruptImage(source, f"must be at least 2 pixels wide, got {width}")
-            left = whole.crop((0, 0, width // 2, height))
-            right = whole.crop((width - width // 2, 0, width, height))
-            images = (left, right) if data.input_side == "left" else (right, left)
+            return read(source), read(target)
+        whole = upright(read(source))
+        width, height = whole.size
+        if width < 2:
+            raise CorruptImage(source, f"must be at least 2 pixels wide, got {width}")
+        left = whole.crop((0, 0, width // 2, height))
+        right = whole.crop((width - width // 2, 0, width, height))
+        return (left, right) if self.data.input_side == "left" else (right, left)
+
+    def _pair(self, index: int) -> Tensor:
+        data, images, (source, target) = self.data, self.images(index), self.pairs[index]
         first = image_tensor(images[0], source, data.fitting, data.input_channels)
         return torch.cat([first, image_tensor(images[1], target, data.fitting, data.image_channels)])
 

@@ -22,13 +22,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bigsgan.config.origin import Origin
 from bigsgan.config.run_directory import refuse_parts_of_runs
-from bigsgan.data.conversion import RESUMES, Job, Result, convert, in_order, unwritable
+from bigsgan.data.conversion import Job, Result, convert, in_order, job_of, unwritable
 from bigsgan.data.listing import counted, some_names
+from bigsgan.data.originals import RESUMES
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.shards import CLASSES_FILE, names_beside
-from bigsgan.data.source import Source, list_source
+from bigsgan.data.source import Source, check_folders, open_source
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import used_range
 from bigsgan.images.size import Fitting
@@ -41,40 +43,42 @@ _LOCK = ".lock"
 _SHARDED = ("tar", "latents")
 
 
-def main(
-    source: Path, destination: Path, fitting: Fitting, format: str, workers: int | None, max_ignored: int | None = None
-) -> None:
+def main(origin: Origin, destination: Path, format: str, workers: int | None) -> None:
     """Run ``prepare``, then print the result, the skipped images, and the overrides of a recipe that uses it.
 
     Without ``workers``, there is one process for each available CPU core.
     """
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    made = prepare(source, destination, fitting, format, workers, max_ignored)
-    describe(made, counted(made.num_images, "image"), {"kind": format, "root": destination}, fitting)
+    made, data, what = prepare(origin, destination, format, workers), origin.data, "image"
+    keys: dict[str, Any] = {"kind": format, "root": destination}
+    if data.has_inputs:
+        keys |= {"kind": "side_by_side", "input_channels": made.image_channels}
+        what = "pair"
+    describe(made, counted(made.num_images, what), keys, data.fitting)
 
 
-def prepare(
-    source: Path, destination: Path, fitting: Fitting, format: str, workers: int, max_ignored: int | None = None
-) -> Prepared:
-    """Convert all images of a directory, or resume doing so; skip unreadable ones.
+def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Prepared:
+    """Convert all images of a source, or resume doing so; skip unreadable ones. Pairs become images of both halves.
 
     Args:
-        source: Directory with a sub-folder for each class, or with images without classes.
+        origin: The source, and what makes its images fit.
         destination: A zip file, or the directory of the shards or of the class folders.
-        fitting: What makes images fit.
-        format: ``zip``, ``tar`` or ``folder``.
+        format: ``zip``, ``tar`` or ``folder``; of pairs, ``folder``.
         workers: Number of worker processes.
-        max_ignored: Files that may be images and are ignored; by default, as many as there are images.
 
     Raises:
-        UserError: The source is not a directory of images; the destination is something else, was made from another
+        UserError: The source has no images; the destination is something else, was made from another
             source or with another resolution or fit, or is in use by another process; the disk is full, or cannot be
             read or written; a process died; or a class has no readable image.
     """
     check_workers(workers)
-    check_place(destination, source)
-    task = Task(list_source(source, max_ignored), destination, fitting, format)
-    _check_classes(task)
+    check_place(destination, origin)
+    if origin.data.has_inputs and format != "folder":
+        problem = f"must be folder with --kind {origin.data.kind}"
+        raise UserError("--format", format, problem, "give --format folder", "it is read with data.kind=side_by_side")
+    task = Task(open_source(origin, workers), destination, origin.data.fitting, format, origin.plan)
+    if format not in _SHARDED:
+        check_folders(task.source)
     with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():
             return _already_joined(task)
@@ -92,28 +96,16 @@ def prepare(
         return made
 
 
-def _check_classes(task: Task) -> None:
-    """Refuse classes without images, which dataset.json may have, where folders are the classes: others would shift.
-
-    Raises:
-        UserError: A class has no image.
-    """
-    lacking = sorted(set(range(len(task.source.classes))) - set(task.source.labels))
-    if lacking and task.format not in _SHARDED:
-        problem = f"has no image of class {lacking[0]}, and images of class {len(task.source.classes) - 1}"
-        remedy = "give --format tar, which keeps the numbers of classes"
-        raise UserError("SRC", str(task.source.root), problem, remedy)
-
-
-def check_place(destination: Path, source: Path) -> None:
+def check_place(destination: Path, origin: Origin) -> None:
     """Refuse a destination in a run's directory or in the source.
 
     Raises:
         UserError: It lies there.
     """
     refuse_parts_of_runs(destination, "DST")
-    if destination.resolve().is_relative_to(source.resolve()):
-        raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
+    for root in (origin.data.root, origin.data.input_root):
+        if root and destination.resolve().is_relative_to(Path(root).resolve()):
+            raise UserError("DST", str(destination), "must lie outside SRC", "give another destination")
 
 
 @contextmanager
@@ -183,7 +175,7 @@ class Task:
 
     def parts(self) -> dict[int, range]:
         """Return the image indices of each part."""
-        num = len(self.source.paths)
+        num = len(self.source.labels)
         firsts = range(0, num, _PART_SIZE)
         return {number: range(first, min(first + _PART_SIZE, num)) for number, first in enumerate(firsts)}
 
@@ -249,7 +241,7 @@ def _already_joined(task: Task) -> Prepared:
         raise _not_ours(task)
     _check_plan(task, comment.get("plan"))
     shutil.rmtree(task.work, ignore_errors=True)
-    num_unreadable, ignored = len(task.source.paths) - num, task.source.ignored.text()
+    num_unreadable, ignored = len(task.source.labels) - num, task.source.ignored.text()
     return Prepared(num, len(task.source.classes), comment["image_channels"], num_unreadable, [], ignored)
 
 
@@ -263,7 +255,7 @@ def write_names(task: Task) -> None:
 def _check_plan(task: Task, found: Any) -> None:
     if not isinstance(found, dict):
         raise _not_ours(task)
-    found, wanted = ({"fit": "crop", **each} for each in (found, task.plan))
+    found, wanted = ({"fit": "crop", "truncated": "skip", **each} for each in (found, task.plan))
     if found.keys() != wanted.keys():
         raise _not_ours(task)
     if found == wanted:
@@ -301,10 +293,10 @@ def _convert_parts(task: Task, workers: int) -> None:
         for name in task.source.classes:
             (task.destination / name).mkdir(exist_ok=True)
     num_left = sum(map(len, left.values()))
-    num = len(task.source.paths)
+    num = len(task.source.labels)
     jobs = (_job(task, index) for part in left.values() for index in part)
     with (  # in this order: the progress bar starts a thread, and processes should be forked before
-        in_order(convert, jobs, min(workers, num_left)) as results,
+        in_order(convert, jobs, min(workers, num_left), task.source.images) as results,
         tqdm(total=num, initial=num - num_left, unit="image", dynamic_ncols=True, disable=None) as bar,
     ):
         for number, part in left.items():
@@ -318,7 +310,7 @@ def parts_left(task: Task) -> dict[int, range]:
 
 def _job(task: Task, index: int) -> Job:
     out = str(task.destination / f"{task.name(index)}.png") if task.format == "folder" else None
-    return Job(task.source.paths[index], task.fitting, out)
+    return job_of(task.source.images, Job(index, task.fitting, out))
 
 
 def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
@@ -354,7 +346,7 @@ def _sum_up(task: Task) -> Prepared:
 def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
     """Combine the reports of all parts; refuse a class without a readable image."""
     unreadable = dict(entry for report in reports for entry in report["unreadable"])
-    source, num = task.source, len(task.source.paths)
+    source, num = task.source, len(task.source.labels)
     found = {source.labels[index] for index in range(num) if index not in unreadable}
     given = set(source.labels)  # a part of a data set in archives may lack some classes
     lost = [name for label, name in enumerate(source.classes) if label in given - found]
@@ -363,9 +355,9 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
         first = next(index for index in unreadable if source.labels[index] not in found)
         made = task.work if task.format == "zip" else task.destination
         remedy = f"repair or remove them, delete {made}, and start again"
-        detail = f"such as {source.paths[first]}: {unreadable[first]}"
+        detail = f"such as {source.images.name(first)}: {unreadable[first]}"
         raise UserError("SRC", str(source.root), problem if lost else "contains no readable image", remedy, detail)
-    named = [(source.paths[index], why) for index, why in unreadable.items()]
+    named = [(source.images.name(index), why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
     values = used_range([(low, high) for report in reports for low, high in report.get("values", ())])
     return Prepared(num - len(named), len(source.classes), channels, len(named), named, source.ignored.text(), values)

@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from bigsgan.config.data import Data
+from bigsgan.config.origin import COMPRESSED, is_shard
 from bigsgan.data.listing import (
     LINKED,
     Ignored,
@@ -43,7 +43,6 @@ ABOUT_FILE = "codec.json"
 
 _READERS = 16  # threads that read the headers of shards; mostly they wait for the file system
 
-_COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
 _TOOLS = {
     **dict.fromkeys(("gz", "tgz", "Z"), "gunzip"), **dict.fromkeys(("bz2", "tbz", "tbz2"), "bunzip2"),
     **dict.fromkeys(("xz", "txz"), "unxz"), **dict.fromkeys(("zst", "tzst"), "unzstd"), "lz4": "unlz4",
@@ -159,7 +158,10 @@ def read_shards(data: Data, streams: bool = False) -> Shards:
             problem = f"has compressed shards{some_names(packed)}"
             detail = "images in them cannot be read in any order"
             tools = ", ".join(sorted({tool for name in packed for end, tool in _TOOLS.items() if name.endswith(end)}))
-            raise UserError("data.root", data.root, problem, f"decompress them to *.tar ({tools})", detail)
+            remedy = f"decompress them to *.tar ({tools})"
+            if not streams and data.kind == "tar" and all(map(is_stream, packed)):
+                remedy += ", or convert them once, as `bigsgan data prepare` reads them in their order"
+            raise UserError("data.root", data.root, problem, remedy, detail)
         used = {path.name for path in paths}
         files = [path.name for path in visible if path.name not in used and path.is_file()]
         others = ignored(
@@ -186,13 +188,8 @@ def read_shards(data: Data, streams: bool = False) -> Shards:
 
 def _is_compressed(path: Path) -> bool:
     """Return whether a file is a compressed shard, and not beside its decompressed one."""
-    found = _COMPRESSED.fullmatch(path.name)
+    found = COMPRESSED.fullmatch(path.name)
     return found is not None and not path.with_name(f"{found[1]}.tar").exists()
-
-
-def is_shard(name: str, streams: bool = False) -> bool:
-    """Return whether a file counts as a shard, by its name; with ``streams``, a compressed one too."""
-    return (name.endswith(".tar") or (streams and bool(_COMPRESSED.fullmatch(name)))) and not name.startswith(".")
 
 
 def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:

@@ -1,84 +1,116 @@
-"""Lists the images that `bigsgan data prepare` converts, and `encode` encodes."""
+"""Lists the images that `bigsgan data prepare` converts, and `encode` encodes, of every kind that training reads."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import itertools
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigsgan.config.data import Data
-from bigsgan.data.conversion import unreadable
+from bigsgan.config.origin import Origin, by_option
+from bigsgan.data.conversion import in_order, label_of
+from bigsgan.data.hdf5 import read_hdf5
+from bigsgan.data.huggingface import read_huggingface
 from bigsgan.data.labels import in_folders, labels_of_images, left_out
-from bigsgan.data.listing import LABELS_FILE, Files, Ignored, data_directory, files_below, some_names
+from bigsgan.data.listing import (
+    Files,
+    Ignored,
+    data_directory,
+    files_below,
+    some_names,
+    unreadable_root,
+    wrong_num_classes,
+)
+from bigsgan.data.originals import LooseOriginals, Originals, OutsideOriginals, PackedOriginals, PairedOriginals
+from bigsgan.data.outside import OutsideImages, build_outside
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
-from bigsgan.data.shards import check_shards, is_shard, names_beside, read_shards, tar_content
-from bigsgan.errors import UserError, reason
-from bigsgan.images.reading import CorruptImage
+from bigsgan.data.pairs import build_paired_folders, build_side_by_side
+from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.tables import TableImages
+from bigsgan.errors import UserError, shown
+
+_log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """The images to convert, in the order of their paths; in shards, in the order of the shards."""
+    """The images to convert, in the order in which training numbers them."""
 
     root: Path
-    classes: list[str]  # names of the class folders, or numbers; empty if the images have no classes
-    paths: list[str]
+    classes: list[str]  # their names, or numbers; empty if the images have no classes
     labels: list[int]
+    images: Originals
     ignored: Ignored = Ignored({})  # files that are listed, and not read
-    packed: PackedFiles | None = None  # the images' places in archives, if they are in archives
-
-    def content(self, index: int) -> bytes | None:
-        """Return the content of an image in an archive; None for a separate file.
-
-        Raises:
-            CorruptImage: The image cannot be read.
-            UserError: The disk fails.
-        """
-        if self.packed is None:
-            return None
-        try:
-            return self.packed.read(index)
-        except CorruptImage as error:
-            if isinstance(error.__cause__, OSError):
-                raise unreadable(error.path, error.__cause__) from error.__cause__
-            raise
 
     def digest(self) -> str:
-        """Return the hash of paths, sizes and modification times, which changes when a file does, or dataset.json."""
-        if self.packed is not None:
-            return hashlib.sha256(repr((self.packed.fingerprint(), self.packed.times())).encode()).hexdigest()
-        digest = hashlib.sha256()
-        for path in self.paths:
-            try:
-                found = os.stat(path)
-                state = f"{found.st_size} {found.st_mtime_ns}"
-            except OSError:  # a broken link: an unreadable image
-                state = "unreadable"
-            digest.update(os.fsencode(path.removeprefix(f"{self.root}/")) + f"\0{state}\n".encode())
-        if (self.root / LABELS_FILE).exists():
-            digest.update(repr(self.labels).encode())
-        return digest.hexdigest()
+        """Return a hash that changes when a file does, or a class."""
+        return hashlib.sha256(repr((self.images.digest(), self.classes and self.labels)).encode()).hexdigest()
 
 
-def list_source(root: Path, max_ignored: int | None = None) -> Source:
-    """Find the images of a directory, beside at most ``max_ignored`` files that may be images.
+def open_source(origin: Origin, workers: int) -> Source:
+    """List the images of a source.
+
+    Classes are those that training would find, and are numbered as there. Null labels in dataset.json mean that there
+    are none. The labels of data sets of other code are read once before, in ``workers`` processes.
 
     Raises:
-        UserError: It is not a directory of images, or of class folders with images.
+        UserError: The source cannot be read, is damaged, contains no images, or has classes that do not fit.
     """
-    data_directory("SRC", str(root), "give the directory with the images")
+    data, wants_classes = origin.data, origin.num_classes != 0
+    try:
+        found = _READERS.get(data.kind, _outside)(data, wants_classes, workers)
+    except UserError as error:
+        raise by_option(error) from None
+    if not found.labels:
+        raise UserError("SRC", data.root, "contains no images", "give a source with images", found.ignored.text())
+    if origin.num_classes and origin.num_classes != len(found.classes):
+        raise wrong_num_classes(data, len(found.classes), "classes")
+    return found
+
+
+def check_folders(source: Source) -> None:
+    """Refuse classes that folders would give other numbers, or names that folders cannot have.
+
+    Raises:
+        UserError: A class has no image, which dataset.json may have; or the names are not in alphabetical order, or are
+            no names of folders, which those of other data sets may be.
+    """
+    classes, root = source.classes, str(source.root)
+    remedy = "give --format tar, which keeps the numbers of classes"
+    if lacking := sorted(set(range(len(classes))) - set(source.labels)):
+        problem = f"has no image of class {lacking[0]}, and images of class {len(classes) - 1}"
+        raise UserError("SRC", root, problem, remedy)
+    if unfit := [name for name in classes if not name or name[0] == "." or {"/", "\0"} & set(name)]:
+        raise UserError("SRC", root, f"has a class that cannot be a folder, {unfit[0]!r}", f"{remedy} and their names")
+    if wrong := [pair for pair in itertools.pairwise(classes) if pair[0] >= pair[1]]:
+        problem = f"has classes in another order than folders, {wrong[0][0]} before {wrong[0][1]}"
+        raise UserError("SRC", root, problem, f"{remedy} and their names")
+
+
+def _folder(data: Data, wants_classes: bool, workers: int) -> Source:
+    root = data_directory("SRC", data.root, "give the directory with the images")
     try:
         files = files_below(root)
     except OSError as error:
-        raise UserError("SRC", str(root), f"cannot be read: {reason(error, root)}", "fix its permissions") from error
-    with _blaming_source():
-        names, labels, classes = _classified(_data("folder", root, 0, max_ignored), files)
-        return Source(root, classes, [os.path.join(root, name) for name in names], labels, left_out(files, names))
+        raise unreadable_root(data, error) from error
+    names, labels, classes = _classified(data, files, wants_classes)
+    images = LooseOriginals([os.path.join(root, name) for name in names], data)
+    return Source(root, classes, labels, images, left_out(files, names))
 
 
-def _classified(data: Data, files: Files) -> tuple[list[str], list[int], list[str]]:
+def _zip(data: Data, wants_classes: bool, workers: int) -> Source:
+    members = zip_members(data)
+    files = zip_listing(data, members)
+    names, labels, classes = _classified(data, files, wants_classes)
+    images = PackedOriginals(PackedFiles(*zip_files(data, members, names, labels), zip_content), data)
+    return Source(Path(str(data.root)), classes, labels, images, left_out(files, names))
+
+
+def _classified(data: Data, files: Files, wants_classes: bool) -> tuple[list[str], list[int], list[str]]:
     """Return the images, the class of each, and the names of the classes, which are empty if there are none.
 
     Raises:
@@ -86,16 +118,19 @@ def _classified(data: Data, files: Files) -> tuple[list[str], list[int], list[st
             are images beside folders, a folder has no images, or its name is not UTF-8.
     """
     if not files.images:
-        remedy = "give a directory with images, or with a folder for each class"
+        remedy = "give a directory with images, or with a folder for each class, or give --kind"
         raise UserError("SRC", str(data.root), "contains no images", remedy, left_out(files, []).text())
     left_out(files, files.images).check("SRC", data.root, len(files.images), data.max_ignored)
+    none = files.images, [0] * len(files.images), list[str]()
+    if not wants_classes:
+        return none
     labels = labels_of_images(data, files)
     if labels is not None:
         return files.images, labels, _numbered(labels)
     found = in_folders(files)
     classes = _class_names(str(data.root), [name for name in files.images if "/" not in name], found)
     if not classes:
-        return files.images, [0] * len(files.images), []
+        return none
     each = [(name, label) for label, folder in enumerate(classes) for name in found[folder]]
     return [name for name, _ in each], [label for _, label in each], classes
 
@@ -121,47 +156,68 @@ def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> li
     return filled
 
 
-def open_source(root: Path, max_ignored: int | None = None) -> Source:
-    """Find the images of a directory, a zip file, or a directory of tar shards in WebDataset's layout.
+def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
+    data = data.model_copy(update={"num_classes": int(wants_classes)})  # with 0, classes are not read
+    found = read_shards(data, streams=True)
+    check_shards(data, found, "SRC")
+    root, labels = Path(str(data.root)), found.entries["label"].tolist()
+    numbers, names = _numbered(labels), names_beside(root)
+    named = names if len(names) >= len(numbers) else numbers  # a part of a data set may lack its last classes
+    images = PackedOriginals(PackedFiles(found.archives, found.names, found.entries, tar_content), data)
+    return Source(root, named if numbers else [], labels, images, found.others)
 
-    Classes come from dataset.json, if there is one, or from the folders. Null labels in dataset.json mean that there
-    are no classes. In shards, classes are the numbers in ``<key>.cls``.
+
+def _table(read: Callable[[Data], TableImages]) -> Callable[[Data, bool, int], Source]:
+    def opened(data: Data, wants_classes: bool, workers: int) -> Source:
+        images = read(data.model_copy(update={"num_classes": int(wants_classes)}))
+        labels = images.labels.tolist()
+        classes = list(images.source.classes) or _numbered(labels)
+        return Source(Path(str(data.root)), classes, labels, OutsideOriginals(images, data))
+
+    return opened
+
+
+def _pairs(build: Callable[[Data], Any]) -> Callable[[Data, bool, int], Source]:
+    def opened(data: Data, wants_classes: bool, workers: int) -> Source:
+        pairs = build(data)
+        return Source(Path(str(data.root)), [], [0] * len(pairs), PairedOriginals(pairs, data))
+
+    return opened
+
+
+def _outside(data: Data, wants_classes: bool, workers: int) -> Source:
+    """Open a data set of torchvision, or of the user's own code."""
+    build = build_outside if data.is_outside else None
+    if build is None:
+        build = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision
+    dataset: OutsideImages = build(data)
+    root, images, num = Path(data.root or data.kind), OutsideOriginals(dataset, data), len(dataset)
+    found = _labels(images, root, num, workers) if wants_classes else None
+    names = list(dataset.class_names)
+    numbers = _numbered(found or [])
+    classes = names if found and len(names) > max(found) else numbers
+    return Source(root, classes, found or [0] * num, images)
+
+
+def _labels(images: OutsideOriginals, root: Path, num: int, workers: int) -> list[int] | None:
+    """Read the class of each sample; None if they have no class numbers. A sample that cannot be read has class 0.
 
     Raises:
-        UserError: The path is none of these, is damaged, or contains no images.
+        UserError: Some samples have no class number though the first one has, or one below 0.
     """
-    if os.path.isfile(root):
-        return _open_zip(root, max_ignored)
-    try:
-        are_shards = any(is_shard(name, streams=True) for name in os.listdir(root))
-    except OSError:
-        are_shards = False
-    return (_open_shards if are_shards else list_source)(root, max_ignored)
-
-
-def _open_zip(root: Path, max_ignored: int | None) -> Source:
-    with _blaming_source():
-        data = _data("zip", root, 0, max_ignored)
-        members = zip_members(data)
-        files = zip_listing(data, members)
-        names, labels, classes = _classified(data, files)
-        packed = PackedFiles(*zip_files(data, members, names, labels), zip_content)
-        return _source(root, classes, packed, left_out(files, names))
-
-
-def _open_shards(root: Path, max_ignored: int | None) -> Source:
-    with _blaming_source():
-        data = _data("tar", root, 1, max_ignored)  # with 0, classes would not be read
-        found = read_shards(data, streams=True)
-        check_shards(data, found, "SRC")
-        packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
-        numbers, names = _numbered(found.entries["label"].tolist()), names_beside(root)
-        named = names if len(names) >= len(numbers) else numbers  # a part of a data set may lack its last classes
-        return _source(root, named if numbers else [], packed, found.others)
-
-
-def _data(kind: Any, root: Path, num_classes: int, max_ignored: int | None) -> Data:
-    return Data(kind=kind, root=str(root), num_classes=num_classes, max_ignored=max_ignored)
+    with in_order(label_of, iter(range(num)), min(workers, num), images) as results:
+        found = list(results)
+    first = next((label for label in found if label is not None), None)
+    if not isinstance(first, int):
+        _log.info("%s: no classes: %s", root, first or "no image can be read")
+        return None
+    for index, label in enumerate(found):
+        if isinstance(label, str) or (label is not None and label < 0):
+            problem = (
+                f"has no class number for {images.name(index)}: {label if isinstance(label, str) else shown(label)}"
+            )
+            raise UserError("SRC", str(root), problem, "correct it, or give data.num_classes=0")
+    return [label if isinstance(label, int) else 0 for label in found]
 
 
 def _numbered(labels: list[int]) -> list[str]:
@@ -170,18 +226,12 @@ def _numbered(labels: list[int]) -> list[str]:
     return [str(number).zfill(len(str(most))) for number in range(most + 1)] if most else []
 
 
-def _source(root: Path, classes: list[str], packed: PackedFiles, ignored: Ignored) -> Source:
-    if not len(packed):
-        raise UserError("SRC", str(root), "contains no images", "give an archive with images", ignored.text())
-    num = len(packed)
-    labels = [packed.label(index) if classes else 0 for index in range(num)]
-    return Source(root, classes, [packed.path(index) for index in range(num)], labels, ignored, packed)
-
-
-@contextmanager
-def _blaming_source() -> Iterator[None]:
-    """Name the option in messages instead of a recipe's key."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError("SRC", error.value, error.problem, error.remedy, error.detail) from None
+_READERS: Mapping[str, Callable[[Data, bool, int], Source]] = {
+    "folder": _folder,
+    "zip": _zip,
+    "tar": _shards,
+    "hdf5": _table(read_hdf5),
+    "huggingface": _table(read_huggingface),
+    "paired_folders": _pairs(build_paired_folders),
+    "side_by_side": _pairs(build_side_by_side),
+}

@@ -13,6 +13,8 @@ from bigsgan.data.listing import wrong_num_classes
 from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, shown
 
+_NAMING = "name what has the class numbers (data.label_key), or set data.num_classes=0"
+
 
 class Table(Protocol):
     """Rows with an image and a class, which each process opens for itself."""
@@ -37,13 +39,14 @@ class TableImages(OutsideImages):
         """Take the rows.
 
         Raises:
-            UserError: There are none, or their classes are not the recipe's.
+            UserError: There are none, or a class is below 0.
         """
         super().__init__(source, data, name)
         if not len(source):
             raise UserError("data.root", data.root, "contains no images", "give a file with images")
-        if data.num_classes:
-            _check_classes(source, data)
+        if source.labels is not None and (lowest := int(source.labels.min())) < 0:
+            row = int(source.labels.argmin())
+            raise UserError("data.root", data.root, f"has a class below 0, {shown(lowest)} in row {row}", _NAMING)
 
     @property
     def labels(self) -> np.ndarray:
@@ -56,13 +59,18 @@ class TableImages(OutsideImages):
         return Fingerprint(len(self), "", digest([self.labels.tobytes()]), file_sizes(self.source.files))
 
 
-def _check_classes(source: Table, data: Data) -> None:
-    remedy = "name what has the class numbers (data.label_key), or set data.num_classes=0"
+def check_classes(images: TableImages, data: Data) -> TableImages:
+    """Return a table whose classes are the recipe's.
+
+    Raises:
+        UserError: They are not.
+    """
+    source = images.source
+    if not data.num_classes:
+        return images
     if source.labels is None:
-        raise UserError("data.root", data.root, "has no class numbers", remedy)
-    if (lowest := int(source.labels.min())) < 0:
-        row = int(source.labels.argmin())
-        raise UserError("data.root", data.root, f"has a class below 0, {shown(lowest)} in row {row}", remedy)
+        raise UserError("data.root", data.root, "has no class numbers", _NAMING)
     found = len(source.classes) or int(source.labels.max()) + 1
     if found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")
+    return images

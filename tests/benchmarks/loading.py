@@ -20,8 +20,10 @@ import torch
 from PIL import Image
 
 from bigsgan.config.data import Data
+from bigsgan.config.origin import find_origin
 from bigsgan.data import RealImages, Slice, build_training_dataset, prepare
 from bigsgan.draws import Draws
+from bigsgan.images.size import Fitting, Size
 
 BATCH, NUM_IMAGES, NUM_CLASSES, SIZE = 64, 512, 4, (500, 375)
 
@@ -66,7 +68,8 @@ def main():
         photographs, packed = Path(directory) / "photographs", Path(directory) / "packed.zip"
         photographs.mkdir()
         size = write_photographs(photographs)
-        prepare.main(photographs, packed, options.resolution, "zip", options.workers)
+        fitting = Fitting(Size.of(options.resolution))
+        prepare.main(find_origin(photographs, fitting, {}), packed, "zip", options.workers)
         print(f"photographs of {size / 1e3:.0f} kB, {options.workers} loading processes, updates of {BATCH} images")
         print("| images | asked, images/s | reached | waited |")
         print("| --- | ---: | ---: | ---: |")

@@ -18,6 +18,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.source import open_source
 from bigsgan.errors import UserError
+from tests.preparing import origin
 
 NUM = 30
 
@@ -269,7 +270,7 @@ def test_several_data_sets_in_folders_are_refused(tmp_path, kind, below):
         with pytest.raises(UserError, match=message):
             opened(kind, root, num_classes)
     with pytest.raises(UserError, match=message):
-        open_source(root)
+        open_source(origin(root), 1)
     if below:
         return
     given = {"kind": "torchvision", "dataset": "ImageFolder", "root": str(folder / "train"), "num_classes": 2}

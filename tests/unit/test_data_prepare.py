@@ -16,10 +16,8 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, prepare
 from bigsgan.data.prepared import Prepared
 from bigsgan.errors import UserError
-from bigsgan.images.size import Fitting, Size
 from tests.preparing import (
     FORMATS,
-    SIZE,
     Killed,
     destination,
     files,
@@ -27,6 +25,7 @@ from tests.preparing import (
     interrupt,
     noise,
     opened,
+    origin,
     samples,
 )
 
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_training_reads_what_it_would_read_from_the_source(tmp_path, source, kind):
-    made = prepare.prepare(source, destination(tmp_path, kind), Fitting(Size.of(SIZE)), kind, 2)
+    made = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 2)
     assert made == Prepared(14, 3, 3, 0, [])
     expected = samples(opened("folder", source))
     assert [label for _, label in expected] == [0] * 4 + [1] * 6 + [2] * 4  # "dog" comes before "dog-big"
@@ -52,7 +51,7 @@ def test_images_without_classes_and_grey_ones_stay_so(tmp_path, kind):
         noise(seed, channels=1).save(source / f"{seed}.png")
     (source / "notes").mkdir()
     (source / "notes/readme.txt").write_text("no image")
-    made = prepare.prepare(source, destination(tmp_path, kind), Fitting(Size.of(SIZE)), kind, 1)
+    made = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
     assert made == Prepared(6, 0, 1, 0, [], "1 other file ignored: 1 .txt, such as notes/readme.txt")
     for channels in (1, 3):
         changes = {"num_classes": 0, "channels": channels}
@@ -66,14 +65,14 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes_or_on_time(tmp_path,
     for workers in (1, 2):
         place = tmp_path / str(workers)
         place.mkdir()
-        prepare.prepare(source, destination(place, kind), Fitting(Size.of(SIZE)), kind, workers)
+        prepare.prepare(origin(source), destination(place, kind), kind, workers)
         found.append(files(place))
     assert found[0] == found[1]
     assert len(found[0]) == {"zip": 1, "tar": 4 + 4 + 2 + 1, "folder": 14 + 4 + 2}[kind]  # tar: with names of classes
 
 
 def test_shards_have_the_layout_of_webdataset(tmp_path, source):
-    prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+    prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
     members = []
     for number in range(4):
         with tarfile.open(tmp_path / f"made/shard-{number:06d}.tar") as archive:
@@ -89,7 +88,7 @@ def test_shards_have_the_layout_of_webdataset(tmp_path, source):
 
 
 def test_the_zip_file_is_not_compressed(tmp_path, source):
-    prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+    prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     with zipfile.ZipFile(tmp_path / "made.zip") as archive:
         assert archive.testzip() is None
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
@@ -110,13 +109,13 @@ def test_an_interrupted_run_resumes_and_makes_the_same(tmp_path, source, kind, n
     whole, place = tmp_path / "whole", tmp_path / "place"
     whole.mkdir()
     place.mkdir()
-    prepare.prepare(source, destination(whole, kind), Fitting(Size.of(SIZE)), kind, 1)
+    prepare.prepare(origin(source), destination(whole, kind), kind, 1)
     with pytest.MonkeyPatch.context() as patch:
         interrupt(patch, name, calls)
         with pytest.raises(Killed):
-            prepare.prepare(source, destination(place, kind), Fitting(Size.of(SIZE)), kind, 2)
+            prepare.prepare(origin(source), destination(place, kind), kind, 2)
     before = identities(place)
-    prepare.prepare(source, destination(place, kind), Fitting(Size.of(SIZE)), kind, 2)
+    prepare.prepare(origin(source), destination(place, kind), kind, 2)
     assert files(place) == files(whole)
     after = identities(place)
     finished = [f"made/shard-{number:06d}.tar" for number in range(2)] if kind == "tar" and calls else []
@@ -130,35 +129,35 @@ def test_finished_parts_of_a_zip_file_are_not_made_again(tmp_path, source, monke
     with pytest.MonkeyPatch.context() as patch:
         interrupt(patch, "replacing", 2)
         with pytest.raises(Killed):
-            prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+            prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     jobs = []
     real = prepare.in_order
 
-    def in_order(work, todo, workers):
+    def in_order(work, todo, workers, originals):
         listed = list(todo)
-        jobs.extend(job.path for job in listed)
-        return real(work, iter(listed), workers)
+        jobs.extend(originals.name(job.number) for job in listed)
+        return real(work, iter(listed), workers, originals)
 
     monkeypatch.setattr(prepare, "in_order", in_order)
-    prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+    prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     folder = opened("folder", source)
     assert jobs == [folder.path(index) for index in range(8, 14)]
 
 
 @pytest.mark.parametrize("when", ["joining", "removing"])
 def test_a_zip_file_interrupted_at_the_end_is_finished(tmp_path, source, monkeypatch, when):
-    prepare.prepare(source, tmp_path / "whole.zip", Fitting(Size.of(SIZE)), "zip", 1)
+    prepare.prepare(origin(source), tmp_path / "whole.zip", "zip", 1)
     with pytest.MonkeyPatch.context() as patch:
         if when == "joining":
             interrupt(patch, "replacing", 4)
         else:
             patch.setattr(prepare.shutil, "rmtree", lambda path: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
-            prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+            prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     assert (tmp_path / "made.zip").exists() == (when == "removing")
     assert (tmp_path / "made.zip.parts").is_dir()
     monkeypatch.setattr(prepare, "in_order", lambda *_: pytest.fail("converted again"))
-    assert prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1) == Prepared(14, 3, 3, 0, [])
+    assert prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1) == Prepared(14, 3, 3, 0, [])
     assert sorted(files(tmp_path)) == ["made.zip", "whole.zip"]
     assert (tmp_path / "made.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
 
@@ -166,10 +165,10 @@ def test_a_zip_file_interrupted_at_the_end_is_finished(tmp_path, source, monkeyp
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatch):
     (source / "cat/broken.png").write_bytes(b"not an image")
-    first = prepare.prepare(source, destination(tmp_path, kind), Fitting(Size.of(SIZE)), kind, 1)
+    first = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
     before = identities(tmp_path)
     monkeypatch.setattr(prepare, "in_order", lambda *_: pytest.fail("converted again"))
-    again = prepare.prepare(source, destination(tmp_path, kind), Fitting(Size.of(SIZE)), kind, 1)
+    again = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
     assert again[:4] == first[:4] == (14, 3, 3, 1)
     assert again.unreadable == ([] if kind == "zip" else first.unreadable)
     assert identities(tmp_path) == before
@@ -179,14 +178,14 @@ def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatc
 def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind, monkeypatch):
     place, real, told = destination(tmp_path, kind), prepare.in_order, []
 
-    def in_order(work, jobs, workers):  # in the midst of the first
+    def in_order(work, jobs, workers, originals):  # in the midst of the first
         with pytest.raises(UserError) as caught:
-            prepare.prepare(source, place, Fitting(Size.of(SIZE)), kind, 1)
+            prepare.prepare(origin(source), place, kind, 1)
         told.append(str(caught.value))
-        return real(work, jobs, workers)
+        return real(work, jobs, workers, originals)
 
     monkeypatch.setattr(prepare, "in_order", in_order)
-    prepare.prepare(source, place, Fitting(Size.of(SIZE)), kind, 2)
+    prepare.prepare(origin(source), place, kind, 2)
     (message,) = told
     holder = f"process {os.getpid()} on {socket.gethostname()} since "
     assert message.startswith(f"DST: '{place}' is in use by {holder}")
@@ -195,10 +194,10 @@ def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind
 
 
 def test_a_part_that_was_deleted_is_made_again(tmp_path, source):
-    prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+    prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
     before = files(tmp_path)
     (tmp_path / "made/shard-000001.tar").unlink()
-    prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+    prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
     assert files(tmp_path) == before
 
 
@@ -213,7 +212,7 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path, source, kin
     place = destination(tmp_path, kind)
     for again in range(2):  # a second run says the same, but of a complete zip file it knows the number alone
         caplog.clear()
-        prepare.main(source, place, Fitting(Size.of(SIZE)), kind, 2)
+        prepare.main(origin(source), place, kind, 2)
         assert capsys.readouterr().out.startswith(f"{place}: 14 images of 3 classes, cropped to 6x6\n")
         *named, total = caplog.messages
         assert total == "4 unreadable images were skipped"
@@ -232,7 +231,7 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path, source, kin
 def test_at_most_ten_paths_are_named(tmp_path, source, caplog):
     for number in range(23):
         (source / f"cat/bad{number:02d}.png").write_bytes(b"not an image")
-    prepare.main(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+    prepare.main(origin(source), tmp_path / "made", "tar", 1)
     assert len(caplog.messages) == 11
     assert caplog.messages[-1] == "23 unreadable images were skipped"
     assert len(opened("tar", tmp_path / "made")) == 14  # some parts are empty
@@ -245,7 +244,7 @@ def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, sourc
     with pytest.raises(
         UserError, match=r"SRC: '.*' has class folders without readable images \(cat\) \(such as .*1.jpg"
     ):
-        prepare.prepare(source, destination(tmp_path, kind), Fitting(Size.of(SIZE)), kind, 1)
+        prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
     assert not (tmp_path / "made.zip").exists()
 
 
@@ -253,7 +252,7 @@ def test_a_source_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source/1.png").write_bytes(b"not an image")
     with pytest.raises(UserError, match=r"SRC: '.*' contains no readable image \(such as .*1.png: cannot identify"):
-        prepare.prepare(tmp_path / "source", tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+        prepare.prepare(origin(tmp_path / "source"), tmp_path / "made.zip", "zip", 1)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

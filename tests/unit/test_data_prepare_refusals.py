@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from bigsgan import cli
-from bigsgan.data import conversion, prepare
+from bigsgan.data import conversion, originals, prepare
 from bigsgan.errors import UserError
-from bigsgan.images.size import Fitting, Size
 from tests.preparing import (
     FORMATS,
     SIZE,
@@ -23,6 +22,7 @@ from tests.preparing import (
     identities,
     interrupt,
     noise,
+    origin,
 )
 
 pytestmark = pytest.mark.usefixtures("small_parts")
@@ -45,24 +45,24 @@ def test_a_changed_source_or_resolution_is_refused(tmp_path, source, name, state
         if state == "zip parts":
             interrupt(patch, "replacing", 2)
             with pytest.raises(Killed):
-                prepare.prepare(source, place, Fitting(Size.of(SIZE)), kind, 1)
+                prepare.prepare(origin(source), place, kind, 1)
         else:
-            prepare.prepare(source, place, Fitting(Size.of(SIZE)), kind, 1)
+            prepare.prepare(origin(source), place, kind, 1)
     before = identities(tmp_path)
     change, resolution, message = CHANGES[name]
     change(source)
     with pytest.raises(UserError, match=rf"DST: '{place}' {message}.*or delete it.* first$") as caught:
-        prepare.prepare(source, place, Fitting(Size.of(resolution)), kind, 1)
+        prepare.prepare(origin(source, resolution), place, kind, 1)
     assert ("made.zip.parts" in caught.value.remedy) == (state == "zip parts")
     assert identities(tmp_path) == before
 
 
 def test_another_format_in_the_same_place_is_refused(tmp_path, source):
-    prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+    prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
     with pytest.raises(UserError, match=r"DST: '.*' holds work with format tar, not folder; "):
-        prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "folder", 1)
+        prepare.prepare(origin(source), tmp_path / "made", "folder", 1)
     with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; "):
-        prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "zip", 1)
+        prepare.prepare(origin(source), tmp_path / "made", "zip", 1)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -80,7 +80,7 @@ def test_what_others_made_is_left_alone(tmp_path, source, kind, found):
         place.write_text("mine")
     before = identities(tmp_path)
     with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; give another"):
-        prepare.prepare(source, place, Fitting(Size.of(SIZE)), kind, 1)
+        prepare.prepare(origin(source), place, kind, 1)
     assert identities(tmp_path) == before
 
 
@@ -90,14 +90,14 @@ def test_parts_that_others_made_are_left_alone(tmp_path, source):
     with pytest.raises(
         UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; give another destination, or"
     ):
-        prepare.prepare(source, tmp_path / "made.zip", Fitting(Size.of(SIZE)), "zip", 1)
+        prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     shutil.rmtree(tmp_path / "made.zip.parts")
     (tmp_path / "made").mkdir()
-    prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "folder", 1)  # an empty directory will do
+    prepare.prepare(origin(source), tmp_path / "made", "folder", 1)  # an empty directory will do
     for plan in (json.dumps({"plan": "mine"}), "[" * 100_000):
         (tmp_path / "made/.prepare/plan.json").write_text(plan)
         with pytest.raises(UserError, match=r"DST: .* exists, and was not made by"):
-            prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "folder", 1)
+            prepare.prepare(origin(source), tmp_path / "made", "folder", 1)
 
 
 def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):
@@ -110,32 +110,32 @@ def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "write_tar", fail)
         with pytest.raises(UserError, match=message):
-            prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+            prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conversion, "replacing", fail)  # in the processes, which are forked
         with pytest.raises(UserError, match=message):
-            prepare.prepare(source, tmp_path / "made_folder", Fitting(Size.of(SIZE)), "folder", 1)
-    assert prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1).num_images == 14
+            prepare.prepare(origin(source), tmp_path / "made_folder", "folder", 1)
+    assert prepare.prepare(origin(source), tmp_path / "made", "tar", 1).num_images == 14
 
 
 def test_a_source_disk_that_fails_does_not_lose_images(tmp_path, source, monkeypatch):
     def fail(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(conversion.Path, "read_bytes", fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(
         UserError, match=r"SRC: '.*' cannot be read: Input/output error; fix the disk, then run the same command again,"
     ):
-        prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 1)
+        prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
 
 
 def test_a_process_that_dies_is_reported(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(conversion, "open_image", lambda *_: os._exit(9))
+    monkeypatch.setattr(originals, "open_image", lambda *_: os._exit(9))
     with pytest.raises(
         UserError,
         match=r"--workers: 2 cannot be kept up: a worker process died; give a lower number, or give the",
     ):
-        prepare.prepare(source, tmp_path / "made", Fitting(Size.of(SIZE)), "tar", 2)
+        prepare.prepare(origin(source), tmp_path / "made", "tar", 2)
 
 
 @pytest.fixture

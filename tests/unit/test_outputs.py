@@ -18,9 +18,9 @@ from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metric
 from bigsgan.config.sections import Checkpoints
 from bigsgan.data.prepare import prepare
 from bigsgan.errors import UserError
-from bigsgan.images.size import Fitting, Size
 from bigsgan.monitor.sinks import CSV
 from bigsgan.runtime import atomic
+from tests.preparing import origin
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_other_places_may_be_written():
 def test_prepared_data_does_not_go_into_a_run(format):
     Path("images").mkdir()
     with pytest.raises(UserError, match=r"^DST: 'run/checkpoints/x' belongs to the run run; "):
-        prepare(Path("images"), Path("run/checkpoints/x"), Fitting(Size.of(8)), format, 1)
+        prepare(origin(Path("images")), Path("run/checkpoints/x"), format, 1)
 
 
 def test_imported_weights_and_runs_do_not_replace_what_is_no_directory(capsys):
