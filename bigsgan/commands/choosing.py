@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import cache
 
 import shtab
 
@@ -36,7 +35,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-@cache
 def _parser() -> Parser:
     parser = Parser(prog="bigsgan", description="The `bigsgan` command.")
     text = "print a shell's completions, such as for `source <(bigsgan --print-completion bash)`"

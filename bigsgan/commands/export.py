@@ -23,11 +23,13 @@ def add(commands: Commands) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--ema", dest="live", action="store_false", help="the generator's EMA (default)")
     which.add_argument("--live", action="store_true", help="the live weights")
-    text = "the generator with standing statistics, as `bigsgan sample` (default), or with running ones"
-    command.add_argument("--standing", action=argparse.BooleanOptionalAction, help=text)
+    which = command.add_mutually_exclusive_group()
+    text = "the generator with standing statistics, as `bigsgan sample` (default)"
+    which.add_argument("--standing", action="store_true", help=text)
+    which.add_argument("--no-standing", dest="standing", action="store_false", help="the generator with running ones")
     add_truncation(command)
     add_sampling(command)
-    command.set_defaults(run=run, live=None)
+    command.set_defaults(run=run, live=None, standing=None)
 
 
 def run(options: argparse.Namespace) -> int:

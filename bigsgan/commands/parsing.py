@@ -18,17 +18,29 @@ from bigsgan import shipped
 from bigsgan.config import both_engines
 from bigsgan.config.deepspeed_elsewhere import no_autotuning
 from bigsgan.config.messages import choose
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, reason, shown
 from bigsgan.runtime import launched, limits
 from bigsgan.runtime.paths import expanded
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would exit with its usage; parsed options have the full name as ``command``."""
+    """Raises UserError where argparse would exit with its usage; parsed options have the full name as ``command``.
+
+    It parses once, and refuses an option with a value that is given twice, of which argparse takes the last.
+    """
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.set_defaults(command=self.prog)
+        self._given: dict[str, list[str]] = {}
+
+    def _get_values(self, action: argparse.Action, words: list[str]) -> Any:
+        """Convert the words behind an option."""
+        has_value = isinstance(action, argparse._StoreAction) and action.option_strings
+        if has_value and (earlier := self._given.setdefault(action.dest, words)) is not words:
+            problem = f"must be given once, got {' and '.join(map(shown, (*earlier, *words)))}"
+            raise UserError(action.option_strings[0], None, problem, "remove one of them")
+        return super()._get_values(action, words)
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's text into field, value, problem and remedy."""

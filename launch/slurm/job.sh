@@ -58,7 +58,7 @@ numbers() { tr ',' '\n' <<<"$1" | sed 's/(.*//' | sort -n; }
 stage() {
     local root copy mark
     staged=()
-    [ -n "$stage_to" ] || return 0
+    [[ -n "$stage_to" && " $*" != *" --data-root"[=\ ]* ]] || return 0 # or the user names a copy
     root=$(on_one train "$@" --print data.root) || return
     [ -n "$root" ] || refuse "stage_to: this recipe has no data.root to copy; leave it empty in $site"
     root=$(realpath -e "$root") || refuse "data.root: '$root' cannot be read on $(hostname)"

@@ -51,6 +51,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sample --run run --out x.png --truncation all": ("--truncation", "must be a number, got 'all'", "write a number"),
     "sample --run run --out x.png 10": ("argument", "'10' is not an argument of `bigsgan sample`", "see `bigsgan"),
     "export --run run --out x --format pickle": ("--format", "must be one of 'safetensors', 'hub',", "choose one of"),
+    "sample --run run --out x.png --truncation 0.5 --truncation 0.7": (
+        "--truncation", "must be given once, got '0.5' and '0.7'", "remove one of them"),
+    "sample --run run --out x.png --class 1 --classes 1": ("--classes", "given once, got '1' and '1'", "remove one"),
+    "train --config=recipe.yaml --config digits": ("--config", "once, got 'recipe.yaml' and 'digits'", "remove one"),
+    "train data.root=a --config recipe.yaml data.root=b": ("data.root", "must be given once, got two", "remove one"),
+    "export --run run --out x --standing --no-standing": ("--no-standing", "not allowed with", "see `bigsgan"),
     "export --run run --out x --ema --live": ("--live", "not allowed with argument --ema", "see `bigsgan export"),
 }  # fmt: skip
 

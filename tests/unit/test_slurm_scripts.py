@@ -292,6 +292,8 @@ def test_data_is_copied_to_the_nodes_once(job):
     (copy / "shard.tar").write_text("of an earlier job")
     assert job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))[0].returncode == 0
     assert (copy / "shard.tar").read_text() == "of an earlier job"
+    for own in (["--data-root", "own"], ["--data-root=own"]):  # a second one would be refused
+        assert job.run("--config", "R.yaml", *own, BIGSGAN_SITE=str(site))[1][-1].endswith(" ".join(["R.yaml", *own]))
     shutil.rmtree(job.directory / "data")
     done, calls = job.run("--config", "R.yaml", BIGSGAN_SITE=str(site))
     assert done.returncode == 2

@@ -115,7 +115,7 @@ def test_a_dry_run_prints_the_command_and_the_script(here, capsys):
 
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
-    "batch": (["--nodes", "3", "--gpus-per-node", "1"], "batch: must be a multiple of 3, got 8 (1 micro-batch on 3"),
+    "batch": (["--nodes", "3"], "batch: must be a multiple of 6, got 8 (1 micro-batch on 6"),
     "a later line": (["--sweep", "sweep.txt"], "batch: must be a multiple of 2, got 9 (1 micro-batch on 2 ranks for"),
     "one out": (["--sweep", "same.txt"], "--sweep: 'unset' is the `out` of both task 1 and task 2; give each line its"),
     "array 0": (["--sweep", "good.txt", "--array", "0-2"], "--array: must be within 1-2, as the sweep has 2 lines of"),
