@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.engine_plan import EnginePlan
-from bigsgan.config.messages import all_keys
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
 from bigsgan.config.saved_recipe import RECIPE_FILE, copy_name, is_lost, recipe_of_checkpoints
@@ -252,20 +251,18 @@ def _has_recipe(directory: Path) -> bool:
 
 
 def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:
-    """Refuse keys of ``--allow-change`` that no recipe has; those of sections that this one lacks are keys too.
+    """Refuse keys of ``--allow-change`` that a recipe has not, for a run that has saved none.
 
     Raises:
         UserError: A key is unknown, or is a section, in which each key has to be named.
     """
-    keys = set(all_keys(Recipe))
-    sections = {key.rpartition(".")[0] for key in keys} | {key for key in keys if key.endswith(".arguments")}
-    _refuse_others(allowed, (keys - sections) | flat(recipe.model_dump()).keys())
+    _refuse_others(allowed, {*flat(recipe.model_dump()), *(f"engines.{network}.precision" for network in NETWORKS)})
 
 
 def _refuse_others(allowed: Collection[str], known: Collection[str]) -> None:
     for key in allowed:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+            close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.75)
             remedy = f"write a dotted key such as {close[0] if close else 'batch'}"
             if inner := [each for each in known if each.startswith(f"{key}.")]:
                 remedy = f"name those of its keys that change, such as {min(set(inner) - FREE_KEYS or inner)}"

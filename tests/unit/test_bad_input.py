@@ -112,7 +112,8 @@ SEVERAL: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 
 def test_the_recipe_itself_is_good(capsys):
-    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run"]) == 0
+    allowed = ["--allow-change", "batch", "--allow-change", "engines.generator.precision"]
+    assert cli.main(["train", "--config", "recipe.yaml", "--dry-run", *allowed]) == 0
     assert capsys.readouterr().out.startswith("out: run\n")
     with pytest.raises(WentOnError, match=r"^bigsgan.trainer was imported"):
         cli.main(["train", "--config", "recipe.yaml"])
