@@ -5,6 +5,7 @@ A batch there has ``batch_size`` times ``num_D_accumulations`` images, and each 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bigsgan.weights.settings import (
     not_of,
     short,
 )
-from bigsgan.weights.tensor_file import read_content
+from bigsgan.weights.tensor_file import Inert, read_content
 
 _RELU = ("relu", "inplace_relu", "ir")
 
@@ -30,8 +31,11 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 """Arguments that no recipe has, with the values that need none; arguments that only affect reports are not listed."""
 
-_ONLY = {"G_nl": _RELU, "D_nl": _RELU, "norm_style": ("bn",)}
-"""Arguments that change a network although no tensor tells them, with the values that our layers support."""
+_ONLY = {"G_nl": _RELU, "D_nl": _RELU, "G_activation": _RELU, "D_activation": _RELU, "norm_style": ("bn",)}
+"""Arguments that change a network although no tensor tells them, with the values that our layers support.
+
+The project makes ``G_activation`` of ``G_nl``: a module, or its text in a file that others have made.
+"""
 
 _MOST_IMAGES = 1 << 20
 
@@ -80,7 +84,7 @@ def file_settings(path: Path, norm_eps: float | None) -> tuple[Settings, int | N
         nimg = images_seen(batches["batch"], content.get("itr"))
     else:
         left += ["batch_size", "G_batch_size"]
-    told = tuple(name for name in _ONLY if options.value(name) is not None)
+    told = tuple(name.replace("activation", "nl") for name in _ONLY if options.value(name) is not None)
     return Settings(str(path), known(keys), tuple(left), told), nimg
 
 
@@ -89,6 +93,10 @@ def _refuse_others(options: Options) -> None:
     own_module = options.value("cross_replica") is True or options.value("mybn") is True  # norm_style has no effect
     for name, supported in _ONLY.items():
         value = options.value(name)
+        if isinstance(value, Inert):
+            value = type(value).__name__
+        if isinstance(value, str) and re.fullmatch(r"((torch\.)?nn\.)?ReLU(\(.*\))?", value):
+            value = "relu"
         if value is not None and value not in supported and not (name == "norm_style" and own_module):
             problem = f"has {name} {short(value)}, which is not supported"
             remedy = f"give a network with {name} {supported[0]}, or {OPTION} {NONE} to import it as such a one"

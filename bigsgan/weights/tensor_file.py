@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.modules import activation
 
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import check_regular, check_stored
@@ -16,11 +17,10 @@ from bigsgan.runtime.paths import check_regular, check_stored
 _PASSED_OVER = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     "numpy.dtype",
-    *(f"torch.nn.modules.activation.{name}" for name in ("ReLU", "LeakyReLU")),
     *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
     "deepspeed.runtime.zero.config.ZeroStageEnum",
 )
-"""NumPy's numbers, such as a trainer's best score, BigGAN-PyTorch's activations, and DeepSpeed's settings."""
+"""NumPy's numbers, such as a trainer's best score, and DeepSpeed's settings."""
 
 
 _IN_ITS_PLACE = {
@@ -66,6 +66,7 @@ def read_content(option: str, path: Path) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         allowed: list[Any] = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in _PASSED_OVER)]
+        allowed += [(type(name, (Inert,), {}), f"{activation.__name__}.{name}") for name in activation.__all__]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")  # torch warns of a pickle's version
             return torch.load(path, "cpu", weights_only=True)

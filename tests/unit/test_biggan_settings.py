@@ -78,6 +78,7 @@ def test_each_argument_is_the_recipes(tmp_path, capsys):
     assert recipe.ema.start_nimg == 20 * 64
     assert open_trained(tmp_path / "run", "generator", False, None, torch.device("cpu")).nimg == 64_000
     text = capsys.readouterr().out
+    assert "G_nl" not in text  # the activations tell it
     assert "64000 images seen, as said in the snapshot" in text
     assert "optimizer state: none, Adam starts from zero" in text
     assert words(text, "not taken:") == ["num_epochs"]
@@ -102,7 +103,8 @@ def test_other_micro_batches_for_g(tmp_path):
 @pytest.mark.parametrize("option", ["mybn", "cross_replica"])
 def test_a_norm_style_without_effect_is_passed_over(tmp_path, capsys, option):
     """The public layer then calls its own module of batch norm."""
-    write(tmp_path, norm_style="in", G_nl="inplace_relu", **{option: True})
+    text = "torch.nn.ReLU(inplace=True)"
+    write(tmp_path, norm_style="in", G_nl="inplace_relu", G_activation="relu", D_activation=text, **{option: True})
     assert imported(tmp_path).batch == 64
     assert "assumed:" not in capsys.readouterr().out
 
@@ -136,6 +138,19 @@ HOSTILE = {
         lambda path: {"config": {**CONFIG, "D_nl": "leaky_relu", "norm_style": "bn"}},
         "has D_nl 'leaky_relu', which is not supported; give a network with D_nl relu, or --settings none",
     ),
+    **{
+        f"activation {value!r}": (
+            lambda path, value=value: {"config": {**CONFIG, "G_activation": value}},
+            f"has G_activation {shown}, which is not supported; give a network with G_activation relu",
+        )
+        for value, shown in (
+            (nn.LeakyReLU(0.2), "'LeakyReLU'"),
+            (nn.SiLU(), "'SiLU'"),
+            (3, "3"),
+            ("leaky_relu", "'leaky_relu'"),
+            ("LeakyReLU(negative_slope=0.2)", "'LeakyReLU(negative_slope=0.2)'"),
+        )
+    },
     "an iteration": (lambda path: {"config": CONFIG, "itr": 1 << 39}, "must have seen fewer than"),
 }
 
