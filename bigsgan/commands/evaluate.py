@@ -17,6 +17,7 @@ from bigsgan.commands.parsing import (
 )
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, check_distinct, parse_metric
+from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 
 
@@ -53,6 +54,10 @@ def run(options: argparse.Namespace) -> int:
     plugins.give(names)
     metrics = [parse_metric(name, "--metrics") for name in names]
     check_distinct(metrics, "--metrics")
+    if not any(metric.needs_features for metric in metrics):
+        for flag, key in (("--features", "network"), ("--weights", "weights"), ("--resizer", "resizer")):
+            if (value := getattr(features, key)) != FeatureNetwork.model_fields[key].default:
+                raise UserError(flag, value, "must be unset with metrics that compare no features", "remove it")
     module = import_quietly("bigsgan.evaluate")
     others = {"run": options.run_directory, "width": options.ema_width, "metrics": metrics, "features": features}
     return int(module.main(picked(module.Options, options, **others)))

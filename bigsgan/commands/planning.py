@@ -9,13 +9,14 @@ from pathlib import Path
 from bigsgan.commands.parsing import import_quietly
 from bigsgan.config import Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks
+from bigsgan.config.unused import unused_keys
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
 
 
 def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
     """Plan a recipe of a file; print on standard error what was found for it: numbers of ranks that it leaves to us,
-    and what its DeepSpeed files leave to it.
+    what its DeepSpeed files leave to it, and keys without effect.
 
     Each rank finds them by counting, so that all find the same numbers. Only this loads torch. Ranks are taken for
     GPUs; a run that is built learns what they are.
@@ -36,9 +37,9 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
 
 
 def _told(plan: RunPlan, *texts: str) -> RunPlan:
-    """Print texts, and what DeepSpeed files leave to the recipe, on rank 0's standard error; return the plan."""
+    """Print texts, and what has no effect in the recipe and its files, on rank 0's standard error; return the plan."""
     notes = dict.fromkeys(engine.file.note for engine in plan.engines.values())  # both networks may have one file
     if launched.rank() == 0:
-        for text in filter(None, (*texts, *notes)):
+        for text in filter(None, (*texts, *notes, unused_keys(plan))):
             print(text, file=sys.stderr)
     return plan

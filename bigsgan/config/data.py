@@ -58,12 +58,6 @@ _Kind = Literal[
 ]
 
 
-def unread_keys(kind: str) -> list[str]:
-    """Return the keys that a kind of data does not read."""
-    kind = kind if kind in get_args(_Kind) else _OUTSIDE
-    return [key for key, kinds in _READERS.items() if kind not in kinds]
-
-
 MOST_NAMES, _LONGEST_NAME, _MOST_BYTES_OF_NAMES = 5_000, 200, 2**17
 """Of classes, as a recipe's file holds 10,000 values and 256 KiB."""
 _Name = Annotated[str, Field(min_length=1)]
@@ -276,8 +270,9 @@ class Data(Section):
 
     def _refuse_unread(self) -> None:
         """Refuse keys that this kind of data does not read."""
-        fields = type(self).model_fields
-        keys = [key for key in unread_keys(self.kind) if getattr(self, key) != fields[key].default]
+        fields, kind = type(self).model_fields, _OUTSIDE if self.is_outside else self.kind
+        unread = [key for key, kinds in _READERS.items() if kind not in kinds]
+        keys = [key for key in unread if getattr(self, key) != fields[key].default]
         shown = {key: "null" if fields[key].default is None else fields[key].default for key in keys}
         unset = " ".join(f"data.{key}={shown[key]}" for key in keys)
         for key in keys:
@@ -335,12 +330,3 @@ def _are_names(found: Sequence[str]) -> bool:
     fit = all(0 < len(name) <= _LONGEST_NAME and name.isprintable() for name in found)
     are_numbers = all(name.isdecimal() for name in found)
     return fit and not are_numbers and len(set(found)) == len(found) <= MOST_NAMES and num_bytes <= _MOST_BYTES_OF_NAMES
-
-
-def without_unread(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested dictionaries of a recipe without those keys of its data that their kind does not read."""
-    data = tree.get("data")
-    if not isinstance(data, dict):
-        return tree
-    unread = unread_keys(data.get("kind", Data.model_fields["kind"].default))
-    return {**tree, "data": {key: value for key, value in data.items() if key not in unread}}

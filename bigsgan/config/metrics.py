@@ -146,6 +146,11 @@ class Metrics(Section):
             problem, remedy = "must be a name of your own code in metrics.names", "add it there, or remove this"
             raise UserError("metrics.arguments", min(unknown), problem, remedy)
         check_distinct(self.asked, "metrics.names")
+        if not outside:
+            self.refuse_changed("metrics", ["num"], "names of no code of your own")
+        if not self.needs_features:
+            keys = FeatureNetwork.model_fields
+            self.features.refuse_changed("metrics.features", keys, "metrics.names that compare no features")
         return self
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,14 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.data import Data, without_unread
+from bigsgan.config.data import Data
 from bigsgan.config.data_and_networks import check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics, check_targets
 from bigsgan.config.objective import Objective, check_penalties
 from bigsgan.config.outside import Callback
-from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
+from bigsgan.config.saved_recipe import ONCE_ACCEPTED, RECIPE_FILE, is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
     EMA,
     NETWORKS,
@@ -28,7 +30,6 @@ from bigsgan.config.sections import (
     Engines,
     InitFrom,
     NaturalInt,
-    Optimizer,
     Optimizers,
     PathText,
     Pipeline,
@@ -205,7 +206,7 @@ def load_recipe(
     is_given, tree = tree is None and trusted, read_yaml(path) if tree is None else tree
     numbers: set[float] = set()
     if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
-        tree, numbers = without_unread(tree), numbers_in(tree)
+        tree, numbers = _without_unread(tree), numbers_in(tree)
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
@@ -216,13 +217,27 @@ def load_recipe(
 def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
     """Return the recipe that a run has saved, maybe by an earlier version.
 
-    That one accepted data keys that the kind of data does not read, which are left out, and numbers that float32 has
-    not, which stay.
+    That one accepted keys that others leave without effect, which are left out, and numbers that float32 has not, which
+    stay.
 
     Raises:
         UserError: A key or a value is invalid.
     """
-    return _parse(without_unread(tree), numbers_in(tree))
+    return _parse(_without_unread(tree), numbers_in(tree))
+
+
+def _without_unread(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested dictionaries of a saved recipe without values that others leave without effect."""
+    while True:
+        try:
+            _parse(tree, numbers_in(tree))
+        except UserError as error:
+            *sections, key = error.field.split(".")
+            if error.problem.startswith("must be unset with ") and key in ONCE_ACCEPTED:
+                tree = copy.deepcopy(tree)
+                del functools.reduce(dict.__getitem__, sections, tree)[key]
+                continue
+        return tree
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:
@@ -261,9 +276,11 @@ def _check_recipe(recipe: Recipe) -> None:
     check_data_and_networks(recipe)
     _check_objective(recipe)
     check_penalties(recipe.objective)
+    if all(recipe.engine(network).accumulation for network in NETWORKS):
+        recipe.refuse_changed("", ["accumulation"], "accumulation of both engines")
     for network in NETWORKS:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
-        _check_optimizer(f"optimizer.{network}", optimizer, recipe.total_nimg)
+        optimizer.check(f"optimizer.{network}", recipe.total_nimg)
         if optimizer.kind == "muon" and not section.is_transformer:
             families = " or ".join(family for family, (each, _) in FAMILIES.items() if each.is_transformer)
             field, detail = f"optimizer.{network}.kind", "Muon is for the matrices of a transformer's blocks"
@@ -276,8 +293,13 @@ def _check_recipe(recipe: Recipe) -> None:
 
 
 def _check_batch_statistics(recipe: Recipe) -> None:
+    generator = f"generator.family={recipe.generator.family}"
+    if not recipe.generator.has_statistics:
+        recipe.refuse_changed("", ["sample_statistics"], generator)
+        if not recipe.discriminator.has_statistics:
+            recipe.refuse_changed("", ["statistics"], "these families, which keep none")
     if recipe.sample_statistics == "batch" and recipe.generator.has_styles:
-        problem = f"must be running with generator.family={recipe.generator.family}"
+        problem = f"must be running with {generator}"
         detail = "it has no batch norm, and as in training would mix styles and not truncate them"
         raise UserError("sample_statistics", recipe.sample_statistics, problem, "remove it", detail)
     if recipe.batch_statistics == "host":
@@ -361,29 +383,3 @@ def _check_objective(recipe: Recipe) -> None:
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"
         remedy = "give both the same form and every; their weights may differ"
         raise UserError("objective.r2", f"{r2.form}, every {r2.every}", problem, remedy)
-
-
-def _check_optimizer(field: str, optimizer: Optimizer, total_nimg: int) -> None:
-    if optimizer.warmup_nimg >= total_nimg:
-        problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
-        raise UserError(f"{field}.warmup_nimg", optimizer.warmup_nimg, problem, remedy)
-    if optimizer.momentum and optimizer.has_adam:
-        own = "muon.momentum" if optimizer.kind == "muon" else "betas"
-        remedy = f"set {field}.{own}, or {field}.kind to sgd or rmsprop"
-        raise UserError(f"{field}.momentum", optimizer.momentum, f"must be 0 with kind={optimizer.kind}", remedy)
-    if optimizer.muon and optimizer.kind != "muon":
-        problem, remedy = f"must be unset with kind={optimizer.kind}", f"remove it, or set {field}.kind=muon"
-        raise UserError(f"{field}.muon", f"momentum={optimizer.muon.momentum}", problem, remedy)
-    if optimizer.final_beta2 is not None and not optimizer.has_adam:
-        problem = f"must be unset with kind={optimizer.kind}"
-        raise UserError(f"{field}.final_beta2", optimizer.final_beta2, problem, f"remove it, or set {field}.kind=adam")
-    if not optimizer.weight_decay:
-        optimizer.refuse_changed(
-            field, ("weight_decay_on",), "weight_decay=0", f"set {field}.weight_decay, or remove it"
-        )
-    if optimizer.decay == "constant":
-        remedy = f"set {field}.decay to linear or cosine, or remove it"
-        optimizer.refuse_changed(field, ("final_lr", "final_beta2", "decay_nimg"), "decay=constant", remedy)
-    if optimizer.decay_nimg is not None and optimizer.decay_nimg <= optimizer.warmup_nimg:
-        problem = f"must be greater than warmup_nimg ({optimizer.warmup_nimg})"
-        raise UserError(f"{field}.decay_nimg", optimizer.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")

@@ -84,12 +84,15 @@ class Section(BaseModel):
     def refuse_changed(self, name: str, keys: Iterable[str], condition: str, remedy: str = "remove it") -> None:
         """Refuse values of ``keys`` other than their defaults, as they have no effect under a condition.
 
-        ``name`` is that of the section, and ``condition`` follows "must be unset with".
+        ``name`` is that of the section, empty for a recipe, and ``condition`` follows "must be unset with".
         """
         for key in keys:
-            value = getattr(self, key)
-            if value != type(self).model_fields[key].default:
-                raise UserError(f"{name}.{key}", value, f"must be unset with {condition}", remedy)
+            for field in self.changed(name, [key]):
+                raise UserError(field.strip("."), getattr(self, key), f"must be unset with {condition}", remedy)
+
+    def changed(self, name: str, keys: Iterable[str]) -> list[str]:
+        """Return those of ``keys`` whose values are not their defaults, behind the section's ``name``."""
+        return [f"{name}.{key}" for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
 
 class Muon(Section):
@@ -164,6 +167,37 @@ class Optimizer(Section):
     def matrices(self) -> Muon:
         """How Muon updates matrices."""
         return self.muon or Muon()
+
+    def check(self, field: str, total_nimg: int) -> None:
+        """Raise UserError if keys do not fit each other, or the length of the run."""
+        if self.warmup_nimg >= total_nimg:
+            problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
+            raise UserError(f"{field}.warmup_nimg", self.warmup_nimg, problem, remedy)
+        if self.kind == "sgd":
+            self.refuse_changed(field, ("betas", "eps"), "kind=sgd", f"remove it, or set {field}.kind=adam")
+        if self.kind == "rmsprop" and (first := self.betas[0]):
+            remedy, detail = f"set {field}.betas=[0.0,{self.betas[1]}]", "rmsprop takes the second alone"
+            raise UserError(f"{field}.betas.0", first, "must be 0 with kind=rmsprop", remedy, detail)
+        if self.momentum and self.has_adam:
+            own = "muon.momentum" if self.kind == "muon" else "betas"
+            remedy = f"set {field}.{own}, or {field}.kind to sgd or rmsprop"
+            raise UserError(f"{field}.momentum", self.momentum, f"must be 0 with kind={self.kind}", remedy)
+        if self.muon and self.kind != "muon":
+            problem, remedy = f"must be unset with kind={self.kind}", f"remove it, or set {field}.kind=muon"
+            raise UserError(f"{field}.muon", f"momentum={self.muon.momentum}", problem, remedy)
+        if self.final_beta2 is not None and not self.has_adam:
+            problem = f"must be unset with kind={self.kind}"
+            raise UserError(f"{field}.final_beta2", self.final_beta2, problem, f"remove it, or set {field}.kind=adam")
+        if not self.weight_decay:
+            self.refuse_changed(
+                field, ("weight_decay_on",), "weight_decay=0", f"set {field}.weight_decay, or remove it"
+            )
+        if self.decay == "constant":
+            remedy = f"set {field}.decay to linear or cosine, or remove it"
+            self.refuse_changed(field, ("final_lr", "final_beta2", "decay_nimg"), "decay=constant", remedy)
+        if self.decay_nimg is not None and self.decay_nimg <= self.warmup_nimg:
+            problem = f"must be greater than warmup_nimg ({self.warmup_nimg})"
+            raise UserError(f"{field}.decay_nimg", self.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")
 
 
 class Optimizers(Section):

@@ -64,9 +64,11 @@ class Features:
         return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
 
 
-COMMAND = {"features": "--features", "weights": "--weights"}
-RECIPE = {"features": "metrics.features.network", "weights": "metrics.features.weights"}
-"""Where the user gives the network and its weights: fields of messages."""
+COMMAND = {name: f"--{name}" for name in ("features", "weights", "resizer")}
+RECIPE = {"features": "metrics.features.network"} | {
+    name: f"metrics.features.{name}" for name in ("weights", "resizer")
+}
+"""Where the user gives the network, its weights and the resizer: fields of messages."""
 
 
 def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str] = COMMAND) -> None:
@@ -125,7 +127,10 @@ def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
         name = "digits" if data.kind == "digits" else "inception"
     if name == "digits" and data.kind != "digits":
         raise UserError("features", name, "needs data.kind=digits", "choose inception", f"data.kind is {data.kind}")
+    if name != "inception":
+        section.refuse_changed("", ["resizer"], f"features {name}")
     if name == "digits":
+        section.refuse_changed("", ["weights"], "features digits")
         return lambda cache: _digits(data.resolution, cache)
     if name == "inception":
         inception = importlib.import_module("bigsgan.metrics.inception")  # and torchvision, which takes seconds
@@ -138,6 +143,7 @@ def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
     if not path.is_file():
         remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
         raise UserError("features", str(path), "must be a feature network or a file", remedy)
+    section.refuse_changed("", ["weights"], f"features {name}")
     return lambda _: _torchscript(path)
 
 

@@ -52,6 +52,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sample --run run --out x.png --num ten": ("--num", "must be an integer, got 'ten'", "write an integer such as 1"),
     "sample --run run --out x.png --truncation all": ("--truncation", "must be a number, got 'all'", "write a number"),
     "sample --run run --out x.png 10": ("argument", "'10' is not an argument of `bigsgan sample`", "see `bigsgan"),
+    "evaluate --run run --metrics psnr10k --resizer antialiased": (
+        "--resizer", "must be unset with metrics that compare no features, got 'antialiased'", "remove it"),
     "export --run run --out x --format pickle": ("--format", "must be one of 'safetensors', 'hub',", "choose one of"),
     "sample --run run --out x.png --truncation 0.5 --truncation 0.7": (
         "--truncation", "must be given once, got '0.5' and '0.7'", "remove one of them"),

@@ -2,13 +2,16 @@
 
 import pytest
 
+from bigsgan.cli import main
 from bigsgan.config import both_engines, load_recipe, plan_run
+from bigsgan.config.unused import unused_keys
 from bigsgan.errors import UserError
-from tests.tiny import TINY, TINY_GAMES
+from tests.tiny import TINY, TINY_GAMES, tiny_recipe
 
 STAGES = both_engines("pipeline_stages=2")
 PAIRS = [override for override in TINY_GAMES["pix2pix"] if not override.startswith("data.crop_from")]
 STYLES = TINY_GAMES["stylegan2"]
+UNMAPPED = ["data.num_classes=0", "generator={family: stylegan2, w_size: 8, latent_size: 8, mapping_layers: 0}"]
 
 CASES = {
     "samples in training mode": ([*STYLES, "sample_statistics=batch"], "sample_statistics",
@@ -110,13 +113,20 @@ CASES = {
     ),
     "a slope that is 0 in float32": (["objective.r1={weight: 1, form: finite_difference, sigma: 1e-300}"],
         "objective.r1.sigma", "must be 0 or of a size from 1.2e-38 to 3.4e+38, as float32 is,", "give a larger number"),
-    "both sides of an exact penalty": (["objective.r2={weight: 1, antithetic: true}"], "objective.r2.antithetic",
-        "must be false with form=exact", "set objective.r2.form=finite_difference"),
     "decay of frozen layers": (
         ["init_from={run: x, freeze_discriminator: 1}", "optimizer.discriminator.weight_decay=0.1"],
         "optimizer.discriminator.weight_decay",
         "must be 0 with init_from.freeze_discriminator, got 0.1 (it would change the",
         "set optimizer.discriminator.weight_decay=0",
+    ),
+    "rmsprop's first rate": (["optimizer.generator={kind: rmsprop, lr: 1, betas: [0.5, 0.9]}"],
+        "optimizer.generator.betas.0", "must be 0 with kind=rmsprop, got 0.5 (rmsprop takes the second",
+        "set optimizer.generator.betas=[0.0,0.9]"),
+    "a mapping network without layers": (
+        [*UNMAPPED, "generator.relu=[mapping]"],
+        "generator.relu",
+        "must not name mapping with mapping_layers=0, got ['mapping']",
+        "remove that part",
     ),
     "augmentation of nothing": (["augmentation={}"], "augmentation.p", "must be greater than 0 without", "target=0.6"),
     "ada that is to be deterministic": (["deterministic=true", "augmentation={target: 0.6}"], "augmentation.kind",
@@ -156,6 +166,74 @@ def test_what_does_not_go_together(name, tmp_path):
     assert message.startswith(f"{field}: ")
     assert problem in message
     assert remedy in message.partition("; ")[2]
+
+
+SLOPE = "set objective.r1.form=finite_difference, or remove it"
+
+# A good recipe, an override that has no effect beside it, the condition, and the remedy if it says more.
+WITHOUT_EFFECT = [
+    ([], "generator.groups=4", "block=standard", "remove it, or set generator.block=grouped"),
+    (["discriminator.block=grouped", "discriminator.groups=2"], "discriminator.expansion=2", "block=grouped",
+        "remove it, or set discriminator.block=inverted_residual"),
+    (TINY_GAMES["dcgan_light"], "discriminator.groups=2", "block=inverted_residual",
+        "remove it, or set discriminator.block=grouped"),
+    (TINY_GAMES["biggan_unshared"], "generator.embedding_size=7", "shared_embedding=false"),
+    (TINY_GAMES["pix2pix"], "generator.num_blocks=3", "architecture=unet",
+        "remove it, or set generator.architecture=resnet"),
+    (TINY_GAMES["pix2pix_resnet"], "discriminator.depth=2", "architecture=pixels"),
+    (STYLES, "generator.half_type=fp16", "half_resolutions=0", "remove it, or set generator.half_resolutions"),
+    (UNMAPPED, "generator.mapping_lr_multiplier=1", "mapping_layers=0"),
+    (["discriminator={family: stylegan2, mbstd_channels: 0}"], "discriminator.mbstd_group=2", "mbstd_channels=0"),
+    ([], "optimizer.generator.betas=[0.5,0.999]", "kind=sgd", "remove it, or set optimizer.generator.kind=adam"),
+    ([], "optimizer.discriminator.eps=1e-6", "kind=sgd", "remove it, or set optimizer.discriminator.kind=adam"),
+    (["objective.r1={weight: 1}"], "objective.r1.sigma=0.1", "form=exact", SLOPE),
+    (["objective.r1={weight: 1}"], "objective.r1.antithetic=true", "form=exact", SLOPE),
+    (["objective.r1={weight: 1}"], "objective.r1.check_every=1", "form=exact", SLOPE),
+    (["objective.adversarial.weight=0"], "objective.adversarial.ramp_nimg=9", "weight=0"),
+    (["augmentation={p: 0.1}"], "augmentation.ramp_nimg=9", "target=null and final_p=null"),
+    (["augmentation={p: 0.1, final_p: 0.2}"], "augmentation.interval=9", "target=null"),
+    (["augmentation={kind: diffaugment}"], "augmentation.interval=9", "kind=diffaugment"),
+    (TINY_GAMES["r3gan"], "sample_statistics=batch", "generator.family=r3gan"),
+    (TINY_GAMES["mlp"], "statistics=every_pass", "these families, which keep none"),
+    (both_engines("accumulation=2"), "accumulation=4", "accumulation of both engines"),
+    (["metrics={names: [fid10k], every_nimg: 8}"], "metrics.num=100", "names of no code of your own"),
+    (["metrics={names: [a.b:c], every_nimg: 8}"], "metrics.features.resizer=antialiased",
+        "metrics.names that compare no features"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITHOUT_EFFECT, ids=lambda case: case[1])
+def test_a_key_that_another_leaves_without_effect_is_refused(case, tmp_path):
+    overrides, last, condition, *remedy = case
+    tiny_recipe(tmp_path, *overrides)
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *overrides, last)
+    assert caught.value.field == last.partition("=")[0]
+    assert caught.value.problem == f"must be unset with {condition}"
+    assert caught.value.remedy == (remedy or ["remove it"])[0]
+
+
+OF_PIPELINES = ["pipeline={schedule: phases, generator_phase: recompute}", "engines.generator.partition=uniform"]
+NAMED = [
+    (OF_PIPELINES, "no effect without pipeline stages: pipeline.generator_phase, pipeline.schedule, "
+        "engines.generator.partition"),
+    ([*OF_PIPELINES, STAGES[1]], "no effect without generator stages: pipeline.generator_phase; "
+        "no effect without pipeline stages: engines.generator.partition"),
+    ([*OF_PIPELINES, *STAGES], ""),
+    ([*TINY_GAMES["r3gan"], "data.num_classes=0", "engines.generator.ds_config=zero1_bf16", "generator.bf16_stages=1"],
+        "no effect without classes: generator.embedding_size, discriminator.embedding_size; "
+        "no effect without a float32 engine: generator.bf16_stages"),
+    ([*STYLES, "data.num_classes=0"], "no effect without classes: discriminator.mapping_layers, "
+        "discriminator.mapping_lr_multiplier"),
+    (TINY_GAMES["dcgan"], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides, named", NAMED)
+def test_a_key_without_effect_in_a_layout_or_without_classes_is_named(overrides, named, tmp_path, capsys):
+    assert unused_keys(plan_run(tiny_recipe(tmp_path, *overrides), 2)) == named
+    assert main(["train", "--config", str(tmp_path / "tiny.yaml"), "--print", "seed", *OF_PIPELINES]) == 0
+    assert NAMED[0][1] in capsys.readouterr().err
 
 
 def test_every_family_is_accepted(tmp_path):

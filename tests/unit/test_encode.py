@@ -47,7 +47,16 @@ def write_images(root: Path) -> torch.Tensor:
 
 
 def encode(source: Path, made: Path, codec: str, *more: str) -> int:
-    arguments = ["--codec", codec, "--resolution", str(SIZE), "--workers", "1", "--batch", "3", *more]
+    arguments = [
+        "--codec",
+        codec,
+        "--resolution",
+        str(SIZE),
+        "--workers",
+        "1",
+        *(() if "--batch" in more else ("--batch", "3")),
+        *more,
+    ]
     return cli.main(["data", "encode", str(source), str(made), *arguments])
 
 

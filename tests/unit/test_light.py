@@ -153,7 +153,7 @@ def test_what_each_form_is_made_of():
 
 def networks(family: str, block: str, resolution: int = 32) -> tuple[LayerStack, LayerStack]:
     data = Data(kind="synthetic", resolution=resolution, image_channels=3)
-    form: dict[str, Any] = {"block": block, "groups": 4, "channels": 8}
+    form: dict[str, Any] = {"block": block, "channels": 8, **({"groups": 4} if block == "grouped" else {})}
     if family == "biggan":
         g, d = BigGANGenerator(latent_size=8, hierarchical=False, depth=2, **form), BigGANDiscriminator(depth=2, **form)
         module: Any = biggan
@@ -237,7 +237,7 @@ def test_groups_that_do_not_divide_are_refused():
         DCGANGenerator(block="grouped", channels=12).check(data)
     with pytest.raises(UserError, match=r"discriminator\.groups: must divide the 96 channels"):
         BigGANDiscriminator(block="grouped", groups=5).check(data)
-    BigGANDiscriminator(block="depthwise_separable", groups=5).check(data)
+    BigGANDiscriminator(block="depthwise_separable", channels=5).check(data)
 
 
 G_WIDTHS, D_WIDTHS = [16, 16, 8, 8, 4, 2, 1], [1, 2, 4, 8, 8, 16, 16]

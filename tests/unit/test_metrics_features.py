@@ -198,4 +198,10 @@ def test_missing_files_are_found_without_building_a_network(network, tmp_path, m
         check_features(FeatureNetwork(network=network), COLOUR, RECIPE)
     given = tmp_path / "file"
     given.write_bytes(b"not looked into")
-    check_features(FeatureNetwork(network=network if field == "weights" else str(given), weights=str(given)), COLOUR)
+    own, weights = (network, str(given)) if field == "weights" else (str(given), None)
+    check_features(FeatureNetwork(network=own, weights=weights), COLOUR)
+    without_effect = {"inception": {}, "torchvision:resnet18": {"resizer": "antialiased"}}
+    for key, value in without_effect.get(network, {"resizer": "antialiased", "weights": str(given)}).items():
+        keys = {"weights": weights, key: value}
+        with pytest.raises(UserError, match=f"^--{key}: must be unset with features {own}, got '{value}'; remove it$"):
+            check_features(FeatureNetwork(network=own, **keys), COLOUR)

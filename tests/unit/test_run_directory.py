@@ -239,7 +239,9 @@ def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_pa
     expected = read_saved_recipe(run)
     tree = expected.model_dump()
     tree["data"].update(UNREAD)
-    tree["optimizer"]["generator"].update(eps=1e-40, betas=[1e-40, 0.5])
+    tree["optimizer"]["generator"].update(kind="adam", eps=1e-40, betas=[1e-40, 0.5])
+    tree["optimizer"]["discriminator"].update(eps=1.0)  # of sgd
+    tree["generator"].update(groups=4)
     path = run / "config.yaml"
     path.write_text(dump_yaml(tree))
     (tmp_path / "config.yaml").write_text(dump_yaml(tree))
@@ -249,7 +251,8 @@ def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_pa
         read_saved_recipe(tmp_path),
         parse_saved_recipe(tree),
     ):
-        assert recipe.data == expected.data
+        assert (recipe.data, recipe.generator) == (expected.data, expected.generator)
+        assert recipe.optimizer.discriminator == expected.optimizer.discriminator
         assert (recipe.optimizer.generator.eps, recipe.optimizer.generator.betas) == (1e-40, [1e-40, 0.5])
     for key, value in UNREAD.items():
         with pytest.raises(UserError, match=rf"^data\.{key}: must be unset with data\.kind=digits, got '?{value}"):

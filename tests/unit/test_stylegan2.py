@@ -182,9 +182,9 @@ def test_half_precision_is_close(half_type, tolerance, architectures):
     latents, labels, seeds = inputs_of()
     images = torch.randn(4, 3, 16, 16)
     found: list[list[Tensor]] = []
-    for half in (0, 2):
-        g = filled(generator(half_resolutions=half, half_type=half_type, style_mixing=0, architecture=architectures[0]))
-        d = filled(discriminator(half_resolutions=half, half_type=half_type, architecture=architectures[1]))
+    for half in ({}, {"half_resolutions": 2, "half_type": half_type}):
+        g = filled(generator(**half, style_mixing=0, architecture=architectures[0]))
+        d = filled(discriminator(**half, architecture=architectures[1]))
         types = {layer.half_type for layer in noisy_layers(g)}
         assert types == {None} | (
             {getattr(torch, {"fp16": "float16", "bf16": "bfloat16"}[half_type])} if half else set()

@@ -34,6 +34,9 @@ class NetworkSection(Section):
             forward mode need; torch's softmax cannot (2.14).
         has_tokens: Whether its last layer reads a class token and patch tokens, from which a teacher's features can
             be predicted.
+        has_statistics: Whether some layer keeps statistics while training, of batch norm, spectral norm or styles.
+        of_classes: Keys without effect where the data has no classes.
+        bf16_key: Key by which layers compute in bf16, without effect in a bf16 or fp16 engine; empty if there is none.
         is_transformer: Whether it consists of a transformer's blocks, whose matrices Muon updates.
     """
 
@@ -47,6 +50,9 @@ class NetworkSection(Section):
     convolves: ClassVar[bool] = True
     has_tangents: ClassVar[bool] = True
     has_tokens: ClassVar[bool] = False
+    has_statistics: ClassVar[bool] = True
+    of_classes: ClassVar[tuple[str, ...]] = ()
+    bf16_key: ClassVar[str] = ""
     is_transformer: ClassVar[bool] = False
     family: str
 

@@ -17,13 +17,17 @@ class BlockSection(Section):
     channels (Xie et al. 2017, arXiv 1611.05431); or a wide depthwise convolution with squeeze-and-excitation between
     two 1x1 convolutions (Sandler et al. 2018, arXiv 1801.04381; Howard et al. 2019, arXiv 1905.02244)."""
     groups: Width = 8
-    """Groups of ``grouped`` convolutions; without effect in the other variants."""
+    """Groups of ``grouped`` convolutions."""
     expansion: Width = 4
-    """Channels inside an ``inverted_residual`` per channel of its output; without effect in the other variants."""
+    """Channels inside an ``inverted_residual`` per channel of its output."""
 
 
-def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
-    """Raise UserError if ``widths`` of feature maps between grouped convolutions do not divide into groups."""
+def check_block(network: str, section: BlockSection, widths: Iterable[int]) -> None:
+    """Raise UserError if keys are another variant's, or if ``widths`` of feature maps do not divide into groups."""
+    for key, block in (("groups", "grouped"), ("expansion", "inverted_residual")):
+        if section.block != block:
+            remedy = f"remove it, or set {network}.block={block}"
+            section.refuse_changed(network, [key], f"block={section.block}", remedy)
     if section.block != "grouped":
         return
     for width in widths:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_doubled
-from bigsgan.config.families.blocks import BlockSection, check_groups
+from bigsgan.config.families.blocks import BlockSection, check_block
 from bigsgan.config.sections import Width
 
 
@@ -20,12 +20,13 @@ class _DCGAN(BlockSection, NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_doubled(data, "DCGAN")
-        check_groups(self.network, self, [self.channels])
+        check_block(self.network, self, [self.channels])
 
 
 class DCGANGenerator(_DCGAN, GeneratorSection):
     """DCGAN's generator."""
 
+    of_classes = ("embedding_size",)
     latent_size: Width = 100
     embedding_size: Width = 32
     """Size of the class embedding beside the latent; ignored without classes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -57,10 +58,21 @@ class _StyleGAN2(NetworkSection):
         """Return whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
         return size > BOTTOM and size << self.half_resolutions > resolution
 
+    def check_mapping(self, num_layers: int, relu: Sequence[str]) -> None:
+        """Raise UserError if keys are of a mapping network's layers, and there are none."""
+        if not num_layers:
+            self.refuse_changed(self.network, ["mapping_lr_multiplier"], "mapping_layers=0")
+            if "mapping" in relu:
+                problem = "must not name mapping with mapping_layers=0"
+                raise UserError(f"{self.network}.relu", relu, problem, "remove that part")
+
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         network = self.network
         check_doubled(data, "StyleGAN2")
+        if not self.half_resolutions:
+            remedy = f"remove it, or set {network}.half_resolutions"
+            self.refuse_changed(network, ["half_type"], "half_resolutions=0", remedy)
         resolution = data.network_size.nominal
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
@@ -101,6 +113,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or if latents are to be styles and cannot be."""
         super().check(data)
+        self.check_mapping(self.mapping_layers, self.relu)
         if not self.mapping_layers and data.num_classes:
             remedy = "set generator.mapping_layers=1 or more, or data.num_classes=0"
             raise UserError("generator.mapping_layers", 0, "must be at least 1 with classes", remedy)
@@ -112,6 +125,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
 class StyleGAN2Discriminator(_StyleGAN2):
     """StyleGAN2's discriminator, with a projection of the mapped label if there are classes."""
 
+    of_classes = ("mapping_layers", "mapping_lr_multiplier", "projection_size")
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
     """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
     mapping_layers: Depth0 = 8
@@ -131,6 +145,9 @@ class StyleGAN2Discriminator(_StyleGAN2):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         super().check(data)
+        self.check_mapping(self.mapping_layers, self.relu)
+        if not self.mbstd_channels:
+            self.refuse_changed("discriminator", ["mbstd_group"], "mbstd_channels=0")
         bottom = self.channels(data.network_size.nominal)[BOTTOM]
         if self.mbstd_channels and bottom % self.mbstd_channels:
             problem = f"must divide the {bottom} channels at {BOTTOM}x{BOTTOM}"

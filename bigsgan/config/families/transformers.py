@@ -22,6 +22,9 @@ class TransformerNetwork(NetworkSection):
 
     without_half = "bf16=false"
     convolves = False
+    has_statistics = False
+    of_classes = ("embedding_size",)
+    bf16_key = "bf16"
     is_transformer = True
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
