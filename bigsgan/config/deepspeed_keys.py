@@ -160,7 +160,7 @@ ZERO = Section(
         "elastic_checkpoint": _only(False, _CHECKPOINTS),
         "offload_param": OFFLOAD_PARAM,
         "offload_optimizer": OFFLOAD_OPTIMIZER,
-        "sub_group_size": _whole(1),
+        "sub_group_size": _whole(0),  # 0, as 1, updates each parameter by itself (0.19.8)
         "cpu_offload_use_pin_memory": _only(None, "use pin_memory of offload_optimizer"),
         "stage3_prefetch_bucket_size": _whole(0),
         "stage3_param_persistence_threshold": _whole(0),

@@ -174,9 +174,10 @@ def test_stage_3_with_persistent_parameters(ranks):
     "stage", [pytest.param(1, marks=pytest.mark.nightly), *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))]
 )
 def test_groups_of_parameters_change_nothing(ranks, stage):
-    """Some parameters are larger than a group may be."""
-    section = {"reduce_bucket_size": 300, "overlap_comm": True} | ({"sub_group_size": 300} if stage == 3 else {})
-    ds = dict.fromkeys(NETWORKS, zero(stage, zero=section))
+    """Some parameters are larger than a group may be; of 0, each is one by itself."""
+    section = {"reduce_bucket_size": 300, "overlap_comm": True}
+    sizes = dict(zip(NETWORKS, (300, 0), strict=True))
+    ds = {n: zero(stage, zero=section | ({"sub_group_size": sizes[n]} if stage == 3 else {})) for n in NETWORKS}
     check(ranks(2), ["accumulation=2", *PENALTIES["exact"]], ds)
 
 

@@ -88,6 +88,8 @@ def test_pinned_memory_comes_in_powers_of_two(tmp_path):
     found = states(tmp_path, 3, 2, **BF16, zero=both)
     assert found.spare == 2 * spare[40_000] + 2 * spare[40_000]
     assert found.built == {32_768: 1, 16_384: 1, 8_192: 1}
+    found = states(tmp_path, 3, 2, **BF16, zero={**both, "sub_group_size": 0})  # each parameter is a sub-group
+    assert found.spare == 3 * spare[40_000] + (32_768 - 24_000) + (16_384 - 16_000)
     drive = {**both, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path), "pin_memory": True}}
     assert states(tmp_path, 3, 2, **BF16, zero=drive).spare == 2 * spare[40_000]
 
