@@ -27,7 +27,6 @@ from bigsgan.checkpoint.files import checksum
 from bigsgan.config.origin import Origin
 from bigsgan.data.conversion import Job, Result, in_order, job_of, read
 from bigsgan.data.encoders import Encoder, open_encoder
-from bigsgan.data.listing import counted
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import (
     Task,
@@ -42,6 +41,7 @@ from bigsgan.data.prepare import (
 from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE
 from bigsgan.data.source import open_source
+from bigsgan.errors import counted
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
@@ -71,7 +71,7 @@ def main(options: Options) -> int:
     """Encode images, and return the exit status. Every rank calls this."""
 
     def work() -> None:
-        naming = memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch))
+        naming = memory.naming_remedy(f"with {counted(options.batch, 'image')} at a time", smaller_batch(options.batch))
         with naming, tf32(False), kernels(deterministic=True):
             _encode(options)
 

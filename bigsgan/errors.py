@@ -6,6 +6,7 @@ import atexit
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -95,6 +96,12 @@ def shown(value: object) -> str:
         return "true" if value else "false"
     # Shorten before repr, which may be many times as long.
     return _shorten(repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str | bytes) else value))
+
+
+def counted(num: int, what: str) -> str:
+    """Return a number of things in words; ``what`` is one of them, such as image, class, batch or entry."""
+    several = re.sub("(ch|ss)$", r"\1e", re.sub("ry$", "rie", what)) + "s"
+    return f"{num} {what if num == 1 else several}"
 
 
 def number_from_environment(name: str, default: int = 0) -> int:

@@ -21,7 +21,7 @@ from bigsgan.data import build_dataset
 from bigsgan.data.codecs import build_codec
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
-from bigsgan.errors import UserError, shown
+from bigsgan.errors import UserError, counted, shown
 from bigsgan.images.size import Size
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
@@ -69,7 +69,7 @@ def main(options: Options) -> int:
     """Measure, print, keep the records in the run directory, and return the exit status. Every rank calls this."""
 
     def work() -> None:
-        with memory.naming_remedy(f"with {options.batch} images at a time", smaller_batch(options.batch)):
+        with memory.naming_remedy(f"with {counted(options.batch, 'image')} at a time", smaller_batch(options.batch)):
             _evaluate(options)
 
     return on_launched_ranks(work)

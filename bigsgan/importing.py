@@ -22,8 +22,7 @@ from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, write_recipe
 from bigsgan.config.sections import Checkpoints, Optimizer
 from bigsgan.config.yaml_file import apply_override, apply_overrides, read_yaml
-from bigsgan.data.listing import counted
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
 from bigsgan.runtime.atomic import leaving_nothing
@@ -328,7 +327,7 @@ def _settings(
     theirs = {key: value for key, value in known.items() if key in values and values[key] == value}
     ours = {key: values[key] for key in values if key in settled and key not in theirs and key.startswith(_LEARNING)}
     origins = " and ".join(settings.origin for settings in reversed(found.settings) if settings.keys)
-    nearest = f"the nearest to {recipe.data.resolution} and {recipe.data.num_classes} classes"
+    nearest = f"the nearest to {recipe.data.resolution} and {counted(recipe.data.num_classes, 'class')}"
     lines = [f"from {origins}:", *_listed(theirs)] if theirs else []
     lines += [f"from launch/recipes/{name}.yaml, {nearest}:", *_listed(ours)]
     lines += [f"changed, as the two do not fit: {key}{why}" for key, why in changed.items()]

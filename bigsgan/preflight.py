@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.errors import EXIT_BAD_INPUT, UserError, reason
+from bigsgan.errors import EXIT_BAD_INPUT, UserError, counted, reason
 from bigsgan.runtime.paths import read_text
 
 CONNECT_SECONDS, PATIENCE_SECONDS = 10, 45
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"bigsgan: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    print(f"{len(hosts)} hosts are ready: {', '.join(hosts)}")
+    print(f"{counted(len(hosts), 'host')} {'is' if len(hosts) == 1 else 'are'} ready: {', '.join(hosts)}")
     return 0
 
 

@@ -18,7 +18,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.images.npz import write_images
@@ -105,7 +105,8 @@ def main(
     if rank > 0 and not (options.files or out.suffix == NPZ):
         return
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
-    with memory.naming_remedy(f"with {options.batch} images at a time and {options.num or DEFAULT_NUM} in all", remedy):
+    where = f"with {counted(options.batch, 'image')} at a time and {options.num or DEFAULT_NUM} in all"
+    with memory.naming_remedy(where, remedy):
         trained = open_trained(run, "generator", live, nimg, best_device(), options.width, together)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
@@ -214,7 +215,7 @@ def _check_num(options: Options, columns: int) -> None:
         problem = f"must be a multiple of {columns}, the number of columns, with --mix"
         raise UserError("--num", options.num, problem, f"give {max(1, options.num // columns) * columns}")
     if rows > 1 and options.num not in (columns, columns * rows):
-        problem = f"must be {columns * rows} with {rows} truncations of {columns} columns"
+        problem = f"must be {columns * rows} with {counted(rows, 'truncation')} of {counted(columns, 'column')}"
         raise UserError("--num", options.num, problem, "leave it out, or choose the columns by --classes")
 
 
@@ -240,7 +241,7 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
     for numbers in shares:
         for number, image in zip(numbers, translations.of_own_sizes(numbers, options.batch), strict=True):
             save_png(encode(image), out / names[number])
-    return f"{sum(map(len, shares))} files"
+    return f"{counted(sum(map(len, shares)), 'file')}"
 
 
 def _shares(num: int, batch: int, rank: int, num_ranks: int) -> list[range]:
@@ -258,13 +259,13 @@ def _check_pixels(option: str, number: int, times: int, size: Size, remedy: str 
 def _write_sheet(sheet: Sheet, out: Path) -> str:
     if out.suffix != _GIF:
         save_png(image_grid(sheet.images, sheet.columns), out)
-        return f"{len(sheet.images)} images in {sheet.columns} columns"
+        return f"{counted(len(sheet.images), 'image')} in {counted(sheet.columns, 'column')}"
     steps = sheet.images.unflatten(0, (-1, sheet.columns)).transpose(0, 1)  # (steps, rows, C, R, R)
     frames = [image_grid(images, len(images)).permute(1, 2, 0).squeeze(2).numpy() for images in steps]
     first, *rest = (Image.fromarray(frame) for frame in frames)
     with writing(out), replacing(out) as unfinished:
         first.save(unfinished, format="GIF", save_all=True, append_images=rest, duration=MILLISECONDS, loop=0)
-    return f"an animation of {len(frames)} steps"
+    return f"an animation of {counted(len(frames), 'step')}"
 
 
 def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
@@ -281,7 +282,7 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
         images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
         for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
             save_png(encode(image), out / _file_name(label, number))
-    return f"{sum(map(len, shares))} files"
+    return f"{counted(sum(map(len, shares)), 'file')}"
 
 
 def _file_name(label: int, number: int) -> str:
@@ -329,7 +330,7 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     size, channels = trained.recipe.data.resolution, trained.recipe.data.image_channels
     with writing(out), replacing(out) as unfinished:
         write_images(unfinished, (num, *size, channels), batches, labels.numpy() if num_classes else None)
-    return f"{num} images"
+    return counted(num, "image")
 
 
 def _in_turn(

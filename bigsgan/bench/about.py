@@ -15,6 +15,7 @@ import torch
 
 from bigsgan.bench.host import processor
 from bigsgan.bench.table import Table, as_json, shown
+from bigsgan.errors import counted
 from bigsgan.runtime import comm
 from bigsgan.runtime.ending import exit_status
 
@@ -66,4 +67,4 @@ def about() -> dict[str, Any]:
 def _device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(comm.device())
-    return f"CPU ({processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores)"
+    return f"CPU ({processor() or platform.machine()}, {counted(len(os.sched_getaffinity(0)), 'core')})"

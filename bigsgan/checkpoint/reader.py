@@ -19,7 +19,7 @@ from torch import Tensor
 from bigsgan.checkpoint.entries import BUFFER, MASTER, ObjectCollectives, SavedEntry, StateShard, saved_buffers
 from bigsgan.checkpoint.files import Moved, unnoticed
 from bigsgan.checkpoint.tags import Checkpoint
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 _READ_ELEMENTS = 1 << 24
 """Elements read at a time, so that no stretch needs a second copy of itself in memory."""
@@ -79,7 +79,7 @@ class Reader:
             if missing <= 0:
                 return
         if missing:
-            problem = f"lacks {missing} elements of {value}, which this run's recipe needs"
+            problem = f"lacks {counted(missing, 'element')} of {value}, which this run's recipe needs"
             raise UserError(str(self.checkpoint.path), None, problem, "use another checkpoint")
 
     def refuse_others(self, entry: str, network: torch.nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bigsgan.checkpoint.entries import ObjectCollectives, StateShard
 from bigsgan.checkpoint.reader import tensor_name
+from bigsgan.errors import counted
 from bigsgan.runtime import memory
 from bigsgan.runtime.collective_errors import compared
 
@@ -83,6 +84,6 @@ def _problem(needs: Sequence[_Need]) -> str | None:
         num_bytes = sum(need.num_bytes for need in here)
         free = min((need.free for need in here if need.free is not None), default=None)
         if free is not None and num_bytes > _MOST * free:
-            copies = f"copies of the state of {len(here)} ranks take {memory.size(num_bytes)} on {host}"
+            copies = f"copies of the state of {counted(len(here), 'rank')} take {memory.size(num_bytes)} on {host}"
             return f"{copies}, where {memory.size(free)} are free"
     return None

@@ -14,7 +14,7 @@ from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.sweep import Task, read_sweep
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.runtime.signals import STOPPING
 from bigsgan.shipped import SLURM
 
@@ -101,7 +101,7 @@ def _check_array(text: str, num_tasks: int) -> None:
         raise UserError("--array", text, "must be a list of tasks as in Slurm", "write tasks such as 2,5 or 1-8%4")
     numbers = [int(number) for number in re.findall(r"(?<![:\d])\d+", text.partition("%")[0])]
     if min(numbers) < 1 or max(numbers) > num_tasks:
-        problem = f"must be within 1-{num_tasks}, as the sweep has {num_tasks} lines of overrides"
+        problem = f"must be within 1-{num_tasks}, as the sweep has {counted(num_tasks, 'line')} of overrides"
         raise UserError("--array", text, problem, f"write tasks such as 1-{num_tasks}")
 
 

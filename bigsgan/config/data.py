@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Fit, Fitting, Size
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
@@ -257,7 +257,7 @@ class Data(Section):
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
         if (names := self.class_names) is not None and (len(names) != classes or len(set(names)) != classes):
-            problem = f"must be {classes} different names, as many as data.num_classes"
+            problem = f"must be {counted(classes, 'different name')}, as many as data.num_classes"
             raise UserError("data.class_names", names, problem, "remove it, or correct it")
         self._check_codec()
         if self.kind == "digits" and channels != 1:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 _TEXTS = {
     "int_type": ("must be an integer", "write an integer such as 64"),
@@ -24,8 +24,8 @@ _TEXTS = {
     "less_than_equal": ("must be at most {le}", "give a smaller number"),
     "finite_number": ("must be a finite number", "write a number such as 1e-4"),
     "list_type": ("must be a list", "write a list such as [0.0, 0.999]"),
-    "too_short": ("must have at least {min_length} entries", "add entries"),
-    "too_long": ("must have at most {max_length} entries", "remove entries"),
+    "too_short": ("must have at least {min_length}", "add entries"),
+    "too_long": ("must have at most {max_length}", "remove entries"),
     "model_type": ("must be a section", "write its keys below it"),
     "dict_type": ("must be a section", "write its keys below it"),
     "invalid-json-value": ("must be a text, a number, a list or a section", "put it in quotes"),
@@ -113,6 +113,7 @@ def _problem(finding: Any) -> str:
     if finding["type"] == "unfit":  # by a validator of ours
         return str(limits["problem"])
     numbers = {key: f"{n:g}" if isinstance(n, float) else n for key, n in limits.items()}
+    numbers |= {key: counted(n, "entry") for key, n in limits.items() if key.endswith("_length")}
     return _TEXTS.get(finding["type"], ("must be valid", ""))[0].format(**numbers)
 
 

@@ -21,7 +21,7 @@ from bigsgan.config.sections import (
     Section,
     Width,
 )
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 Method = Literal["auto", "double_backward", "forward_mode"]
 
@@ -126,7 +126,7 @@ class PathLength(Section):
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError if ``batch_shrink`` does not divide the ``size`` images of a micro-batch on each rank."""
         if size % self.batch_shrink:
-            problem = f"must divide the {size} images of a micro-batch on one rank"
+            problem = f"must divide the {counted(size, 'image')} of a micro-batch on one rank"
             remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
             raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config.data import Codec
-from bigsgan.data.listing import counted
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
 

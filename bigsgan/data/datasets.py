@@ -24,9 +24,9 @@ from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
-from bigsgan.data.listing import counted, data_directory, files_below, unreadable_root
+from bigsgan.data.listing import data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import (
     CorruptImage,

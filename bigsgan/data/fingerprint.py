@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from bigsgan.data.listing import counted
+from bigsgan.errors import counted
 
 STAT_FILES = 256
 """Files of a listing, spread over it, whose sizes are compared: a file system may take a millisecond for each."""

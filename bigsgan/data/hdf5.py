@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from bigsgan.config.data import Data
-from bigsgan.data.listing import counted, some_names, warn_once
+from bigsgan.data.listing import some_names, warn_once
 from bigsgan.data.tables import TableImages, check_classes
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 

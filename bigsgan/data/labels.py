@@ -18,7 +18,6 @@ from bigsgan.data.listing import (
     LABELS_FILE,
     Files,
     Ignored,
-    counted,
     ignored,
     no_images,
     plain_name,
@@ -27,7 +26,7 @@ from bigsgan.data.listing import (
     warn_once,
     wrong_num_classes,
 )
-from bigsgan.errors import UserError, reason, shown
+from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.runtime.paths import parse_json
 
 _MOST_CLASSES = 2**31

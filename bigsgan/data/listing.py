@@ -17,7 +17,7 @@ from typing import NamedTuple
 from PIL import Image, ImageFile
 
 from bigsgan.config.data import Data
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.paths import check_regular
 
 _FREQUENT = (
@@ -254,11 +254,6 @@ def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
 def unreadable_root(data: Data, error: OSError) -> UserError:
     """Return the error that the file system refuses to read."""
     return UserError("data.root", data.root, f"cannot be read: {reason(error, data.root)}", "fix its permissions")
-
-
-def counted(num: int, what: str) -> str:
-    """Return a number of things in words."""
-    return f"{num} {what}{'' if num == 1 else 's'}"
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.latents import LatentFiles, check_images
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError, at_end
+from bigsgan.errors import UserError, at_end, counted
 from bigsgan.images.codec import decode
 from bigsgan.images.reading import CorruptImage
 from bigsgan.images.size import Size
@@ -320,7 +320,9 @@ def _check_shared_memory(data: Data, indices: Iterator[list[int]], keeps_images:
     needed, free = data.shared_bytes(sum(map(len, first)), keeps_images), _free_shared_memory()
     if free is not None and needed > free:
         needs, has = f"{math.ceil(needed / 2**20)} MiB", f"{free // 2**20} MiB free"
-        problem = f"needs {needs} in {_SHARED_MEMORY}, with {data.prefetch} micro-batches in each loading process"
+        problem = (
+            f"needs {needs} in {_SHARED_MEMORY}, with {counted(data.prefetch, 'micro-batch')} in each loading process"
+        )
         raise UserError("data.num_workers", data.num_workers, problem, _MORE_SHARED_MEMORY, f"it has {has}")
     return itertools.chain(first, indices)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from bigsgan.draws import Draws
+from bigsgan.errors import counted
 from bigsgan.images.size import Size
 
 Stretch: TypeAlias = tuple[int, int]
@@ -36,7 +37,8 @@ class Slice(NamedTuple):
         """
         num = self.accumulation * self.num_replicas
         if self.batch % num:
-            problem = f"does not divide into {self.accumulation} micro-batches on {self.num_replicas} ranks"
+            parts, ranks = counted(self.accumulation, "micro-batch"), counted(self.num_replicas, "rank")
+            problem = f"does not divide into {parts} on {ranks}"
             raise ValueError(f"batch {self.batch} {problem}")
         return self.batch // num
 

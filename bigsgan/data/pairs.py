@@ -19,9 +19,9 @@ from bigsgan.config.data import Data
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import left_out
-from bigsgan.data.listing import counted, data_directory, files_below
+from bigsgan.data.listing import data_directory, files_below
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor, open_image, upright
 
 _NUM_KINDS = 8

@@ -25,13 +25,13 @@ from tqdm import tqdm
 from bigsgan.config.origin import Origin
 from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import Job, Result, convert, in_order, job_of, unwritable
-from bigsgan.data.listing import counted, some_names
+from bigsgan.data.listing import some_names
 from bigsgan.data.originals import RESUMES
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.shards import CLASSES_FILE, names_beside
 from bigsgan.data.source import Source, check_folders, open_source
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.reading import used_range
 from bigsgan.images.size import Fitting
 from bigsgan.runtime.atomic import replacing, write_text

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from bigsgan.errors import counted
 from bigsgan.images.size import Fitting
 
 _SHOWN_UNREADABLE = 10
@@ -43,9 +44,9 @@ def describe(
         _log.warning("%d unreadable %s skipped", made.num_unreadable, were)
     if made.values:
         _log.warning("%s", made.values)
-    classes = "class" if made.num_classes == 1 else "classes"
+    classes = counted(made.num_classes, "class") if made.num_classes else "no classes"
     fitted = f"{_FITTED[fitting.how]} {fitting.size}"
-    print(f"{data['root']}: {what} of {made.num_classes or 'no'} {classes}, {fitted}")
+    print(f"{data['root']}: {what} of {classes}, {fitted}")
     overrides = {**data, "resolution": fitting.size.text}
     overrides |= {"image_channels": made.image_channels, "num_classes": made.num_classes}
     overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}

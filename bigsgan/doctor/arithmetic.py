@@ -19,7 +19,7 @@ from bigsgan.doctor.checks import Finding, Subject, failed, judged, not_applicab
 from bigsgan.doctor.games import TINY_GAMES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.models import convolutions
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
@@ -163,8 +163,7 @@ def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_up
         return replace(failed(text, REMEDY, {"errors": errors}), of_all=True)
     names = " and ".join(name for name in types if name not in lacking)
     lacks = "".join(f" ({name} is not supported here)" for name in types if name in lacking)
-    count = "1 update" if num_updates == 1 else f"{num_updates} updates"
-    what = f"{count} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
+    what = f"{counted(num_updates, 'update')} in {names}{lacks} {'is' if num_updates == 1 else 'are'}"
     return replace(judged(what, errors, dict.fromkeys(errors, MOST_OFF), "off", REMEDY), of_all=True)
 
 

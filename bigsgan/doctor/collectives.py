@@ -16,6 +16,7 @@ from bigsgan.doctor.games import both
 from bigsgan.doctor.runs import Game, exact, played
 from bigsgan.engines.exchange import Route
 from bigsgan.engines.pipeline.transport import MESSAGES
+from bigsgan.errors import counted
 from bigsgan.runtime import comm
 
 SIZES = (1, 1000, 1 << 20)
@@ -64,7 +65,7 @@ def collectives(subject: Subject) -> Finding:
             f"{wrong}: off by {errors[wrong]:g}, where {'a rounding is allowed' if 'mean' in wrong else 'it is exact'}"
         )
         return failed(text, REMEDY, numbers, errors[wrong])
-    return passed(f"{len(errors)} collectives of {num} rank{'s' if num > 1 else ''} give the computed values", numbers)
+    return passed(f"{len(errors)} collectives of {counted(num, 'rank')} give the computed values", numbers)
 
 
 def rates(subject: Subject) -> Finding:

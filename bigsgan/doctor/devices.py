@@ -8,6 +8,7 @@ import torch
 
 from bigsgan.bench.host import processor
 from bigsgan.doctor.checks import Finding, Subject, failed, not_applicable, passed
+from bigsgan.errors import counted
 from bigsgan.runtime import idle_gpus
 
 MOST_TAKEN, MOST_TAKEN_BYTES = 0.1, 3 << 29
@@ -21,7 +22,7 @@ def devices(subject: Subject) -> Finding:
         idle_gpus.refuse_idle_gpus(os.environ)
         subject.ranks.gather(None)
         why = "DS_ACCELERATOR is cpu" if asks_for_cpu else "no GPU here"
-        name = f"{processor() or 'CPU'}, {len(os.sched_getaffinity(0))} cores"
+        name = f"{processor() or 'CPU'}, {counted(len(os.sched_getaffinity(0)), 'core')}"
         return not_applicable(f"{why}; a run computes on the CPU", {"name": name})
     num, rank = torch.cuda.device_count(), subject.local_rank
     numbers = {"visible": num, "local_rank": rank, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}

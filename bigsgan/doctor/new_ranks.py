@@ -23,6 +23,7 @@ from bigsgan.doctor.checks import PATIENCE_SECONDS, Finding, Subject, failed, no
 from bigsgan.doctor.games import TINY
 from bigsgan.doctor.registry import CHECKS
 from bigsgan.doctor.saving import _shared_directory as shared_directory
+from bigsgan.errors import counted
 from bigsgan.runtime.gpus import nvidia_gpus, own_device
 
 COMMAND = [sys.executable, "-m", "bigsgan"]
@@ -126,9 +127,8 @@ def killed(subject: Subject) -> Finding:
         numbers["said"] = [last for _, _, last in by_rank]
         remedy = "send this report: a rank that ends has to end the others"
         if late or any(status == 0 for status in numbers["statuses"]):
-            text = (
-                f"{len(late)} ranks were left after {ENDING_SECONDS:.0f} s" if late else "a rank ended as if complete"
-            )
+            left = f"{ENDING_SECONDS:.0f} s later, {counted(len(late), 'rank')} still ran"
+            text = left if late else "a rank ended as if complete"
             return failed(text, remedy, numbers)
         total = 4 * batch + _newest(run)
         again = on_new_ranks(subject, [*words, f"total_nimg={total}"], STARTING_SECONDS + 120)

@@ -16,6 +16,7 @@ from bigsgan.doctor.storage import directory_of
 from bigsgan.engines.compile_checks import check_compiler
 from bigsgan.engines.deepspeed.native_ops import builders
 from bigsgan.engines.optimizer import num_state_elements
+from bigsgan.errors import counted
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime.memory import size
 
@@ -51,7 +52,7 @@ def room(subject: Subject) -> Finding:
     written = sum(path.stat().st_size for path in (subject.out / "checkpoints").rglob("*") if path.is_file())
     needed = max(each, kept * each - written)
     numbers = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": kept, "needed_bytes": needed}
-    text = f"{size(free)} free in {directory}; {kept} checkpoints of {size(each)}"
+    text = f"{size(free)} free in {directory}; {counted(kept, 'checkpoint')} of {size(each)}"
     if free < needed:
         remedy = "free some space, give another `out`, or lower checkpoints.keep"
         return failed(f"{text} need {size(needed - free)} more", remedy, numbers, needed - free)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigsgan.doctor.checks import Finding, Subject, passed
+from bigsgan.errors import counted
 from bigsgan.runtime.gpus import nvidia_gpus
 
 _SECONDS = 20
@@ -37,8 +38,8 @@ def facts(subject: Subject) -> Finding:
         numbers["cores"], numbers["kernel"] = os.cpu_count(), os.uname().release
     subject.ranks.gather(None)
     gpus = len(nvidia_gpus())
-    kind = f"{gpus} GPU{'s' * (gpus != 1)} on {socket.gethostname()}" if gpus else "no GPU here: ranks talk over gloo"
-    return passed(f"{kind}; {len(set(hosts))} host{'s' * (len(set(hosts)) != 1)}", numbers)
+    kind = f"{counted(gpus, 'GPU')} on {socket.gethostname()}" if gpus else "no GPU here: ranks talk over gloo"
+    return passed(f"{kind}; {counted(len(set(hosts)), 'host')}", numbers)
 
 
 def _read(path: os.PathLike[str]) -> str:

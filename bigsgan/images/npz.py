@@ -16,6 +16,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from bigsgan.errors import counted
 from bigsgan.runtime.paths import check_regular
 
 IMAGES, LABELS = "arr_0", "arr_1"
@@ -48,7 +49,7 @@ def write_images(
                 member.write(np.ascontiguousarray(batch).data)
                 left -= len(batch)
         if left:
-            raise ValueError(f"{left} images are missing")
+            raise ValueError(f"it lacks {counted(left, 'image')}")
         if labels is not None:
             with archive.open(zipfile.ZipInfo(f"{LABELS}.npy"), "w") as member:
                 np.lib.format.write_array(member, np.asarray(labels, dtype=np.int64), allow_pickle=False)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigsgan import plugins
 from bigsgan.config.metrics import Metric
 from bigsgan.config.signature import build
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm
 
@@ -93,9 +93,8 @@ class Meter:
         values = self._own(images)
         if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(images):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(
-                f"it returns {shape} for {len(images)} images, and has to return a tensor ({len(images)}, ...)"
-            )
+            wanted = f"has to return a tensor ({len(images)}, ...)"
+            raise ValueError(f"it returns {shape} for {counted(len(images), 'image')}, and {wanted}")
         return values.detach().cpu()
 
     def _numbers(self, fakes: Tensor) -> dict[str, float]:

@@ -17,8 +17,7 @@ from torch import Tensor
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import LEAST_IMAGES
 from bigsgan.data.datasets import ImageDataset
-from bigsgan.data.listing import counted
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays
 from bigsgan.metrics.moments import Gaussian
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.families.outside import is_outside
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.models import dual
 from bigsgan.models.batch_norm import GlobalBatchNorm
 from bigsgan.models.build import initial_seed
@@ -219,7 +219,7 @@ def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
             remedy = "return logits"
         raise UserError(field, family, "must return one tensor of floats", remedy)
     if len(outputs) != len(named):
-        problem = f"must be the names of the {len(outputs)} tensors that {family} returns after the images"
+        problem = f"must be the names of the {counted(len(outputs), 'tensor')} that {family} returns after the images"
         raise UserError("generator.outputs", named, problem, "name each of them")
     for name, output in zip(named, outputs, strict=True):
         if output.shape[:1] != (_NUM,):

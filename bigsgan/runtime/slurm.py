@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 """All ports are below 32,768, where Linux's ports for outgoing connections begin."""
@@ -66,7 +66,7 @@ def tasks_on_node(environment: Mapping[str, str], node: int) -> int:
         counts.append((int(found[1]), int(found[2] or 1)))
     tasks, num_tasks = sum(count * nodes for count, nodes in counts), int(_number(environment, "SLURM_STEP_NUM_TASKS"))
     if tasks != num_tasks:
-        problem = f"must be of {num_tasks} tasks, as SLURM_STEP_NUM_TASKS is"
+        problem = f"must be of {counted(num_tasks, 'task')}, as SLURM_STEP_NUM_TASKS is"
         raise UserError("SLURM_STEP_TASKS_PER_NODE", text, problem, "start with `srun`")
     first = 0
     for count, nodes in counts:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bigsgan import shipped
 from bigsgan.config.run_directory import RECIPE_FILE
+from bigsgan.errors import counted
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
 
@@ -13,7 +14,7 @@ from bigsgan.training.loop import Run
 def opening_line(run: Run) -> str:
     """Say from where to where a run trains."""
     num, recipe = comm.world_size(), run.recipe
-    ranks = f"{num} rank{'s' if num > 1 else ''} on {comm.device().type}"
+    ranks = f"{counted(num, 'rank')} on {comm.device().type}"
     return f"training: images {run.counters.nimg} to {recipe.total_nimg}, {ranks}, a report every {recipe.report_nimg}"
 
 

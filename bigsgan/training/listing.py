@@ -9,7 +9,7 @@ from typing import Any
 from bigsgan.checkpoint import returns
 from bigsgan.checkpoint.tags import MANIFEST, Checkpoint, best, complete
 from bigsgan.config import NETWORKS, Recipe
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.runtime.memory import size
 from bigsgan.table import aligned
 
@@ -55,5 +55,5 @@ def _network(layout: dict[str, Any], network: str) -> str:
     stage, stages, ranks = (layout.get(f"{network}.{key}") for key in ("stage", "pipeline_stages", "ranks"))
     parts = [f"ZeRO {stage}"] if stage is not None else []
     parts += [f"{stages} stages"] if stages and stages > 1 else []
-    parts += [f"{ranks} ranks"] if ranks else []
+    parts += [counted(ranks, "rank")] if ranks else []
     return ", ".join(parts)

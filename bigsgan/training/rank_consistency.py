@@ -18,7 +18,7 @@ from bigsgan.config.run_directory import FROZEN, same_on_hosts
 from bigsgan.data.autoencoders import identity, weights_digest
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
-from bigsgan.errors import UserError, shown
+from bigsgan.errors import UserError, counted, shown
 from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
@@ -162,7 +162,7 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> U
     if not found:
         return None
     field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
-    problem = f"differs between hosts: {first.num_images} images on {first_host} (rank 0), {named(found)}"
+    problem = f"differs between hosts: {counted(first.num_images, 'image')} on {first_host} (rank 0), {named(found)}"
     return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
 
 

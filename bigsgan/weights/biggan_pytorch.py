@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bigsgan.config.families.biggan import BIGGAN_DISCRIMINATOR, BIGGAN_GENERATOR, biggan_discriminator_resolutions
 from bigsgan.config.families.biggan_deep import deep_discriminator_resolutions
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Size
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
@@ -236,7 +236,7 @@ def _converted(state: State, network: LayerStack, first: int, ends: dict[str, st
     found = {name: tensor.shape for name, tensor in converted.items()}
     if found != expected:
         differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        problem = f"does not fit the network here at {differing[0]} and {len(differing) - 1} other tensors"
+        problem = f"does not fit the network here at {differing[0]} and {counted(len(differing) - 1, 'other tensor')}"
         raise UserError("weights", None, problem, "give a network with the reference's default layers")
     return converted
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from bigsgan.errors import counted
 from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 KINDS = ("exp_avg", "exp_avg_sq")
@@ -35,7 +36,7 @@ def adam_moments(state_dict: Mapping[str, Any], network: ForeignNetwork, frozen:
     numbers = groups[0].get("params")
     trained = {name: number for number, name in enumerate(names) if name not in frozen}
     if not isinstance(state, dict) or numbers != list(range(len(names))) or state.keys() != set(trained.values()):
-        raise ValueError(f"it is not for the network's {len(names)} parameters")
+        raise ValueError(f"it is not for the network's {counted(len(names), 'parameter')}")
     return collected({name: network.state[name] for name in trained}, lambda name, key: state[trained[name]].get(key))
 
 

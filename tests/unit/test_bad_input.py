@@ -71,6 +71,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "discriminator.attention=[8, 8]": ("discriminator.attention", "must name each resolution", "remove the second"),
     "objective.loss=hing": ("objective.loss", "must be 'hinge', 'non_saturating', 'least_squares',", "did you mean"),
     "optimizer.generator.lr=.nan": ("optimizer.generator.lr", "must be a finite number, got nan", "write a number"),
+    "metrics={names: []}": ("metrics.names", "must have at least 1 entry,", "add entries"),
     "optimizer.generator.betas=[0.0]": ("optimizer.generator.betas", "must have at least 2 entries,", "add entries"),
     "optimizer.generator.betas=[1.0, 0.9]": ("optimizer.generator.betas.0", "must be less than 1,", "give a smaller"),
     "optimizer.generator.betas=0.9": ("optimizer.generator.betas", "must be a list, got 0.9", "such as [0.0, 0.999]"),

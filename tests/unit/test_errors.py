@@ -10,13 +10,19 @@ import sys
 
 import pytest
 
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 
 WAITING = """
 from bigsgan import errors
 errors.time.sleep = lambda seconds, sleep=errors.time.sleep: (print("waiting", flush=True), sleep(seconds))
 errors.wait_for_termination()
 """
+
+
+@pytest.mark.parametrize("one", ["image", "other file", "class", "micro-batch", "entry"])
+def test_one_thing_is_no_several(one):
+    several = {"class": "classes", "micro-batch": "micro-batches", "entry": "entries"}.get(one, f"{one}s")
+    assert [counted(num, one) for num in (0, 1, 2)] == [f"0 {several}", f"1 {one}", f"2 {several}"]
 
 
 def test_a_silent_rank_that_is_ended_has_the_status_of_bad_input():

@@ -120,6 +120,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "one out": (["--sweep", "same.txt"], "--sweep: 'unset' is the `out` of both task 1 and task 2; give each line its"),
     "array 0": (["--sweep", "good.txt", "--array", "0-2"], "--array: must be within 1-2, as the sweep has 2 lines of"),
     "array": (["--sweep", "good.txt", "--array", "x"], "--array: must be a list of tasks as in Slurm, got 'x'; write"),
+    "array of one": (
+        ["--sweep", "one.txt", "--array", "2"],
+        "must be within 1-1, as the sweep has 1 line of overrides",
+    ),
     "array alone": (["--array", "1"], "--array: needs --sweep; give a sweep file"),
     "DeepSpeed file": (["engines.generator.ds_config=none.json"], "engines.generator.ds_config: "),
     "out": (["out=tiny.yaml/run"], "out: 'tiny.yaml/run' cannot be made: "),
@@ -150,6 +154,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 def test_a_mistake_is_found_before_the_job_is_queued(here, capsys, options, message):
     (here / "sweep.txt").write_text("out=a\nout=b batch=9\n")
     (here / "same.txt").write_text("seed=1\nseed=2\n")
+    (here / "one.txt").write_text("out=a\n")
     (here / "good.txt").write_text("out=a\nout=b\n")
     (here / "bad.sh").write_text("echo $(\n")
     before = sorted(here.iterdir())

@@ -9,7 +9,7 @@ from pydantic import Field
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import BOTTOM, Depth, GeneratorSection, NetworkSection, bottom_of, check_doubled
 from bigsgan.config.sections import NaturalInt, Width
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Size
 
 
@@ -46,12 +46,12 @@ class R3GANNetwork(NetworkSection):
             check_doubled(data, "R3GAN")
         wanted = (size.nominal // BOTTOM).bit_length()
         if num != wanted:
-            problem = f"must have {wanted} entries, one for each resolution from {bottom_of(size)} to {size}"
-            remedy, detail = "add or remove entries", f"{num} stages double it {num - 1} times"
+            problem = f"must have {counted(wanted, 'entry')}, one for each resolution from {bottom_of(size)} to {size}"
+            remedy, detail = "add or remove entries", f"{counted(num, 'stage')} double it {counted(num - 1, 'time')}"
             raise UserError(f"{network}.widths", self.widths, problem, remedy, detail)
         for key, values in (("cardinalities", self.cardinalities), ("blocks", self.blocks)):
             if len(values) != num:
-                problem = f"must have {num} entries, as {network}.widths"
+                problem = f"must have {counted(num, 'entry')}, as {network}.widths"
                 raise UserError(f"{network}.{key}", values, problem, "give one for each stage")
         for width, groups in zip(self.widths, self.cardinalities, strict=True):
             if width * self.expansion % groups:

@@ -11,7 +11,7 @@ from pydantic import Field
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import BOTTOM, GeneratorSection, NetworkSection, check_doubled
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Share, Width
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 Depth0 = Annotated[int, Field(ge=0, le=64)]
 Tap = Annotated[float, Field(allow_inf_nan=False, ge=-(2**16), le=2**16)]
@@ -163,6 +163,6 @@ class StyleGAN2Discriminator(_StyleGAN2):
             remedy = f"set {field}={math.gcd(size, 4)}, or train on one rank without accumulation"
             raise UserError(field, None, problem, remedy, detail)
         if self.mbstd_channels and self.mbstd_group is not None and size % self.mbstd_group:
-            problem = f"must divide the {size} images of a micro-batch on one rank"
+            problem = f"must divide the {counted(size, 'image')} of a micro-batch on one rank"
             remedy = f"set {field}={math.gcd(size, self.mbstd_group)}, or change batch or accumulation"
             raise UserError(field, self.mbstd_group, problem, remedy)
