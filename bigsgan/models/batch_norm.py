@@ -159,7 +159,7 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         bias = (mean.detach() - mean) * inverse.detach() * gain
         return F.batch_norm(x, mean.detach(), var.detach(), gain, bias, eps=self.eps)
 
-    def _global_statistics(self, x: Tensor, average: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _global_statistics(self, x: Tensor, average: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance over all ranks, with one collective.
 
         The variance is that within the ranks plus that of their means. Means are measured from the running mean, which
