@@ -93,7 +93,7 @@ def _encode(options: Options) -> None:
         for other in comm.gather_objects(made) or []:
             reports.update(other)
         if comm.rank() == 0:
-            _finish(task, [reports[number] for number in task.parts()], encoder)
+            _finish(task, [reports[number] for number in task.parts()], encoder, options.origin)
 
 
 def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
@@ -209,13 +209,13 @@ def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Itera
     file = io.BytesIO()
     np.save(file, latents)
     yield f"{task.name(index)}.npy", file.getvalue()
-    if task.source.classes:
-        yield f"{task.name(index)}.cls", str(task.source.labels[index]).encode()
+    for suffix, content in task.source.member(index):
+        yield f"{task.name(index)}{suffix}", content
     if image:
         yield f"{task.name(index)}.png", image
 
 
-def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None:
+def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin: Origin) -> None:
     """Write a description beside the shards, and print one for the user."""
     made = sum_up(task, reports)
     shards = [Path(str(task.archive(number))).name for number in task.parts()]
@@ -232,5 +232,5 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder) -> None
     deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
-    data = {"kind": "latents", "root": task.destination}
+    data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}
     describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)

@@ -9,7 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from bigsgan.config import Recipe, load_recipe
@@ -19,10 +18,12 @@ from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
 from bigsgan.data.codecs import build_codec
+from bigsgan.data.conditions import Conditions, conditions_of, picked
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError, counted, shown
 from bigsgan.images.size import Size
+from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, open_trained
@@ -86,16 +87,20 @@ def _evaluate(options: Options) -> None:
     needed = any(metric.needs_features for metric in metrics)
     features = open_features(options.features, recipe.data, directory()) if needed else no_features()
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
+    conditions = conditions_of(data, reals.images) if options.reference is None else open_conditions(recipe.data)
     of_images = each_once([metric for metric in metrics if metric.kind != "ppl"], recipe, reals.images)
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
-        evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), bar.set_description_str)
-        sampler = Sampler(trained, options.seed, options.batch)
+        tell = bar.set_description_str
+        evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), tell, conditions)
+        sampler = Sampler(trained, options.seed, options.batch, conditions)
         set_guidance(trained.network, options.guidance)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.truncates_w else options.truncation
         source = samples_of(recipe, trained.network, trained.show, reals.images, device, options.seed, threshold)
         found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
-        found += [_path_length(trained, features, m, options, bar) for m in options.metrics if m.kind == "ppl"]
+        found += [
+            _path_length(trained, conditions, features, m, options, bar) for m in options.metrics if m.kind == "ppl"
+        ]
     if comm.rank() == 0:
         about = {
             "nimg": trained.nimg,
@@ -159,7 +164,16 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     """
     recipe = trained.recipe
     changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides), saved=True)
-    fixed = ["resolution", "image_channels", "num_classes", "paired", "joins_domains", "input_channels"]
+    fixed = [
+        "resolution",
+        "image_channels",
+        "num_classes",
+        "condition_size",
+        "multi_label",
+        "paired",
+        "joins_domains",
+        "input_channels",
+    ]
     if changed.data.codec.kind == recipe.data.codec.kind:
         fixed += [f"codec.{key}" for key in type(changed.data.codec).model_fields if key != "path"]
         data = recipe.data.model_copy(update={"codec": changed.data.codec})
@@ -176,12 +190,14 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     return changed
 
 
-def _path_length(trained: TrainedNetwork, features: Features, metric: Metric, options: Options, bar: tqdm) -> Measured:
+def _path_length(
+    trained: TrainedNetwork, conditions: Conditions, features: Features, metric: Metric, options: Options, bar: tqdm
+) -> Measured:
     recipe, device, draws, start = trained.recipe, comm.device(), Draws(options.seed), time.perf_counter()
 
     def inputs(first: int, num: int) -> MicroBatch:
-        labels = draws.integers("metrics/path/label", (0,), first, num, max(recipe.data.num_classes, 1))
-        return generator_inputs(recipe, draws, "metrics/path", first, torch.from_numpy(labels), None, device)
+        labels = picked(conditions, draws.integers("metrics/path/label", (0,), first, num, len(conditions)))
+        return generator_inputs(recipe, draws, "metrics/path", first, labels, None, device)
 
     features.network.to(device)
     network, decode = trained.network, build_codec(recipe.data, device).decode

@@ -22,6 +22,7 @@ from bigsgan.errors import UserError, reason
 from bigsgan.images.grids import image_grid
 from bigsgan.inference import autoencoder_folder
 from bigsgan.inference.card import model_card
+from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.graphs import SUFFIXES, write_graph
 from bigsgan.inference.loading import CODEC
@@ -37,7 +38,8 @@ from bigsgan.training.sampling import (
     check_batch,
     check_guidance,
     check_truncation,
-    column_classes,
+    column_labels,
+    has_standing_statistics,
     smaller_batch,
 )
 
@@ -105,7 +107,9 @@ def main(run: Path, out: Path, options: Options) -> None:
         }
         set_guidance(trained.network, options.guidance)
         if standing:
-            Sampler(trained, 0, options.batch).prepare(options.truncation)
+            needed = has_standing_statistics(trained.recipe)
+            conditions = open_conditions(trained.recipe.data) if needed else range(1)
+            Sampler(trained, 0, options.batch, conditions).prepare(options.truncation)
         state = _finite_state(trained, network, run)
         text = f"statistics {header['statistics']}, {options.dtype}"
         if form in SUFFIXES:
@@ -255,8 +259,9 @@ def _write_folder(
 ) -> None:
     grid, recipe = None, trained.recipe
     if not recipe.translates:  # translations would need images of the data set, which may not be published
-        columns = column_classes(recipe.data.num_classes)
-        sampler = Sampler(trained, 0, options.batch, standing=False)
+        conditions = open_conditions(recipe.data)
+        columns = column_labels(recipe.data, conditions)
+        sampler = Sampler(trained, 0, options.batch, conditions, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)
         grid = image_grid(sheet.images, sheet.columns)
     shown = None if grid is None else GRID_FILE

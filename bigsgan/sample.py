@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +11,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
-from bigsgan.config.data import Data
 from bigsgan.config.run_directory import refuse_directory, refuse_output
 from bigsgan.config.sections import LARGEST_INT
+from bigsgan.data.conditions import picked
 from bigsgan.errors import UserError, counted
 from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.images.npz import write_images
 from bigsgan.images.size import Size
+from bigsgan.inference.columns import labels_of_columns, open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
@@ -35,7 +36,6 @@ from bigsgan.training.sampling import (
     check_batch,
     check_guidance,
     check_truncation,
-    column_classes,
     has_standing_statistics,
     smaller_batch,
 )
@@ -71,6 +71,7 @@ class Options(NamedTuple):
     # relative width of the EMA, which is computed from snapshots; None for the EMA of the checkpoint
     width: float | None = None
     guidance: float | None = None  # factor on the distance of w from its mean over the classes; None for 1
+    conditions: Path | None = None  # file of the columns' labels, which are vectors; None for some of the data
 
     @property
     def num_latents(self) -> int:
@@ -169,12 +170,13 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--input", not no_input, paired, "a generator that translates images"),
         ("--truncation", options.truncations, not paired, latents),
         ("--classes", options.classes, not paired, latents),
+        ("--conditions", options.conditions is not None, not paired, latents),
         ("--interpolate", options.interpolate, not paired, latents),
         ("--mix", options.mix, not paired, latents),
         ("--files", options.files and no_input, not paired, latents),
         ("--out *.npz", npz, not paired, latents),
         ("--seed", options.seed and no_input, not paired, latents),
-        ("--morph", options.morph, recipe.data.num_classes, "a run with classes"),
+        ("--morph", options.morph, recipe.data.condition_width, "a run with classes"),
     ):
         if given and not fits:
             raise UserError(option, None, f"needs {needed}", "remove the option")
@@ -191,15 +193,14 @@ def _make_sheet(trained: TrainedNetwork, options: Options) -> Sheet:
         _check_pixels("--num", num, 1, data.resolution)
     if trained.recipe.translates:
         return translated_pairs(trained, num, options.batch)
-    sampler = _sampler(trained, options)
-    columns = choose_columns(data, options.classes, num)
+    sampler, columns = _sampler(trained, options)
     _check_num(options, len(columns))
     if len(options.truncations) > 1:
         return sampler.sweep(columns, options.truncations)
     if options.interpolate:
         num_rows = options.num or len(columns)
         _check_pixels("--interpolate", options.interpolate, num_rows, data.resolution)
-        columns = [columns[row % len(columns)] for row in range(num_rows)]
+        columns = columns[torch.arange(num_rows) % len(columns)]
         return sampler.interpolation(columns, options.interpolate, options.truncation, options.morph)
     if options.mix:
         return sampler.mixed_styles(columns, max(1, num // len(columns)), options.mix, options.truncation)
@@ -219,10 +220,14 @@ def _check_num(options: Options, columns: int) -> None:
         raise UserError("--num", options.num, problem, "leave it out, or choose the columns by --classes")
 
 
-def _sampler(trained: TrainedNetwork, options: Options) -> Sampler:
+def _sampler(trained: TrainedNetwork, options: Options) -> tuple[Sampler, Tensor]:
+    """Return a sampler, and the label of each column."""
     set_styles(trained.network, options.noise, options.cutoff)
     set_guidance(trained.network, options.guidance)
-    return Sampler(trained, options.seed, options.batch, options.standing)
+    data, given = trained.recipe.data, options.conditions
+    conditions = open_conditions(data, given)
+    columns = labels_of_columns(data, options.classes, options.num_latents, conditions, given is not None)
+    return Sampler(trained, options.seed, options.batch, conditions, options.standing), columns
 
 
 def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
@@ -270,19 +275,20 @@ def _write_sheet(sheet: Sheet, out: Path) -> str:
 
 def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
-    sampler, num = _sampler(trained, options), options.num_latents
-    columns = choose_columns(trained.recipe.data, options.classes, num)
-    _refuse_files(out, lambda name: _is_name(name, columns, num))
+    (sampler, columns), num = _sampler(trained, options), options.num_latents
+    # Of vectors, names have the number of the column.
+    classes = columns.tolist() if columns.dim() == 1 else [*range(len(columns))]
+    _refuse_files(out, lambda name: _is_name(name, classes, num))
     sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     shares = _shares(num, options.batch, rank, num_ranks)
     for numbers in shares:
-        labels = torch.tensor([columns[number % len(columns)] for number in numbers])
+        labels = columns[torch.tensor(numbers) % len(columns)]
         images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
-        for number, label, image in zip(numbers, labels.tolist(), images, strict=True):
-            save_png(encode(image), out / _file_name(label, number))
-    return f"{counted(sum(map(len, shares)), 'file')}"
+        for number, image in zip(numbers, images, strict=True):
+            save_png(encode(image), out / _file_name(classes[number % len(classes)], number))
+    return counted(sum(map(len, shares)), "file")
 
 
 def _file_name(label: int, number: int) -> str:
@@ -310,11 +316,12 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
 
     Without ``classes``, all classes take turns: their numbers of samples differ by at most one.
     """
-    sampler, num, num_classes = _sampler(trained, options), options.num_latents, trained.recipe.data.num_classes
-    columns = [*range(max(num_classes, 1))]
-    if options.classes is not None:
-        columns = choose_columns(trained.recipe.data, options.classes, num)
-    labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+    (sampler, columns), num, data = _sampler(trained, options), options.num_latents, trained.recipe.data
+    places = torch.arange(num)
+    if options.classes is None and options.conditions is None:
+        labels = picked(sampler.conditions, (places % len(sampler.conditions)).numpy())
+    else:
+        labels = columns[places % len(columns)]
     sampler.prepare(options.truncation)
 
     def made(first: int) -> np.ndarray:
@@ -327,9 +334,9 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
         for _ in batches:
             pass
         return ""
-    size, channels = trained.recipe.data.resolution, trained.recipe.data.image_channels
+    shape = (num, *data.resolution, data.image_channels)
     with writing(out), replacing(out) as unfinished:
-        write_images(unfinished, (num, *size, channels), batches, labels.numpy() if num_classes else None)
+        write_images(unfinished, shape, batches, labels.numpy() if data.condition_width else None)
     return counted(num, "image")
 
 
@@ -341,39 +348,3 @@ def _in_turn(
         first = start + batch * ranks.rank()
         found = ranks.gather_objects(make(first) if first < num else np.empty(0, np.uint8))
         yield from (images for images in found or [] if len(images))
-
-
-def choose_columns(data: Data, asked: Sequence[range | str] | None, num: int) -> list[int]:
-    """The class of each column: those of ``asked``, else the first that fit; all 0 if there are no classes.
-
-    Raises:
-        UserError: A class does not exist, or ``num`` images would not show every column.
-    """
-    num_classes = data.num_classes
-    if asked is None:
-        return column_classes(num_classes)
-    if not num_classes:
-        raise UserError("--classes", None, "needs a run with classes", "remove the option")
-    numbered = [_numbered(data, part) if isinstance(part, str) else part for part in asked]
-    for part in numbered:
-        if part.stop > num_classes:
-            problem = f"must be 0 to {num_classes - 1}, the classes of the run"
-            raise UserError("--classes", part.stop - 1, problem, "give numbers in this range")
-    num_columns = sum(map(len, numbered))
-    if num_columns > num:
-        problem = f"must be at least {num_columns}, the number of classes"
-        raise UserError("--num", num, problem, f"give --num {num_columns} or more")
-    return [label for part in numbered for label in part]
-
-
-def _numbered(data: Data, name: str) -> range:
-    """Return the class of a name."""
-    names = data.class_names or []
-    if name in names:
-        return range(names.index(name), names.index(name) + 1)
-    close = difflib.get_close_matches(name, names, n=1)
-    remedy = (
-        f"did you mean {close[0]}?" if close else "give numbers and ranges such as 3,17,200-209, or names of the run"
-    )
-    detail = "" if names else "the run has no names of classes"
-    raise UserError("--classes", name, "must be a class", remedy, detail)

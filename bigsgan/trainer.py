@@ -160,7 +160,13 @@ class Trainer:
         return self._around.on_every_rank(lambda: saved(self._built()))
 
     def sample(
-        self, num: int = 16, *, seed: int = 0, classes: Sequence[int] | None = None, live: bool = False
+        self,
+        num: int = 16,
+        *,
+        seed: int = 0,
+        classes: Sequence[int] | None = None,
+        conditions: Tensor | None = None,
+        live: bool = False,
     ) -> Tensor:
         """Make images of the generator's EMA, of the latents that `bigsgan sample` takes with that seed. A collective.
 
@@ -170,6 +176,7 @@ class Trainer:
             num: Number of images.
             seed: Seed of the latents.
             classes: Classes of the images, in turn; by default all that the data has.
+            conditions: Labels (M, K) of the images, in turn, where labels are vectors; by default some of the data.
             live: Take the weights being trained instead of their EMA.
 
         Returns:
@@ -178,7 +185,7 @@ class Trainer:
         Raises:
             UserError: The generator translates images, or a number is out of range.
         """
-        return self._around.on_every_rank(lambda: sampled(self._built(), num, seed, classes, live))
+        return self._around.on_every_rank(lambda: sampled(self._built(), num, seed, classes, live, conditions))
 
     def evaluate(self, metrics: Sequence[str], features: FeatureNetwork | None = None) -> dict[str, float]:
         """Measure the EMA's samples as the run's own metrics do. A collective.

@@ -22,10 +22,10 @@ from bigsgan.config.data import Data
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
+from bigsgan.inference.columns import choose_columns
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
-from bigsgan.sample import choose_columns
 from tests.tiny import tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -253,7 +253,7 @@ def test_columns_are_the_classes_asked_for(run, tmp_path):
     directory, _ = run
     trained = open_trained(directory / "run", "generator", False, 32, CPU)
     # Of the same latents: each image depends on its own latent and class alone.
-    by_class = [Sampler(trained, 0, 100).grid(11, [label], None).images for label in range(10)]
+    by_class = [Sampler(trained, 0, 100, range(10)).grid(11, torch.tensor([label]), None).images for label in range(10)]
     images = torch.stack([by_class[label][i] for i, label in enumerate([3, 7, 8, 9, 3, 3, 7, 8, 9, 3, 3])])
     grid = tmp_path / "grid.png"
     arguments = ["--run", str(directory / "run"), "--nimg", "32", "--num", "11", "--out", str(grid)]

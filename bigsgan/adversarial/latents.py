@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.data import LabelledImages, RealImages, Slice
+from bigsgan.data.conditions import Conditions, picked
 from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -38,16 +39,19 @@ class SampleDraws:
         drawn = self._draws.uniform(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn.astype(np.float32)).view(-1, *shape)
 
-    def labels(self, stream: str, counters: tuple[int, ...], samples: range, num_classes: int) -> Tensor:
-        """Draw labels (n,) int64, uniform over the classes."""
-        return self._move(self._draws.integers(stream, counters, samples.start, len(samples), num_classes))
+    def labels(self, stream: str, counters: tuple[int, ...], samples: range, conditions: Conditions) -> Tensor:
+        """Draw labels, uniform over the conditions: (n,) int64 or (n, K) float32."""
+        places = self._draws.integers(stream, counters, samples.start, len(samples), len(conditions))
+        return self._moved(picked(conditions, places))
 
     def seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
         """Draw seeds (n,) int64, from which layers draw on the device."""
         return self._move(self._draws.seeds(stream, counters, samples.start, len(samples)))
 
     def _move(self, drawn: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(drawn)
+        return self._moved(torch.from_numpy(drawn))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
@@ -118,14 +122,13 @@ class DataSource:
 class LatentSource(DataSource):
     """Draws the inputs of a generator that makes images from latents.
 
-    The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 and, if the generator draws noise, seeds
-    (n,) int64.
+    The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 or (n, K) float32 and, if the generator
+    draws noise, seeds (n,) int64.
     """
 
-    def __init__(self, draws: SampleDraws, latent_size: int, num_classes: int, seeded: bool = False) -> None:
+    def __init__(self, draws: SampleDraws, latent_size: int, conditions: Conditions, seeded: bool = False) -> None:
         super().__init__()
-        self._draws, self._latent_size, self._num_classes = draws, latent_size, max(num_classes, 1)
-        self._seeded = seeded
+        self._draws, self._latent_size, self._conditions, self._seeded = draws, latent_size, conditions, seeded
 
     def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
         """Return the generator's inputs in one phase, by number of the micro-batch."""
@@ -152,4 +155,4 @@ class LatentSource(DataSource):
         return Inputs(self.phase(stream, counters, slices["generator"]), conditions)
 
     def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
-        return self._draws.labels(f"{stream}/label", counters, samples, self._num_classes)
+        return self._draws.labels(f"{stream}/label", counters, samples, self._conditions)

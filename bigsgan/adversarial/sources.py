@@ -11,22 +11,26 @@ from torch import Tensor
 from bigsgan.adversarial.latents import DataSource, Inputs, InputSource, LatentSource, Reals, SampleDraws
 from bigsgan.config import Recipe
 from bigsgan.data import LabelledImages, RealImages, Slice
+from bigsgan.data.conditions import Conditions
 from bigsgan.engines import MicroBatch
 
 
-def build_source(recipe: Recipe, draws: SampleDraws, own: RealImages | None = None) -> InputSource:
+def build_source(
+    recipe: Recipe, draws: SampleDraws, conditions: Conditions, own: RealImages | None = None
+) -> InputSource:
     """Make the source that a recipe asks for.
 
     Args:
         recipe: The run's recipe.
         draws: Draws latents and seeds.
+        conditions: What samples from latents are conditioned on.
         own: Reads the data for G if G and D compute different samples on this rank; the source closes it.
     """
     if recipe.data.paired:
         return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.translates:
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
-    latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
 

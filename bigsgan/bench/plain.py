@@ -33,6 +33,7 @@ from bigsgan.adversarial.terms import (
 )
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.data.conditions import conditions_of
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch, Rates
 from bigsgan.engines.optimizer import build_torch_optimizer, set_rates
@@ -269,7 +270,8 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     shows = recipe.objective.teacher is not None
     reals = RealImages(dataset, recipe.data, draws, part, device, shows=shows)
     sample_draws, statistics = SampleDraws(draws, device), Statistics(device)
-    source = build_source(recipe, sample_draws)
+    conditions = conditions_of(recipe.data, dataset, recipe.objective.fake_labels == "frequencies")
+    source = build_source(recipe, sample_draws, conditions)
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     stack = trainees["discriminator"].root.network
     termed = Termed.of(stack, statistics, total)

@@ -30,6 +30,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first that fit; in an .npz file all)"
     command.add_argument("--classes", "--class", type=_class_ranges, help=text)
+    text = "labels of the columns where they are vectors: .npy or comma-separated text (default: some of the data)"
+    command.add_argument("--conditions", type=path_type("--conditions"), help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7 make a sweep"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
@@ -83,7 +85,7 @@ def _class_ranges(word: str) -> list[range | str]:
     ranges: list[range | str] = []
     for part in map(str.strip, word.split(",")):
         found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if found is None and re.search(r"[^\W\d]", part):
+        if found is None and re.search(r"[^\W\d]|[0-9] *\+ *[0-9]", part):
             ranges.append(part)
             continue
         if found is None or int(found[2] or found[1]) < int(found[1]):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
-from bigsgan.errors import UserError, counted
+from bigsgan.errors import UserError, counted, shown
 from bigsgan.images.size import Fit, Fitting, Size
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
@@ -19,6 +19,7 @@ _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
 _TWO_IMAGES = (*_PAIRED, "unpaired_folders")
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
+_CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
 _FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
@@ -37,6 +38,10 @@ _READERS = {
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
     "num_images": ("synthetic", "synthetic_pairs"),
+    "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
+    "multi_label": (*_CONDITIONED, _OUTSIDE),
+    "missing_labels": (*_CONDITIONED, _OUTSIDE),
+    "labels_file": ("folder", "zip"),
 }
 """The kinds of data that read a key."""
 
@@ -136,6 +141,15 @@ class Data(Section):
     """Channels of an image: 1 for grey, 3 for colour."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has."""
+    multi_label: bool = False
+    """Whether an image has any number of the classes. Its label is then a 0 or 1 for each."""
+    condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
+    """Numbers of an image's label besides its classes, such as attributes or an embedding."""
+    missing_labels: Literal["refuse", "accept"] = "refuse"
+    """What an image without a label is: refused, or one whose condition is null, which adds nothing to embeddings."""
+    labels_file: PathText | None = None
+    """CSV or JSON file with the images' labels, instead of dataset.json or of class folders. The first column has the
+    images' paths below ``root``, the others one class number each, or the numbers of a label."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
     folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
@@ -168,6 +182,20 @@ class Data(Section):
     """Whether images that are cut off count as unreadable, or are decoded as far as they go and grey below."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
+
+    @property
+    def condition_width(self) -> int:
+        """Numbers of a condition as networks see it, where a class counts as one-hot; 0 without conditions."""
+        return self.num_classes + self.condition_size
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether conditions are vectors (K,) of numbers, instead of one class each.
+
+        K is ``condition_width``: a 0 or 1 for each class, and then the other numbers.
+        """
+        is_more = self.condition_size > 0 or self.multi_label or self.missing_labels == "accept"
+        return self.condition_width > 0 and is_more
 
     @property
     def is_outside(self) -> bool:
@@ -253,6 +281,11 @@ class Data(Section):
         if self.kind in _TWO_FOLDERS and not self.input_root:
             problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
+        if not self.condition_width and (self.multi_label or self.missing_labels == "accept"):
+            key = "multi_label" if self.multi_label else "missing_labels"
+            value, unset = getattr(self, key), type(self).model_fields[key].default
+            remedy = f"remove it, or set data.num_classes{'' if self.multi_label else ' or data.condition_size'}"
+            raise UserError(f"data.{key}", value, f"must be {shown(unset)} with data.num_classes=0", remedy)
         if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")

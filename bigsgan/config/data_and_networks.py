@@ -59,7 +59,7 @@ def _check_families(recipe: Any) -> None:
 
 def _check_images_from_images(recipe: Any) -> None:
     """Refuse keys that do not fit a generator from images, or only fit one."""
-    if recipe.objective.pool and (recipe.data.paired or recipe.data.num_classes):
+    if recipe.objective.pool and (recipe.data.paired or recipe.data.condition_width):
         problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
         raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
     if recipe.translates and not recipe.objective.reuse_fakes:
@@ -89,9 +89,10 @@ def _check_what_generator_reads(recipe: Any) -> None:
     what = "generator.reads=images" if is_outside(generator.family) else f"generator.family={generator.family}"
     if reads_images and data.codec.kind != "pixels":
         raise UserError("data.codec.kind", data.codec.kind, f"must be pixels with {what}", "remove it")
-    if reads_images and data.num_classes:
-        problem, detail = f"must be 0 with {what}", "images to make others from come without classes"
-        raise UserError("data.num_classes", data.num_classes, problem, "set data.num_classes=0", detail)
+    if reads_images and data.condition_width:
+        key = "num_classes" if data.num_classes else "condition_size"
+        problem, detail = f"must be 0 with {what}", "images to make others from come without labels"
+        raise UserError(f"data.{key}", getattr(data, key), problem, f"set data.{key}=0", detail)
     if not isinstance(generator, OutsideGenerator):
         return
     if reads_images and data.paired:

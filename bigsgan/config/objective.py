@@ -265,9 +265,10 @@ class Objective(Section):
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Images of earlier updates that are kept for each sample of a batch. D sees one of these half the time (CycleGAN);
     0 for none."""
-    fake_labels: Literal["uniform", "data"] = "uniform"
-    """Classes of G's images: drawn uniformly, or those of the real images beside them, so that a relativistic loss
-    compares images of one class. ``data`` needs ``reuse_fakes``."""
+    fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
+    """Labels of G's images: classes drawn uniformly, or as often as the data has them, or those of the real images
+    beside them, so that a relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``. Labels that
+    are vectors are drawn from the data's images unless it is ``data``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
     l2: NaturalFloat = 0.0

@@ -15,7 +15,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.messages import explain
 from bigsgan.config.sections import Section
 from bigsgan.config.yaml_file import apply_overrides
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, shown
 from bigsgan.images.size import Fitting
 
 OPTIONS = {
@@ -28,7 +28,8 @@ OPTIONS = {
 }
 """The arguments and options that stand for keys of a recipe."""
 
-_KEYS = ("arguments", "dataset", "image_key", "input_root", "input_side", "label_key", "num_classes", "split")
+_KEYS_OF_LABELS = ("num_classes", "condition_size", "multi_label", "missing_labels")
+_KEYS = ("arguments", "dataset", "image_key", "input_root", "input_side", "label_key", "labels_file", "split")
 _KEYS_OF_CODE = ("image_channels", "root")
 """Keys that only code of the user's own reads here, whose name may be SRC."""
 
@@ -60,6 +61,13 @@ class Origin(NamedTuple):
     def plan(self) -> dict[str, Any]:
         """What all parts of a conversion must share, besides the size of images."""
         return {"truncated": "accept"} if self.data.accepts_truncated else {}
+
+    @property
+    def keys_of_vectors(self) -> dict[str, Any]:
+        """The keys of a recipe that reads labels which are vectors; none where they are classes."""
+        fields, data = Data.model_fields, self.data
+        values = {key: getattr(data, key) for key in _KEYS_OF_LABELS if data.has_vectors}
+        return {key: shown(value) for key, value in values.items() if value != fields[key].default}
 
 
 class _Given(Section):
@@ -112,7 +120,11 @@ def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> Non
         field = f"data.{key}"
         if field in OPTIONS and not (key == "root" and is_code):
             raise UserError(field, None, f"must be given by {OPTIONS[field]}", "remove it")
-        if key not in _KEYS and not (key in _KEYS_OF_CODE and is_outside) and key in Data.model_fields:
+        if (
+            key not in (*_KEYS, *_KEYS_OF_LABELS)
+            and not (key in _KEYS_OF_CODE and is_outside)
+            and key in Data.model_fields
+        ):
             raise UserError(field, None, "does not change what is made of images", "remove it, and set it in recipes")
 
 

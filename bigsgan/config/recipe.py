@@ -347,13 +347,13 @@ def _check_objective(recipe: Recipe) -> None:
             raise UserError("objective.loss", objective.loss, problem, remedy)
         if objective.reuse_fakes:
             raise UserError("objective.reuse_fakes", None, "needs equal accumulation in both networks", remedy)
-    if objective.fake_labels == "data":
-        if not objective.reuse_fakes:
-            remedy = "set objective.reuse_fakes=true, or remove fake_labels"
-            raise UserError("objective.fake_labels", "data", "must be uniform without objective.reuse_fakes", remedy)
-        if not recipe.data.num_classes:
-            problem, detail = "must be uniform with data.num_classes=0", "the data has no classes"
-            raise UserError("objective.fake_labels", "data", problem, "remove it, or set data.num_classes", detail)
+    labels = objective.fake_labels
+    if labels == "data" and not objective.reuse_fakes:
+        problem = "must be uniform or frequencies without objective.reuse_fakes"
+        raise UserError("objective.fake_labels", labels, problem, "set objective.reuse_fakes=true, or remove it")
+    if labels != "uniform" and not recipe.data.condition_width:
+        problem, detail = "must be uniform with data.num_classes=0", "the data has no labels"
+        raise UserError("objective.fake_labels", labels, problem, "remove it, or set data.num_classes", detail)
     if objective.teacher and not recipe.discriminator.has_tokens:
         problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
         remedy = "remove it, or set discriminator.family to gat or cat"

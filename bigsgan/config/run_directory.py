@@ -66,6 +66,7 @@ OWN_NAMES = {
 _FIXED = (
     "objective.schedule",
     "generator.", "discriminator.", "data.image_channels", "data.input_channels", "data.resolution", "data.num_classes",
+    "data.condition_size",
     "data.codec.kind", "data.codec.block", "data.codec.factor", "data.codec.channels",
     "optimizer.generator.kind", "optimizer.discriminator.kind", "objective.teacher.width", "objective.teacher.hidden",
 )  # fmt: skip

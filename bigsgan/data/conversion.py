@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bigsgan.data.datasets import Label
 from bigsgan.data.originals import RESUMES, Originals, OutsideOriginals
 from bigsgan.errors import UserError, reason
 from bigsgan.images.reading import CorruptImage, noting_values
@@ -121,8 +122,8 @@ def _png(pixels: Tensor) -> bytes:
     return file.getvalue()
 
 
-def label_of(index: int) -> int | str | None:
-    """Return the class of a sample of other code; see ``OutsideOriginals.label``."""
+def label_of(index: int) -> Label | str | None:
+    """Return the label of a sample of other code; see ``OutsideOriginals.label``."""
     assert isinstance(_originals, OutsideOriginals)
     return _originals.label(index)
 

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -38,10 +38,13 @@ from bigsgan.images.reading import (
 )
 from bigsgan.runtime.paths import check_regular
 
-_SYNTHETIC_IMAGES = 8_192
+_SYNTHETIC_IMAGES, _SYNTHETIC_LABELS = 8_192, 1_009
 _CPU = torch.device("cpu")
 
 _log = logging.getLogger(__name__)
+
+Label: TypeAlias = int | np.ndarray
+"""Of an image: the number of its class, or a vector (K,) float32; see conditions.py."""
 
 
 class ImageDataset(Protocol):
@@ -55,7 +58,7 @@ class ImageDataset(Protocol):
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class of each image, int64 (N,); None if only reading an image tells its class."""
+        """The images' classes (N,) int64, or vectors (N, K) float32; None if only reading an image tells its label."""
         return None
 
     @property
@@ -63,8 +66,8 @@ class ImageDataset(Protocol):
         """The number of files, of which some may be corrupt: N, unless a sample is no file."""
         return len(self)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return image ``index``, uint8 (C, R, R), and its class, which is 0 if ``data.num_classes`` is 0.
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
+        """Return image ``index``, uint8 (C, R, R), and its label, which is 0 if the recipe has none.
 
         For latents, the tensor is float32 (2 * C, R, R): means and standard deviations.
 
@@ -110,7 +113,7 @@ def images_of_classes(
         UserError: An autoencoder cannot be read.
     """
     labels = dataset.labels
-    if labels is None or not data.num_classes:
+    if labels is None or not data.num_classes or data.has_vectors:
         return None
     places: dict[int, int] = {}
     for column, label in enumerate(classes):
@@ -200,7 +203,7 @@ class SyntheticImages(ImageDataset):
     in_memory = True
 
     def __init__(self, data: Data) -> None:
-        self.num_images, self.num_classes = data.num_images, data.num_classes
+        self.num_images, self.num_classes, self._vectors = data.num_images, data.num_classes, _vectors(data)
         self.shape = (data.image_channels, *data.resolution)
         self.num_bytes = data.image_channels * data.resolution.num_pixels
         words = Draws(seed=0).words("synthetic", (), 0, 1, -(-(self.num_bytes + _SYNTHETIC_IMAGES) // 8))
@@ -211,14 +214,30 @@ class SyntheticImages(ImageDataset):
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The classes, which take turns; None for more images than one would list."""
+        """The classes, which take turns, or vectors; None for more images than one would list."""
+        if self._vectors is not None:
+            return self._vectors[np.arange(self.num_images) % len(self._vectors)] if self.num_images <= 10**6 else None
         return np.arange(self.num_images) % max(self.num_classes, 1) if self.num_images <= 10**6 else None
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         # An odd factor moves neighbours far apart, and maps no two of the 8,192 to the same window.
         first = index * 3_001 % _SYNTHETIC_IMAGES
         image = self.noise[first : first + self.num_bytes].view(self.shape)
+        if self._vectors is not None:
+            return image, self._vectors[index % len(self._vectors)]
         return image, index % self.num_classes if self.num_classes else 0
+
+
+def _vectors(data: Data) -> np.ndarray | None:
+    """Return vectors (_SYNTHETIC_LABELS, K) of classes in turn and normal numbers, if labels are vectors."""
+    if not data.has_vectors:
+        return None
+    numbers = Draws(seed=0).normal("synthetic/label", (), 0, _SYNTHETIC_LABELS, data.condition_size)
+    classes = np.zeros((_SYNTHETIC_LABELS, data.num_classes), np.float32)
+    if data.num_classes:
+        places = np.arange(_SYNTHETIC_LABELS)
+        classes[places, places % data.num_classes] = 1
+    return np.concatenate([classes, numbers], axis=1)
 
 
 class PathList:
@@ -239,12 +258,16 @@ class PathList:
         return digest(self._paths[first:end] for first, end in itertools.pairwise(self._ends))
 
 
-class LooseFiles:
-    """Files in a directory, each with a class."""
+def label_at(labels: np.ndarray, index: int) -> Label:
+    """Return one of labels (N,) or (N, K)."""
+    return int(labels[index]) if labels.ndim == 1 else labels[index]
 
-    def __init__(self, root: Path, names: list[str], labels: list[int]) -> None:
-        self._root, self._names = root, PathList(names)
-        self._labels = np.array(labels, dtype=np.int64)
+
+class LooseFiles:
+    """Files in a directory, each with a label."""
+
+    def __init__(self, root: Path, names: list[str], labels: np.ndarray) -> None:
+        self._root, self._names, self._labels = root, PathList(names), labels
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -255,12 +278,12 @@ class LooseFiles:
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each file, int64 (N,)."""
+        """The label of each file: classes (N,) int64, or vectors (N, K) float32."""
         return self._labels
 
-    def label(self, index: int) -> int:
-        """Return the class of file ``index``."""
-        return int(self._labels[index])
+    def label(self, index: int) -> Label:
+        """Return the label of file ``index``."""
+        return label_at(self._labels, index)
 
     def read(self, index: int) -> bytes:
         """Return the content of file ``index``; raise CorruptImage if it cannot be read."""
@@ -282,12 +305,12 @@ class FolderImages(LooseFiles, ImageDataset):
 
     in_memory = False
 
-    def __init__(self, root: Path, names: list[str], labels: list[int], class_names: list[str], data: Data) -> None:
+    def __init__(self, root: Path, names: list[str], labels: np.ndarray, class_names: list[str], data: Data) -> None:
         super().__init__(root, names, labels)
         self.class_names = class_names
         self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         path = self.path(index)
         with accepting_truncated(self.truncated):
             return image_tensor(open_image(path), path, self.fitting, self.channels), self.label(index)

@@ -13,6 +13,7 @@ import torchvision.datasets
 from PIL import Image
 
 from bigsgan.config.data import Data
+from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import LABELS_FILE, wrong_num_classes
 from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, reason
@@ -85,7 +86,14 @@ def _check_torchvision(source: Any, data: Data) -> None:
         return
     if not isinstance(sample, tuple) or not isinstance(sample[0], Image.Image):
         raise UserError("data.dataset", data.dataset, "must be a data set of images", "choose one such as CIFAR10")
-    if not data.num_classes:
+    if not data.condition_width:
+        return
+    if data.has_vectors:
+        try:
+            as_vector(data, sample[1])
+        except ValueError as error:
+            problem, remedy = f"has labels that do not fit the recipe: {error}", "correct the keys of the data section"
+            raise UserError("data.dataset", data.dataset, problem, remedy, "of its first image") from None
         return
     try:
         operator.index(sample[1])

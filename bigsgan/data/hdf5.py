@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from bigsgan.config.data import Data
+from bigsgan.data.datasets import Label, label_at
 from bigsgan.data.listing import some_names, warn_once
-from bigsgan.data.tables import TableImages, check_classes
+from bigsgan.data.tables import TableImages, check_classes, vectors_of
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
@@ -46,11 +47,13 @@ class Hdf5File:
         """Pickle without the open file."""
         return {**self.__dict__, "_process": 0, "_images": None}
 
-    def __getitem__(self, row: int) -> tuple[Any, int]:
+    def __getitem__(self, row: int) -> tuple[Any, Label]:
         if self._process != os.getpid():
             self._process, self._images = os.getpid(), opened(self.files[0])[self._image_key]
         pixels = self._images[row]  # type: ignore[index]
-        return torch.from_numpy(pixels) if self._is_planar else pixels, 0 if self.labels is None else self.labels[row]
+        return torch.from_numpy(pixels) if self._is_planar else pixels, 0 if self.labels is None else label_at(
+            self.labels, row
+        )
 
 
 def opened(path: str) -> Any:
@@ -112,12 +115,14 @@ def _check_images(data: Data, file: Any, key: str) -> bool:
 
 def _labels(data: Data, file: Any, num: int) -> np.ndarray | None:
     key = data.label_key or _LABELS
-    if not data.num_classes or (data.label_key is None and key not in file):
+    if not data.condition_width or (data.label_key is None and key not in file):
         return None
     found = file.get(key)
+    if data.has_vectors and getattr(found, "shape", ())[:1] == (num,):
+        return vectors_of(data, list(np.asarray(found)))
     if found is None or getattr(found, "shape", ()) != (num,) or found.dtype.kind not in "iu":
         what = "nothing" if found is None else f"{getattr(found, 'dtype', 'a group')} {getattr(found, 'shape', '')}"
-        problem = f"has no class number for each of {counted(num, 'image')} in {key!r}"
+        problem = f"has no label for each of {counted(num, 'image')} in {key!r}"
         remedy = "name them in data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, f"it has {what.strip()}")
     return np.asarray(found, np.int64)

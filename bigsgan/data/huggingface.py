@@ -18,8 +18,9 @@ import numpy as np
 
 from bigsgan.config.data import Data
 from bigsgan.config.origin import PARQUET, SPLITS_FILE, STATE_FILE
+from bigsgan.data.datasets import Label, label_at
 from bigsgan.data.listing import some_names
-from bigsgan.data.tables import TableImages, check_classes
+from bigsgan.data.tables import TableImages, check_classes, vectors_of
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.runtime.extras import require
@@ -43,7 +44,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, row: int) -> tuple[Any, int]:
+    def __getitem__(self, row: int) -> tuple[Any, Label]:
         found = self._rows[row][self._image]
         content, path = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
         if content is None and not path:
@@ -52,7 +53,7 @@ class Columns:
             image = open_image(path or "image", None if content is None else io.BytesIO(content))
         except CorruptImage as error:
             raise ValueError(error.reason) from None  # the row is named by its number
-        return image, 0 if self.labels is None else int(self.labels[row])
+        return image, 0 if self.labels is None else label_at(self.labels, row)
 
 
 def build_huggingface(data: Data) -> TableImages:
@@ -149,7 +150,7 @@ def _label_column(data: Data, library: Any, features: Any) -> str | None:
     Raises:
         UserError: The column that is named is not there, or several could be meant.
     """
-    if not data.num_classes:
+    if not data.condition_width:
         return None
     typed = [name for name, kind in features.items() if isinstance(kind, library.ClassLabel)]
     name = data.label_key or (typed[0] if len(typed) == 1 else "label")
@@ -163,13 +164,19 @@ def _label_column(data: Data, library: Any, features: Any) -> str | None:
 
 
 def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray, list[str]]:
-    """Return the class of each row, and the names of the classes; those of texts are in alphabetical order.
+    """Return the label of each row, and the names of the classes; those of texts are in alphabetical order.
 
     Raises:
         UserError: The column holds something else, or a row has no class.
     """
     kind, column = rows.features[name], rows.select_columns([name]).with_format("arrow")[:][name]
     remedy = f"name another column in data.label_key, {_NO_CLASSES}"
+    if data.has_vectors:
+        labels = column.to_pylist()
+        if isinstance(getattr(kind, "feature", None), library.ClassLabel):  # the numbers of an image's classes
+            places = np.arange(data.num_classes)
+            labels = [None if classes is None else np.isin(places, classes) for classes in labels]
+        return vectors_of(data, labels), _names(library, kind)
     if column.null_count:
         raise UserError("data.root", data.root, f"has rows without a class in {name!r}", remedy)
     dtype = str(getattr(kind, "dtype", type(kind).__name__))
@@ -178,5 +185,10 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
         return labels.astype(np.int64), names.tolist()
     if not dtype.startswith(("int", "uint")):
         raise UserError("data.root", data.root, f"has no class numbers in {name!r}, but {shown(dtype)}", remedy)
-    classes = list(kind.names) if isinstance(kind, library.ClassLabel) else []
-    return column.to_numpy().astype(np.int64), classes
+    return column.to_numpy().astype(np.int64), _names(library, kind)
+
+
+def _names(library: Any, kind: Any) -> list[str]:
+    """Return the names of classes in a column of one class, or of a list of several."""
+    kind = getattr(kind, "feature", kind)
+    return list(kind.names) if isinstance(kind, library.ClassLabel) else []

@@ -1,4 +1,6 @@
-"""Classes of images: numbers in dataset.json, or the names of folders.
+"""Labels of images: those in dataset.json or a file that the recipe names, or the names of folders.
+
+A label is the number of a class, or a vector of numbers (K,); see conditions.py.
 
 dataset.json is the file of StyleGAN's and EDM2's dataset_tool.py, ``{"labels": [["00000/img00000000.png", 3], ...]}``,
 and is read as their ImageFolderDataset reads it: each image needs a label, the folders beside it are not classes, and
@@ -10,9 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bigsgan.config.data import Data
+from bigsgan.data.label_tables import read_table
 from bigsgan.data.listing import (
     KINDS_OF_IMAGES,
     LABELS_FILE,
@@ -27,30 +33,31 @@ from bigsgan.data.listing import (
     wrong_num_classes,
 )
 from bigsgan.errors import UserError, counted, reason, shown
-from bigsgan.runtime.paths import parse_json
+from bigsgan.runtime.paths import check_regular, parse_json
 
 _MOST_CLASSES = 2**31
+_FORM = '{"labels": [["name", 0], ...]}'
 
 
-def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], list[int], list[str]]:
-    """Return the images that a recipe trains on, in order, the class of each, and the names of the classes.
+def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], np.ndarray, list[str]]:
+    """Return the images that a recipe trains on, in order, their labels, and the names of the classes.
 
-    With ``data.num_classes``, classes are those of dataset.json, or else each folder of the root is one, in
-    alphabetical order; images may lie deeper in it. Only folders have names. Ignored files are warned of.
+    With ``data.num_classes`` or ``data.condition_size``, labels are those of ``data.labels_file`` or dataset.json. Else
+    each folder of the root is a class, in alphabetical order; images may lie deeper in it. Ignored files are warned of.
     ``wanted`` describes a source with images, for the message that there are none.
 
     Raises:
         UserError: There are no images, there are not ``data.num_classes`` classes, some folders contain no images,
-            dataset.json does not fit the images, or more files than images would be ignored.
+            the file with labels does not fit the images, or more files than images would be ignored.
     """
     if not files.images:
         raise no_images(data, wanted, ignored(files.others, []))
-    names, labels, classes = files.images, [0] * len(files.images), list[str]()
-    if data.num_classes and (listed := labels_of_images(data, files)) is not None:
-        labels = listed
-        if (found := max(labels) + 1) != data.num_classes:
-            raise wrong_num_classes(data, found, f"classes in {LABELS_FILE}")
-    elif data.num_classes:
+    names, labels, classes = files.images, np.zeros(len(files.images), np.int64), list[str]()
+    if data.condition_width and (listed := labels_of_images(data, files)) is not None:
+        labels, classes = listed
+        if not data.has_vectors and (found := int(labels.max()) + 1) != data.num_classes:
+            raise wrong_num_classes(data, found, f"classes in {_file_of(data)}")
+    elif data.condition_width:
         names, labels, classes = _by_folder(data, files)
     others = left_out(files, names)
     others.check("data.root", data.root, len(names), data.max_ignored)
@@ -74,7 +81,11 @@ def in_folders(files: Files) -> dict[str, list[str]]:
     return found
 
 
-def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int], list[str]]:
+def _by_folder(data: Data, files: Files) -> tuple[list[str], np.ndarray, list[str]]:
+    for key in ("condition_size", "multi_label"):
+        if value := getattr(data, key):
+            remedy, detail = f"write them into {LABELS_FILE}, or set data.labels_file", "folders tell one class each"
+            raise UserError(f"data.{key}", value, "needs a file of labels", remedy, detail)
     found = in_folders(files)
     if len(found) != data.num_classes:
         raise wrong_num_classes(
@@ -84,27 +95,50 @@ def _by_folder(data: Data, files: Files) -> tuple[list[str], list[int], list[str
         problem = f"has class folders without images{some_names(empty)}"
         remedy = f"add files of {KINDS_OF_IMAGES}, or remove the folders and lower data.num_classes"
         raise UserError("data.root", data.root, problem, remedy)
-    each = list(found.values())
-    labels = [label for label, images in enumerate(each) for _ in images]
-    return [image for images in each for image in images], labels, list(found)
+    names = [image for images in found.values() for image in images]
+    labels: list[Any] = [label for label, images in enumerate(found.values()) for _ in images]
+    if data.missing_labels == "accept":  # images beside the folders have no class
+        loose = [name for name in files.images if "/" not in name]
+        names, labels = names + loose, labels + [None] * len(loose)
+    return names, labels_of(data, names, dict(zip(names, labels, strict=True))), list(found)
 
 
-def labels_of_images(data: Data, files: Files) -> list[int] | None:
-    """Return the class of each image from dataset.json; None if there is no such file.
+def labels_of_images(data: Data, files: Files) -> tuple[np.ndarray, list[str]] | None:
+    """Return the images' labels from ``data.labels_file`` or dataset.json, and names of classes; None without these.
 
     Raises:
-        UserError: It cannot be read, does not list an image, lists one that is not there, or has no class numbers.
+        UserError: It cannot be read, does not list an image, lists one that is not there, or has other labels than the
+            recipe says.
     """
-    if files.labels is None:
+    listed: dict[str, Any] | None
+    names = list[str]()
+    if str(data.labels_file).lower().endswith(".csv"):
+        listed, names = read_table(data)
+    elif data.labels_file is None and files.labels is None:
         _check_root(data, files)
         return None
-    try:
-        listed = read_listing(data, files.labels())
-    except OSError as error:
-        raise unreadable_root(data, error) from error
+    else:
+        listed = _listing(data, files)
     if listed is not None:
         _check_listing(data, listed, files)
-    return class_numbers(data, files.images, listed)
+    return labels_of(data, files.images, listed), names
+
+
+def _listing(data: Data, files: Files) -> dict[str, Any] | None:
+    """Return the label of each name in ``data.labels_file`` or dataset.json; None if it says that there are none."""
+    try:
+        if data.labels_file is None:
+            assert files.labels is not None
+            return read_listing(data, files.labels())
+        check_regular(data.labels_file)
+        return read_listing(data, Path(data.labels_file).read_bytes())
+    except OSError as error:
+        if data.labels_file is None:
+            raise unreadable_root(data, error) from error
+        problem = f"cannot be read: {reason(error, data.labels_file)}"
+        raise UserError(
+            "data.labels_file", data.labels_file, problem, "give a file of labels (.csv or .json)"
+        ) from error
 
 
 def _check_root(data: Data, files: Files) -> None:
@@ -146,63 +180,120 @@ def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
     return found
 
 
-def class_numbers(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> list[int]:
-    """Return the class of each listed name; 0 for all if there are no labels.
+def labels_of(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> np.ndarray:
+    """Return the label of each listed name, (N,) int64 or (N, K) float32; 0 for all if there are no labels.
 
     Raises:
-        UserError: There are no labels though the recipe has classes, or a label is not the number of a class.
+        UserError: There are no labels though the recipe has some, or a label is not of the recipe's form.
     """
+    if data.has_vectors:
+        found = np.zeros((len(names), data.condition_width), np.float32)
+        for row, name in zip(found, names, strict=True):
+            row[:] = vector_of(data, name, None if listed is None else listed.get(name))
+        return found
     if listed is None:
         if data.num_classes > 1:
             raise wrong_num_classes(data, 0, f"classes in {LABELS_FILE}")
-        return [0] * len(names)
-    return [_class_number(data, name, listed[name]) for name in names]
+        return np.zeros(len(names), np.int64)
+    return np.array([_class_number(data, name, listed[name]) for name in names], dtype=np.int64)
+
+
+def _file_of(data: Data) -> str:
+    return str(data.labels_file) if data.labels_file else LABELS_FILE
+
+
+def as_vector(data: Data, label: Any) -> np.ndarray:
+    """Return the vector (K,) float32 of a label: the number of a class, or K numbers; None is a missing one.
+
+    Raises:
+        ValueError: It is missing where it must not be, or is not of the recipe's form.
+    """
+    width, classes = data.condition_width, data.num_classes
+    if label is None and data.missing_labels == "accept":
+        return np.zeros(width, np.float32)
+    if label is None:
+        raise ValueError("it is missing")
+    try:
+        vector = np.array(label, dtype=np.float32)
+    except (TypeError, ValueError, RuntimeError):  # texts, lists of lists, tensors on a GPU
+        raise ValueError("it is neither a number nor a list of numbers") from None
+    if vector.size == 1 and vector.ndim == 0 and classes and not data.condition_size:
+        if not (0 <= vector < classes and vector == int(vector)):
+            raise ValueError(f"it is {shown(label)}, and not a class from 0 to {classes - 1}")
+        return np.eye(1, width, int(vector), dtype=np.float32)[0]
+    if vector.shape != (width,):
+        raise ValueError(f"it has {counted(vector.size, 'number')}, not {width}")
+    if not np.isfinite(vector).all():
+        raise ValueError("it has a number that is not finite")
+    if not np.isin(vector[:classes], (0, 1)).all():
+        raise ValueError(f"its first {classes} numbers are not 0 or 1")
+    num = int(vector[:classes].sum())
+    if classes and not data.multi_label and num != 1 and (num or data.missing_labels == "refuse"):
+        raise ValueError(f"it has {num} classes, not one")
+    return vector
+
+
+def vector_of(data: Data, name: str, label: Any) -> np.ndarray:
+    """Return the vector (K,) float32 of an image's label; see ``as_vector``.
+
+    Raises:
+        UserError: It does not fit the recipe.
+    """
+    try:
+        return as_vector(data, label)
+    except ValueError as error:
+        problem = f"has a label that does not fit, of {name} in {_file_of(data)}: {error}"
+        remedy = "correct it, or data.num_classes, data.condition_size and data.multi_label"
+        remedy = "add it, or set data.missing_labels=accept" if label is None else remedy
+        raise UserError("data.root", data.root, problem, remedy) from None
 
 
 def _class_number(data: Data, name: str, label: Any) -> int:
     remedy = "number classes from 0" + (", or set data.num_classes=0" if data.num_classes else "")
     if isinstance(label, list | dict):
-        problem = f"has lists of numbers as labels in its {LABELS_FILE}, such as that of {name}"
-        remedy = f'write the number of one class for each image, or {{"labels": null}} for none, into {LABELS_FILE}'
-        remedy += ", or set data.num_classes=0" if data.num_classes else ""
-        raise UserError("data.root", data.root, problem, remedy, "conditions that are vectors are not supported")
-    problem = f"has a label that is not the number of a class in its {LABELS_FILE}, {shown(label)} of {name}"
+        problem = f"has lists of numbers as labels in its {_file_of(data)}, such as that of {name}"
+        remedy = "set data.num_classes=0 and data.condition_size to their length, or data.multi_label=true if each is"
+        remedy += " 0 or 1 for a class"
+        raise UserError("data.root", data.root, problem, remedy)
+    problem = f"has a label that is not the number of a class in its {_file_of(data)}, {shown(label)} of {name}"
     with suppress(TypeError, ValueError, OverflowError):  # null, text, an infinite number
         number = int(label)
         if number == float(label) and 0 <= number < _MOST_CLASSES:
             return number
         if number < 0:
-            problem = f"has a class below 0 in its {LABELS_FILE}, that of {name}"
+            problem = f"has a class below 0 in its {_file_of(data)}, that of {name}"
     raise UserError("data.root", data.root, problem, remedy)
 
 
 def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
-    """Refuse an image that dataset.json does not list; warn of listed images that are missing, or refuse most."""
-    remedy = "pack it again" if os.path.isfile(str(data.root)) else f"correct {LABELS_FILE}"
-    if unknown := [name for name in files.images if name not in listed]:
-        problem = f"has {unknown[0]}, which its {LABELS_FILE} does not list"
+    """Refuse an image that is not listed, unless labels may be missing; warn of missing images, or refuse most."""
+    file = _file_of(data)
+    in_archive = os.path.isfile(str(data.root)) and not data.labels_file
+    remedy = "pack it again" if in_archive else f"correct {file}"
+    unknown = [name for name in files.images if name not in listed]
+    if unknown and data.missing_labels != "accept":
+        problem = f"has {unknown[0]}, which its {file} does not list"
         detail = f"it lacks {len(unknown)} images" if len(unknown) > 1 else ""
         raise UserError("data.root", data.root, problem, remedy, detail)
     missing = listed.keys() - set(files.images)
     if not missing:
         return
     name, are = min(missing), "is" if len(missing) == 1 else "are"
-    detail = f"{LABELS_FILE} lists {counted(len(missing), 'file')} that {are} not read"
+    detail = f"{file} lists {counted(len(missing), 'file')} that {are} not read"
     if len(missing) <= len(files.images):  # as NVIDIA's loader, which looks up the labels of the files that are there
         warn_once(f"{data.root}: {detail}, such as {name}")
         return
-    problem = f"has no {name}, which its {LABELS_FILE} lists"
+    problem = f"has no {name}, which its {file} lists"
     if name in files.others:
-        problem = f"has {name} in its {LABELS_FILE}, which is none of {KINDS_OF_IMAGES}"
+        problem = f"has {name} in its {file}, which is none of {KINDS_OF_IMAGES}"
     raise UserError("data.root", data.root, problem, remedy, detail)
 
 
 def unlisted(data: Data, error: Exception) -> UserError:
     """Return the error that dataset.json cannot be read."""
-    form = '{"labels": [["name", 0], ...]}'
-    remedy = f"write {form} into {LABELS_FILE}"
-    if os.path.isfile(str(data.root)):
-        remedy = f"pack it again with {form} in {LABELS_FILE}"
-    if data.kind != "latents":  # whose classes have no other place
+    remedy = f"write {_FORM} into {_file_of(data)}"
+    if os.path.isfile(str(data.root)) and not data.labels_file:
+        remedy = f"pack it again with {_FORM} in {LABELS_FILE}"
+    if data.kind != "latents" and not data.labels_file:  # whose classes have no other place
         remedy += ", or remove that file if the folders are the classes"
-    return UserError("data.root", data.root, f"has no readable {LABELS_FILE}: {reason(error)}", remedy)
+    return UserError("data.root", data.root, f"has no readable {_file_of(data)}: {reason(error)}", remedy)

@@ -21,9 +21,9 @@ from torch import Tensor
 from bigsgan.config.data import Data
 from bigsgan.config.origin import is_shard
 from bigsgan.data.autoencoders import identity
-from bigsgan.data.datasets import ImageDataset, LooseFiles
+from bigsgan.data.datasets import ImageDataset, Label, LooseFiles
 from bigsgan.data.fingerprint import Fingerprint
-from bigsgan.data.labels import class_numbers, left_out, read_listing, unlisted
+from bigsgan.data.labels import labels_of, left_out, read_listing, unlisted
 from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
 from bigsgan.data.shards import ABOUT_FILE, check_shards, names_beside, read_shards, tar_content
@@ -77,10 +77,10 @@ class LatentFiles(ImageDataset):
 
     @property
     def labels(self) -> np.ndarray:
-        """The classes of the latents."""
+        """The labels of the latents."""
         return self._files.labels
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         path = self._files.path(index)
         latents = torch.from_numpy(_array(self._files.read(index), path, self._shapes))
         if not torch.isfinite(latents).all():
@@ -192,7 +192,8 @@ def _sharded(data: Data, root: Path) -> PackedLatents:
         problem = "has no latents (*.npy) in its shards"
         raise UserError("data.root", data.root, problem, "encode some images", found.others.text())
     check_shards(data, found)
-    _check_num_classes(data, int(found.entries["label"].max()) + 1, "classes")
+    if not data.has_vectors:
+        _check_num_classes(data, int(found.entries["label"].max()) + 1, "classes")
     _check_codec(data, root / ABOUT_FILE)
     return PackedLatents(found.archives, found.names, found.entries, tar_content)
 
@@ -218,16 +219,17 @@ def _check_codec(data: Data, path: Path) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
 
 
-def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple[list[str], list[int]]:
-    """Return names and classes from dataset.json; of ``files``, all latents if it lists none."""
+def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple[list[str], np.ndarray]:
+    """Return names and labels from dataset.json; of ``files``, all latents if it lists none."""
     names = sorted(listed if listed is not None else (name for name in files.others if name.endswith(_SUFFIX)))
     if not names:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
     if outside := [name for name in names if os.path.isabs(name) or ".." in name.split("/")]:
         problem = f"has {outside[0]} in its {LABELS_FILE}, which is no name of a file below it"
         raise UserError("data.root", data.root, problem, "give the names of files in the data set")
-    labels = class_numbers(data, names, listed if data.num_classes else None)
-    _check_num_classes(data, max(labels) + 1, f"classes in {LABELS_FILE}")
+    labels = labels_of(data, names, listed if data.condition_width else None)
+    if not data.has_vectors:
+        _check_num_classes(data, int(labels.max()) + 1, f"classes in {LABELS_FILE}")
     others = left_out(files, names)
     others.check("data.root", data.root, len(names), data.max_ignored, f"list them in {LABELS_FILE}")
     others.tell(data.root)

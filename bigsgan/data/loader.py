@@ -15,13 +15,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
-from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.datasets import ImageDataset, Label
 from bigsgan.data.latents import LatentFiles, check_images
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
@@ -41,7 +42,7 @@ class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
     images: Tensor  # float32 (n, C, R, R): images in [-1, 1], or a codec's latents
-    labels: Tensor  # int64 (n,), all 0 if `data.num_classes` is 0
+    labels: Tensor  # int64 (n,), all 0 without conditions; or float32 (n, K)
 
 
 class ShownImages(LabelledImages):
@@ -192,7 +193,10 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
         remedy = "lower data.num_workers or data.prefetch, or give the machine more memory (/dev/shm in a container)"
         raise UserError("data.num_workers", data.num_workers, problem, remedy, detail) from error
     # Checked on the CPU: on a GPU, a label out of range fails an assertion that does not name the label.
-    num_classes, lowest, highest = data.num_classes, int(batch.labels.min()), int(batch.labels.max())
+    num_classes = data.num_classes
+    if data.has_vectors or not batch.complete:  # vectors are checked where they are read
+        return batch
+    lowest, highest = int(batch.labels.min()), int(batch.labels.max())
     if num_classes and not 0 <= lowest <= highest < num_classes:
         problem, remedy = f"must be at least {highest + 1}", f"set data.num_classes={highest + 1} or more"
         detail = f"the data has the labels {lowest} and {highest}, and classes count from 0"
@@ -252,7 +256,7 @@ class Batch(NamedTuple):
     """One micro-batch from a loading process, and the unreadable images among its samples."""
 
     images: Tensor  # uint8 (n, C, R, R), or latents, float32
-    labels: Tensor  # int64 (n,)
+    labels: Tensor  # int64 (n,), or float32 (n, K)
     corrupt: list[tuple[str, str]]  # path and reason of each unreadable image, which another image replaces
     complete: bool  # False if no readable image was found for some sample
     pixels: Tensor | None = None  # uint8 (n, C, R, R), the images of latents if they are wanted
@@ -260,7 +264,7 @@ class Batch(NamedTuple):
 
 class _Sample(NamedTuple):
     image: Tensor | None
-    label: int
+    label: Label
     corrupt: list[tuple[str, str]]
     pixels: Tensor | None = None
 
@@ -291,7 +295,7 @@ class _ReadableImages:
 
 def _collate(samples: list[_Sample]) -> Batch:
     images = [sample.image for sample in samples if sample.image is not None]
-    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+    labels = torch.from_numpy(np.array([sample.label for sample in samples if sample.image is not None]))
     corrupt = [report for sample in samples for report in sample.corrupt]
     stacked = torch.stack(images) if images else torch.empty(0, dtype=torch.uint8)
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]

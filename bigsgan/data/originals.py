@@ -17,7 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
+from bigsgan.data.datasets import Label
 from bigsgan.data.fingerprint import digest
+from bigsgan.data.labels import as_vector
 from bigsgan.data.outside import OutsideImages, class_of, pil_image
 from bigsgan.data.packed import PackedFiles
 from bigsgan.data.pairs import FilePairs
@@ -203,10 +205,11 @@ class OutsideOriginals(Originals):
         except ValueError as error:
             raise CorruptImage(self.name(index), str(error)) from error
 
-    def label(self, index: int) -> int | str | None:
-        """Return the class of a sample, or why it has none; None if the sample cannot be read."""
+    def label(self, index: int) -> Label | str | None:
+        """Return the class of a sample, or its vector, or why it has none; None if the sample cannot be read."""
         try:
-            return class_of(self._dataset.sample(index)[1])
+            label = self._dataset.sample(index)[1]
+            return as_vector(self._data, label) if self._data.has_vectors else class_of(label)
         except CorruptImage:
             return None
         except ValueError as error:

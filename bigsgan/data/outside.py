@@ -18,13 +18,14 @@ from torch import Tensor
 from bigsgan import plugins
 from bigsgan.config.data import Data
 from bigsgan.config.signature import build, takes
-from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.datasets import ImageDataset, Label
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
+from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
 
-_OFFERED = ("root", "resolution", "image_channels", "num_classes")
+_OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
 
@@ -39,12 +40,12 @@ class OutsideImages(ImageDataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         name = self.image_name(index)
         with accepting_truncated(self.data.accepts_truncated):
             image, label = self.sample(index)
             try:
-                return self._converted(image, name), class_of(label) if self.data.num_classes else 0
+                return self._converted(image, name), recipe_label(self.data, label)
             except ValueError as error:
                 raise CorruptImage(name, str(error)) from error
 
@@ -124,10 +125,15 @@ def _check_sample(source: Any, data: Data) -> None:
         problem = f"has a first sample that is no image: {error}"
         raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
     try:
-        number = class_of(label) if data.num_classes else 0
+        number = recipe_label(data, label)
     except ValueError as error:
+        if data.has_vectors:
+            problem, remedy = f"has a first image whose label does not fit: {error}", "correct the data's keys"
+            raise UserError("data.kind", data.kind, problem, remedy) from None
         problem, remedy = "must be 0 with this data", "set data.num_classes=0 to train without classes"
         raise UserError("data.num_classes", data.num_classes, problem, remedy, f"of its first image, {error}") from None
+    if not isinstance(number, int):
+        return
     classes = getattr(source, "classes", None)
     found = len(classes) if isinstance(classes, list | tuple | dict) else number + 1
     if data.num_classes and (found > data.num_classes or (classes is not None and found != data.num_classes)):
@@ -161,6 +167,17 @@ def pil_image(image: Any) -> Image.Image:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4) or not image.size:
         raise ValueError(f"it is {image.dtype} of shape {image.shape} as (H, W, C)")
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
+
+
+def recipe_label(data: Data, label: Any) -> Label:
+    """Return a label as the recipe has them.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    if not data.condition_width:
+        return 0
+    return as_vector(data, label) if data.has_vectors else class_of(label)
 
 
 def class_of(label: Any) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import ImageDataset, PathList
+from bigsgan.data.datasets import ImageDataset, Label, PathList, label_at
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, plain_name, sort_files, unreadable_root
@@ -37,9 +37,7 @@ _MOST_OPEN = 32_768 if _FILE_LIMIT == resource.RLIM_INFINITY else max(1, _FILE_L
 
 _ENCRYPTED = 0x1  # zip, APPNOTE 4.4.4
 
-_ZIP_ENTRY = np.dtype(
-    [("archive", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("inflated", "i8"), ("crc", "u4")]
-)
+_ZIP_PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("inflated", "i8"), ("crc", "u4")])
 """``inflated``: uncompressed size of a compressed member; -1 for a stored one."""
 
 _FORMATS = {
@@ -115,7 +113,7 @@ class OpenFiles:
 
 
 class PackedFiles:
-    """Files at known offsets in archives, each with a class."""
+    """Files at known offsets in archives, each with a label."""
 
     def __init__(
         self, archives: list[str], names: list[str], entries: np.ndarray, content: Callable[[OpenFiles, np.void], bytes]
@@ -133,12 +131,12 @@ class PackedFiles:
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each file, int64 (N,)."""
+        """The label of each file: classes (N,) int64, or vectors (N, K) float32."""
         return self._entries["label"]  # type: ignore[no-any-return]
 
-    def label(self, index: int) -> int:
-        """Return the class of file ``index``."""
-        return int(self._entries[index]["label"])
+    def label(self, index: int) -> Label:
+        """Return the label of file ``index``."""
+        return label_at(self._entries["label"], index)
 
     def read(self, index: int) -> bytes:
         """Return the content of file ``index``.
@@ -198,7 +196,7 @@ class PackedImages(PackedFiles, ImageDataset):
         self.class_names = class_names
         self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         path, content = self.path(index), self.read(index)
         with accepting_truncated(self.truncated):
             image = image_tensor(open_image(path, io.BytesIO(content)), path, self.fitting, self.channels)
@@ -296,23 +294,33 @@ def zip_member(data: Data, info: zipfile.ZipInfo) -> bytes:
 
 
 def zip_files(
-    data: Data, members: Mapping[str, zipfile.ZipInfo], names: list[str], labels: Sequence[int]
+    data: Data, members: Mapping[str, zipfile.ZipInfo], names: list[str], labels: np.ndarray
 ) -> tuple[list[str], list[str], np.ndarray]:
     """Return the archive, and the names of some members and their entries (N,), with which ``zip_content`` reads them.
 
     Raises:
         UserError: A member is encrypted, compressed by a method that is not supported, or too large.
     """
-    entries = []
-    for name, label in zip(names, labels, strict=True):
+    places = []
+    for name in names:
         info = members[name]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
             problem = f"has a member that is encrypted or compressed by another method than deflate, {name}"
             raise UserError("data.root", data.root, problem, "pack it again without compression (zip -0)")
         check_member(data, name, max(info.file_size, info.compress_size))
         inflated = info.file_size if info.compress_type == zipfile.ZIP_DEFLATED else -1
-        entries.append((0, info.header_offset, info.compress_size, label, inflated, info.CRC))
-    return [str(data.root)], names, np.array(entries, dtype=_ZIP_ENTRY)
+        places.append((info.header_offset, info.compress_size, inflated, info.CRC))
+    return [str(data.root)], names, labelled(np.array(places, dtype=_ZIP_PLACE), labels)
+
+
+def labelled(places: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return entries (N,) of files in the first archive at these places, with their labels (N,) or (N, K)."""
+    label = ("label", labels.dtype, labels.shape[1:])
+    entries = np.zeros(len(places), dtype=[("archive", "i4"), label, *places.dtype.descr])
+    entries["label"] = labels
+    for field in places.dtype.names or ():
+        entries[field] = places[field]
+    return entries
 
 
 def zip_content(files: OpenFiles, entry: np.void) -> bytes:

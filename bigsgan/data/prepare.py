@@ -25,7 +25,7 @@ from tqdm import tqdm
 from bigsgan.config.origin import Origin
 from bigsgan.config.run_directory import refuse_parts_of_runs
 from bigsgan.data.conversion import Job, Result, convert, in_order, job_of, unwritable
-from bigsgan.data.listing import some_names
+from bigsgan.data.listing import LABELS_FILE, some_names
 from bigsgan.data.originals import RESUMES
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
@@ -54,7 +54,7 @@ def main(origin: Origin, destination: Path, format: str, workers: int | None) ->
     if data.has_inputs:
         keys |= {"kind": "side_by_side", "input_channels": made.image_channels}
         what = "pair"
-    describe(made, counted(made.num_images, what), keys, data.fitting)
+    describe(made, counted(made.num_images, what), keys | origin.keys_of_vectors, data.fitting)
 
 
 def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Prepared:
@@ -91,6 +91,8 @@ def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Pre
         made = _sum_up(task)
         if format == "tar":
             write_names(task)
+        for name, content in _listing(task) if format == "folder" else []:
+            write_text(destination / name, content.decode())
         if format == "zip":
             shutil.rmtree(task.work)  # after the lock in it is released: otherwise NFS would leave a file behind
         return made
@@ -234,7 +236,7 @@ def _already_joined(task: Task) -> Prepared:
     try:
         with zipfile.ZipFile(task.destination) as archive:
             comment = _read_json(archive.comment.decode())
-            num = len(archive.infolist())
+            num = len(set(archive.namelist()) - {LABELS_FILE})
     except (zipfile.BadZipFile, UnicodeDecodeError):
         raise _not_ours(task) from None
     if not isinstance(comment, dict) or "image_channels" not in comment:
@@ -242,14 +244,15 @@ def _already_joined(task: Task) -> Prepared:
     _check_plan(task, comment.get("plan"))
     shutil.rmtree(task.work, ignore_errors=True)
     num_unreadable, ignored = len(task.source.labels) - num, task.source.ignored.text()
-    return Prepared(num, len(task.source.classes), comment["image_channels"], num_unreadable, [], ignored)
+    channels, about = comment["image_channels"], task.source.about_vectors
+    return Prepared(num, len(task.source.classes), channels, num_unreadable, [], ignored, **about)
 
 
 def write_names(task: Task) -> None:
     """Write the names of the classes beside shards, which have their numbers, if they have other names."""
-    named = any(not name.isdecimal() for name in task.source.classes)
-    if named and names_beside(task.destination) != task.source.classes:
-        write_text(task.destination / CLASSES_FILE, json.dumps(task.source.classes) + "\n")
+    names = task.source.classes or list(task.source.names)
+    if any(not name.isdecimal() for name in names) and names_beside(task.destination) != names:
+        write_text(task.destination / CLASSES_FILE, json.dumps(names) + "\n")
 
 
 def _check_plan(task: Task, found: Any) -> None:
@@ -326,8 +329,8 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
             report["image_channels"] = max(report["image_channels"], converted.channels)
             report["values"] += converted.values
             yield f"{task.name(index)}.png", converted.content
-            if task.format == "tar" and task.source.classes:
-                yield f"{task.name(index)}.cls", str(task.source.labels[index]).encode()
+            for suffix, content in task.source.member(index) if task.format == "tar" else []:
+                yield f"{task.name(index)}{suffix}", content
 
     archive = task.archive(number)
     if archive is None:
@@ -338,9 +341,23 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
     write_text(task.report(number), json.dumps(report) + "\n")
 
 
+def _reports(task: Task) -> list[dict[str, Any]]:
+    return [parse_json(task.report(number).read_text()) for number in task.parts()]
+
+
+def _listing(task: Task) -> list[tuple[str, bytes]]:
+    """Return dataset.json with the vectors of the images that were converted; nothing where labels are classes."""
+    if task.source.vectors is None:
+        return []
+    left = {index for report in _reports(task) for index, _ in report["unreadable"]}
+    each = enumerate(task.source.vectors.tolist())
+    labels = [[f"{task.name(index)}.png", vector] for index, vector in each if index not in left]
+    return [(LABELS_FILE, json.dumps({"labels": labels}).encode())]
+
+
 def _sum_up(task: Task) -> Prepared:
     """Read the reports of all parts, and combine them."""
-    return sum_up(task, [parse_json(task.report(number).read_text()) for number in task.parts()])
+    return sum_up(task, _reports(task))
 
 
 def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
@@ -360,7 +377,8 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
     named = [(source.images.name(index), why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
     values = used_range([(low, high) for report in reports for low, high in report.get("values", ())])
-    return Prepared(num - len(named), len(source.classes), channels, len(named), named, source.ignored.text(), values)
+    counts = num - len(named), len(source.classes), channels, len(named)
+    return Prepared(*counts, named, source.ignored.text(), values, **source.about_vectors)
 
 
 def _join(task: Task) -> None:
@@ -375,6 +393,7 @@ def _join(task: Task) -> None:
             except zipfile.BadZipFile as error:
                 problem = f"is damaged: {reason(error)}"
                 raise UserError("DST", str(task.archive(number)), problem, f"delete it, {RESUMES}") from error
+        yield from _listing(task)
 
     comment = json.dumps({"plan": task.plan, "image_channels": _sum_up(task).image_channels}).encode()
     with replacing(task.destination) as unfinished:

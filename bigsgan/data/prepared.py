@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bigsgan.errors import counted
@@ -25,6 +26,8 @@ class Prepared(NamedTuple):
     unreadable: list[tuple[str, str]]  # their paths and the reasons; empty if the zip file was complete before
     ignored: str = ""  # the files beside images, described
     values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
+    label_size: int = 0  # numbers of a label, if labels are vectors
+    names: Sequence[str] = ()  # of the classes that are marked in vectors
 
 
 _FITTED = {"crop": "cropped to", "pad": "padded with black to", "stretch": "stretched to"}
@@ -45,10 +48,12 @@ def describe(
     if made.values:
         _log.warning("%s", made.values)
     classes = counted(made.num_classes, "class") if made.num_classes else "no classes"
+    classes = f"labels of {counted(made.label_size, 'number')}" if made.label_size else classes
     fitted = f"{_FITTED[fitting.how]} {fitting.size}"
     print(f"{data['root']}: {what} of {classes}, {fitted}")
     overrides = {**data, "resolution": fitting.size.text}
-    overrides |= {"image_channels": made.image_channels, "num_classes": made.num_classes}
+    overrides |= {"image_channels": made.image_channels, "num_classes": data.get("num_classes", made.num_classes)}
+    overrides |= {"class_names": json.dumps(made.names)} if made.names else {}
     overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
     print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
     if made.ignored:

@@ -9,11 +9,12 @@ import os
 import re
 import tarfile
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from bigsgan.config.data import Data
+from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import LINKED, Ignored, ignored, image_suffixes, is_hidden, rarer_twins, unreadable_root
 from bigsgan.data.packed import check_member, damaged, open_archive
 from bigsgan.errors import UserError, shown
@@ -27,28 +28,27 @@ _CLASS_FIELDS = {"cls": _TAR_BLOCK, "json": 1 << 20, "txt": _TAR_BLOCK}
 _MOST_CLASSES = 10**9
 
 NO_CLASS = -1
-_PLACE = np.dtype([("offset", "i8"), ("size", "i8"), ("label", "i8")])
-_LATENTS_PLACE = np.dtype([*_PLACE.descr, ("image_offset", "i8"), ("image_size", "i8")])
-"""Place of latents, and of the image with the same key; without an image, its size is 0."""
 
 
 class Shard(NamedTuple):
     """Names and offsets of a shard's images or latents, in its order."""
 
     names: list[str]
-    places: np.ndarray  # (number of images,), of the type of ``place_of``; without a class, it is NO_CLASS
+    places: np.ndarray  # (number of images,), of the type of ``place_of``; without a label, it is NO_CLASS or NaN
     others: Ignored
 
 
 class _Label(NamedTuple):
     name: str  # of the member
-    number: int
-    problem: str = ""  # why it is no number of a class
+    value: Any  # a class, or the numbers of a vector
+    problem: str = ""  # why it is no label
 
 
 def place_of(data: Data) -> np.dtype:
-    """Return the type of a sample's place."""
-    return _LATENTS_PLACE if data.kind == "latents" else _PLACE
+    """Return the type of a sample's place: of latents also that of the image with the same key, of size 0 if none."""
+    label = ("label", "f4", (data.condition_width,)) if data.has_vectors else ("label", "i8")
+    more = [("image_offset", "i8"), ("image_size", "i8")] if data.kind == "latents" else []
+    return np.dtype([("offset", "i8"), ("size", "i8"), label, *more])
 
 
 def label_key(data: Data) -> str:
@@ -60,7 +60,8 @@ def read_headers(data: Data, path: Path) -> Shard:
     """Find the images or latents of a shard.
 
     A sample's class is the number in ``<key>.cls``; without one, the ``label_key`` of the object in ``<key>.json``;
-    without it, ``<key>.txt``, if that holds a number alone. Other files, and those that are not used, are ignored.
+    without it, ``<key>.txt``, if that holds a number alone. A vector is a list in the JSON file. Other files, and those
+    that are not used, are ignored.
 
     Raises:
         UserError: The shard is damaged or cannot be read, or has a class that is no number.
@@ -96,30 +97,44 @@ def read_headers(data: Data, path: Path) -> Shard:
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
     if twins := rarer_twins([name for _, name, *_ in found], lambda name: name.rpartition(".")[0]):
         found, others = [each for each in found if each[1] not in twins], [*others, *sorted(twins)]
-    classes, unused = _classes(labels, {key for key, *_ in found}, data, path)
+    found_labels, unused = _used_labels(labels, {key for key, *_ in found}, data, path)
+    missing = np.full(data.condition_width, np.nan) if data.has_vectors else NO_CLASS
     more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
-    places = [(*place, classes.get(key, NO_CLASS), *other) for (key, _, *place), other in zip(found, more, strict=True)]
+    places = [
+        (*place, found_labels.get(key, missing), *other) for (key, _, *place), other in zip(found, more, strict=True)
+    ]
     names = [name for _, name, *_ in found]
     left = ignored(others + unused, names) + ignored(links, names, LINKED)
     return Shard(names, np.array(places, dtype=place_of(data)), left)
 
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, field: str, data: Data) -> _Label | None:
-    """Return the class that a member holds; None if it holds none. Without classes, only .cls counts, unread."""
-    if not data.num_classes:
+    """Return the label that a member holds; None if it holds none. Without labels, only .cls counts, unread."""
+    if not data.condition_width:
         return _Label(member.name, 0) if field == "cls" else None
     if field not in _CLASS_FIELDS or (field != "cls" and member.size > _CLASS_FIELDS[field]):
         return None
     file = archive.extractfile(member)
     content = file.read(_CLASS_FIELDS[field]) if file else b""
     if field == "json":
-        return _label_in_json(member.name, content, label_key(data))
+        return _label_in_json(member.name, content, data)
     if number := _CLASS_NUMBER.fullmatch(content):
-        return _Label(member.name, int(number[1]))
+        return _checked(data, member.name, int(number[1]))
     return _Label(member.name, 0, "no class number") if field == "cls" else None
 
 
-def _label_in_json(name: str, content: bytes, key: str) -> _Label | None:
+def _checked(data: Data, name: str, value: Any) -> _Label:
+    """Return the label, a vector where the recipe has these."""
+    if not data.has_vectors:
+        return _Label(name, value)
+    try:
+        return _Label(name, as_vector(data, value))
+    except ValueError as error:
+        return _Label(name, 0, f"a label that does not fit ({error})")
+
+
+def _label_in_json(name: str, content: bytes, data: Data) -> _Label | None:
+    key = label_key(data)
     try:
         about = parse_json(content)
     except ValueError:
@@ -127,24 +142,27 @@ def _label_in_json(name: str, content: bytes, key: str) -> _Label | None:
     if not isinstance(about, dict) or key not in about:
         return None
     label = about[key]
+    if data.has_vectors:
+        return None if label is None else _checked(data, name, label)
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < _MOST_CLASSES:
         return _Label(name, label)
     return _Label(name, 0, f"{shown(label)} as {key!r}, which is not the number of a class,")
 
 
-def _classes(
+def _used_labels(
     labels: dict[str, dict[str, _Label]], keys: set[str], data: Data, path: Path
-) -> tuple[dict[str, int], list[str]]:
-    """Return the class of each key that has one, and the names of the members that are not used.
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the label of each key that has one, and the names of the members that are not used.
 
     Raises:
-        UserError: What comes first is no number.
+        UserError: What comes first is no label.
     """
-    classes, unused = dict[str, int](), list[str]()
+    values, unused = dict[str, Any](), list[str]()
     for key, fields in labels.items():
         given = [fields[field] for field in _CLASS_FIELDS if field in fields]
         used = given[:1] if key in keys else []
-        unused += [label.name for field, label in fields.items() if label not in used and field != "cls"]
+        first = used[0].name if used else None
+        unused += [label.name for field, label in fields.items() if label.name != first and field != "cls"]
         for label in used:
             if label.problem:
                 problem = f"has {label.problem} in {label.name} of {os.fspath(path)}"
@@ -152,8 +170,8 @@ def _classes(
                 if label.name.endswith(".json"):
                     remedy = "give the key of the class numbers (data.label_key), or set data.num_classes=0"
                 raise UserError("data.root", data.root, problem, remedy)
-            classes[key] = label.number
-    return classes, unused
+            values[key] = label.value
+    return values, unused
 
 
 def _check_end(file: IO[bytes], offset: int) -> None:

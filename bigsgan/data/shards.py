@@ -77,7 +77,7 @@ class Shards(NamedTuple):
     names: list[str]
     entries: np.ndarray  # (number of images,), for ``tar_content``
     others: Ignored
-    num_unlabelled: int  # images that have no class, though others have one; theirs is 0
+    num_unlabelled: int  # images that have no label, though others have one; theirs is 0
 
 
 def build_tar(data: Data) -> PackedImages:
@@ -92,8 +92,8 @@ def build_tar(data: Data) -> PackedImages:
     if not found.names:
         raise no_images(data, "a directory with shards (*.tar) of files", found.others)
     check_shards(data, found)
-    num_classes = int(found.entries["label"].max()) + 1
-    if data.num_classes and num_classes != data.num_classes:
+    labels = found.entries["label"]
+    if data.num_classes and not data.has_vectors and (num_classes := int(labels.max()) + 1) != data.num_classes:
         raise wrong_num_classes(data, num_classes, "classes")
     return PackedImages(
         found.archives, found.names, found.entries, tar_content, names_beside(Path(str(data.root))), data
@@ -129,15 +129,20 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * (num_links < found.others.num_lost)
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
-    if data.num_classes > 1 and found.num_unlabelled == num:
+    if (data.num_classes > 1 or data.has_vectors) and found.num_unlabelled == num:
         detail = (
             f"beside no image is a number in <key>.cls, in <key>.json as {label_key(data)!r}, or alone in <key>.txt"
         )
         problem, detail = "has no classes", f"{detail}; {found.others.text()}"
         remedy = "write the number of each image's class into <key>.cls, set data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
-    if data.num_classes and 0 < found.num_unlabelled < num:
-        _log.warning("%s: %d of %d images have no class number; their class is 0", data.root, found.num_unlabelled, num)
+    if not data.condition_width or not 0 < found.num_unlabelled < num:
+        return
+    if data.has_vectors and data.missing_labels == "refuse":
+        problem, remedy = f"has {found.num_unlabelled} of {num} images without a label", "set data.missing_labels=accept"
+        raise UserError("data.root", data.root, problem, f"write the labels into <key>.json, or {remedy}")
+    theirs = "label; theirs is null" if data.has_vectors else "class number; their class is 0"
+    _log.warning("%s: %d of %d images have no %s", data.root, found.num_unlabelled, num, theirs)
 
 
 def read_shards(data: Data, streams: bool = False) -> Shards:
@@ -180,7 +185,8 @@ def read_shards(data: Data, streams: bool = False) -> Shards:
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
     for field in place.names or ():
         entries[field] = np.concatenate([shard.places[field] for shard in shards])
-    unlabelled = entries["label"] == NO_CLASS
+    labels = entries["label"]
+    unlabelled = labels == NO_CLASS if labels.ndim == 1 else np.isnan(labels[:, 0])
     entries["label"][unlabelled] = 0
     others = sum((shard.others for shard in shards), others)
     return Shards([str(path) for path in paths], names, entries, others, int(unlabelled.sum()))
@@ -200,9 +206,12 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
         OSError: A shard cannot be read.
     """
     what = "-latents" if data.kind == "latents" else ""
-    index = root / f".bigsgan-index{what}-{'classes' if data.num_classes else 'plain'}.npz"  # "plain" has no classes
+    kind = "vectors" if data.has_vectors else "classes" if data.num_classes else "plain"
+    index = root / f".bigsgan-index{what}-{kind}.npz"
     states = [_state(path) for path in paths]
-    key = label_key(data) if data.num_classes else ""
+    key = label_key(data) if data.condition_width else ""
+    if data.has_vectors:  # of which other numbers are valid with other keys
+        key = repr((key, data.num_classes, data.condition_size, data.multi_label, data.missing_labels))
     known = _read_index(index, place_of(data), key)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import itertools
+import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bigsgan.config.data import Data
 from bigsgan.config.origin import Origin, by_option
 from bigsgan.data.conversion import in_order, label_of
+from bigsgan.data.fingerprint import digest
 from bigsgan.data.hdf5 import read_hdf5
 from bigsgan.data.huggingface import read_huggingface
-from bigsgan.data.labels import in_folders, labels_of_images, left_out
+from bigsgan.data.labels import in_folders, labels_of_images, left_out, with_classes
 from bigsgan.data.listing import (
     Files,
     Ignored,
@@ -34,6 +38,8 @@ from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_con
 from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, shown
 
+_NONE = Ignored({})
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,10 +51,26 @@ class Source(NamedTuple):
     labels: list[int]
     images: Originals
     ignored: Ignored = Ignored({})  # files that are listed, and not read
+    vectors: np.ndarray | None = None  # labels (N, K) float32, if they are no classes
+    names: Sequence[str] = ()  # of the classes that are marked in vectors
 
     def digest(self) -> str:
-        """Return a hash that changes when a file does, or a class."""
-        return hashlib.sha256(repr((self.images.digest(), self.classes and self.labels)).encode()).hexdigest()
+        """Return a hash that changes when a file does, or a label."""
+        labels: Any = self.classes and self.labels
+        if self.vectors is not None:
+            labels = digest([self.vectors.tobytes()])
+        return hashlib.sha256(repr((self.images.digest(), labels)).encode()).hexdigest()
+
+    @property
+    def about_vectors(self) -> dict[str, Any]:
+        """What ``Prepared`` says of labels that are vectors."""
+        return {} if self.vectors is None else {"label_size": self.vectors.shape[1], "names": self.names}
+
+    def member(self, index: int) -> list[tuple[str, bytes]]:
+        """Return the suffix and the content of the file beside an image in a shard that tells its label."""
+        if self.vectors is not None:
+            return [(".json", json.dumps({"label": self.vectors[index].tolist()}).encode())]
+        return [(".cls", str(self.labels[index]).encode())] if self.classes else []
 
 
 def open_source(origin: Origin, workers: int) -> Source:
@@ -67,7 +89,7 @@ def open_source(origin: Origin, workers: int) -> Source:
         raise by_option(error) from None
     if not found.labels:
         raise UserError("SRC", data.root, "contains no images", "give a source with images", found.ignored.text())
-    if origin.num_classes and origin.num_classes != len(found.classes):
+    if origin.num_classes and not data.has_vectors and origin.num_classes != len(found.classes):
         raise wrong_num_classes(data, len(found.classes), "classes")
     return found
 
@@ -99,7 +121,7 @@ def _folder(data: Data, wants_classes: bool, workers: int) -> Source:
         raise unreadable_root(data, error) from error
     names, labels, classes = _classified(data, files, wants_classes)
     images = LooseOriginals([os.path.join(root, name) for name in names], data)
-    return Source(root, classes, labels, images, left_out(files, names))
+    return _source(root, labels, classes, images, left_out(files, names))
 
 
 def _zip(data: Data, wants_classes: bool, workers: int) -> Source:
@@ -107,11 +129,20 @@ def _zip(data: Data, wants_classes: bool, workers: int) -> Source:
     files = zip_listing(data, members)
     names, labels, classes = _classified(data, files, wants_classes)
     images = PackedOriginals(PackedFiles(*zip_files(data, members, names, labels), zip_content), data)
-    return Source(Path(str(data.root)), classes, labels, images, left_out(files, names))
+    return _source(Path(str(data.root)), labels, classes, images, left_out(files, names))
 
 
-def _classified(data: Data, files: Files, wants_classes: bool) -> tuple[list[str], list[int], list[str]]:
-    """Return the images, the class of each, and the names of the classes, which are empty if there are none.
+def _source(
+    root: Path, labels: np.ndarray, classes: Sequence[str], images: Originals, others: Ignored = _NONE
+) -> Source:
+    """Return the source of images with labels (N,) or (N, K), and names of classes."""
+    if labels.ndim > 1:
+        return Source(root, [], [0] * len(labels), images, others, labels, classes)
+    return Source(root, list(classes), labels.tolist(), images, others)
+
+
+def _classified(data: Data, files: Files, wants_classes: bool) -> tuple[list[str], np.ndarray, list[str]]:
+    """Return the images, the label of each, and the names of the classes, which are empty if there are none.
 
     Raises:
         UserError: There are no images, or most files would be ignored; dataset.json does not fit the images; or there
@@ -121,18 +152,20 @@ def _classified(data: Data, files: Files, wants_classes: bool) -> tuple[list[str
         remedy = "give a directory with images, or with a folder for each class, or give --kind"
         raise UserError("SRC", str(data.root), "contains no images", remedy, left_out(files, []).text())
     left_out(files, files.images).check("SRC", data.root, len(files.images), data.max_ignored)
-    none = files.images, [0] * len(files.images), list[str]()
+    if data.has_vectors:
+        return with_classes(data, files, "a source with files")
+    none = files.images, np.zeros(len(files.images), np.int64), list[str]()
     if not wants_classes:
         return none
-    labels = labels_of_images(data, files)
-    if labels is not None:
-        return files.images, labels, _numbered(labels)
+    if (listed := labels_of_images(data, files)) is not None:
+        labels, names = listed
+        return files.images, labels, names or _numbered(labels.tolist())
     found = in_folders(files)
     classes = _class_names(str(data.root), [name for name in files.images if "/" not in name], found)
     if not classes:
         return none
     each = [(name, label) for label, folder in enumerate(classes) for name in found[folder]]
-    return [name for name, _ in each], [label for _, label in each], classes
+    return [name for name, _ in each], np.array([label for _, label in each]), classes
 
 
 def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> list[str]:
@@ -157,22 +190,26 @@ def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> li
 
 
 def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
-    data = data.model_copy(update={"num_classes": int(wants_classes)})  # with 0, classes are not read
+    if not data.has_vectors:
+        data = data.model_copy(update={"num_classes": int(wants_classes)})  # with 0, classes are not read
     found = read_shards(data, streams=True)
     check_shards(data, found, "SRC")
-    root, labels = Path(str(data.root)), found.entries["label"].tolist()
-    numbers, names = _numbered(labels), names_beside(root)
-    named = names if len(names) >= len(numbers) else numbers  # a part of a data set may lack its last classes
+    root, labels, names = Path(str(data.root)), found.entries["label"], names_beside(Path(str(data.root)))
     images = PackedOriginals(PackedFiles(found.archives, found.names, found.entries, tar_content), data)
-    return Source(root, named if numbers else [], labels, images, found.others)
+    if data.has_vectors:
+        return _source(root, labels, names, images, found.others)
+    numbers = _numbered(labels.tolist())
+    named = names if len(names) >= len(numbers) else numbers  # a part of a data set may lack its last classes
+    return _source(root, labels, named if numbers else [], images, found.others)
 
 
 def _table(read: Callable[[Data], TableImages]) -> Callable[[Data, bool, int], Source]:
     def opened(data: Data, wants_classes: bool, workers: int) -> Source:
-        images = read(data.model_copy(update={"num_classes": int(wants_classes)}))
-        labels = images.labels.tolist()
-        classes = list(images.source.classes) or _numbered(labels)
-        return Source(Path(str(data.root)), classes, labels, OutsideOriginals(images, data))
+        images = read(data if data.has_vectors else data.model_copy(update={"num_classes": int(wants_classes)}))
+        labels, classes = images.labels, list(images.source.classes)
+        if not classes and not data.has_vectors:
+            classes = _numbered(labels.tolist())
+        return _source(Path(str(data.root)), labels, classes, OutsideOriginals(images, data))
 
     return opened
 
@@ -192,8 +229,10 @@ def _outside(data: Data, wants_classes: bool, workers: int) -> Source:
         build = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision
     dataset: OutsideImages = build(data)
     root, images, num = Path(data.root or data.kind), OutsideOriginals(dataset, data), len(dataset)
-    found = _labels(images, root, num, workers) if wants_classes else None
     names = list(dataset.class_names)
+    if data.has_vectors:
+        return _source(root, _vectors(images, data, num, workers), names, images)
+    found = _labels(images, root, num, workers) if wants_classes else None
     numbers = _numbered(found or [])
     classes = names if found and len(names) > max(found) else numbers
     return Source(root, classes, found or [0] * num, images)
@@ -212,12 +251,29 @@ def _labels(images: OutsideOriginals, root: Path, num: int, workers: int) -> lis
         _log.info("%s: no classes: %s", root, first or "no image can be read")
         return None
     for index, label in enumerate(found):
+        assert not isinstance(label, np.ndarray)
         if isinstance(label, str) or (label is not None and label < 0):
             problem = (
                 f"has no class number for {images.name(index)}: {label if isinstance(label, str) else shown(label)}"
             )
             raise UserError("SRC", str(root), problem, "correct it, or give data.num_classes=0")
     return [label if isinstance(label, int) else 0 for label in found]
+
+
+def _vectors(images: OutsideOriginals, data: Data, num: int, workers: int) -> np.ndarray:
+    """Read the vector of each sample (N, K). A sample that cannot be read has a null one.
+
+    Raises:
+        UserError: A label does not fit the recipe's keys.
+    """
+    found = np.zeros((num, data.condition_width), np.float32)
+    with in_order(label_of, iter(range(num)), min(workers, num), images) as results:
+        for index, label in enumerate(results):
+            if isinstance(label, str):
+                problem = f"has a label that does not fit, of {images.name(index)}: {label}"
+                raise UserError("SRC", data.root or data.kind, problem, "correct it, or the keys that describe labels")
+            found[index] = 0 if label is None else label
+    return found
 
 
 def _numbered(labels: list[int]) -> list[str]:

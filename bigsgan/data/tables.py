@@ -8,12 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from bigsgan.config.data import Data
+from bigsgan.data.datasets import Label
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
+from bigsgan.data.labels import vector_of
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, shown
 
-_NAMING = "name what has the class numbers (data.label_key), or set data.num_classes=0"
+_NAMING = "name what has the labels (data.label_key), or set data.num_classes=0 and data.condition_size=0"
 
 
 class Table(Protocol):
@@ -21,13 +23,13 @@ class Table(Protocol):
 
     files: Sequence[str]  # that hold the rows
     classes: Sequence[str]  # names of the classes; empty if they have none
-    labels: np.ndarray | None  # the class of each row, int64 (N,); None if there are none
+    labels: np.ndarray | None  # of the rows, (N,) int64 or (N, K) float32; None if there are none
 
     def __len__(self) -> int:
         """Return N."""
 
-    def __getitem__(self, row: int) -> tuple[Any, int]:
-        """Return the image of a row, in a form that ``OutsideImages`` converts, and its class."""
+    def __getitem__(self, row: int) -> tuple[Any, Label]:
+        """Return the image of a row, in a form that ``OutsideImages`` converts, and its label."""
 
 
 class TableImages(OutsideImages):
@@ -44,14 +46,14 @@ class TableImages(OutsideImages):
         super().__init__(source, data, name)
         if not len(source):
             raise UserError("data.root", data.root, "contains no images", "give a file with images")
-        if source.labels is not None and (lowest := int(source.labels.min())) < 0:
+        if source.labels is not None and not data.has_vectors and (lowest := int(source.labels.min())) < 0:
             row = int(source.labels.argmin())
             raise UserError("data.root", data.root, f"has a class below 0, {shown(lowest)} in row {row}", _NAMING)
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each image, int64 (N,)."""
-        found = self.source.labels if self.data.num_classes else None
+        """The label of each image, (N,) int64 or (N, K) float32."""
+        found = self.source.labels if self.data.condition_width else None
         return np.zeros(len(self), np.int64) if found is None else found
 
     def fingerprint(self) -> Fingerprint:
@@ -59,17 +61,30 @@ class TableImages(OutsideImages):
         return Fingerprint(len(self), "", digest([self.labels.tobytes()]), file_sizes(self.source.files))
 
 
+def vectors_of(data: Data, labels: Sequence[Any]) -> np.ndarray:
+    """Return the vectors (N, K) float32 of the rows' labels; see ``as_vector``.
+
+    Raises:
+        UserError: One does not fit the recipe.
+    """
+    found = np.zeros((len(labels), data.condition_width), np.float32)
+    for row, label in enumerate(labels):
+        found[row] = vector_of(data, f"row {row}", label)
+    return found
+
+
 def check_classes(images: TableImages, data: Data) -> TableImages:
-    """Return a table whose classes are the recipe's.
+    """Return a table whose labels are the recipe's.
 
     Raises:
         UserError: They are not.
     """
     source = images.source
-    if not data.num_classes:
+    if data.condition_width and source.labels is None:
+        raise UserError("data.root", data.root, "has no labels", _NAMING)
+    if not data.num_classes or data.has_vectors:
         return images
-    if source.labels is None:
-        raise UserError("data.root", data.root, "has no class numbers", _NAMING)
+    assert source.labels is not None
     found = len(source.classes) or int(source.labels.max()) + 1
     if found != data.num_classes:
         raise wrong_num_classes(data, found, "classes")

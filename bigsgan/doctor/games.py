@@ -71,10 +71,11 @@ TINY_GAMES: dict[str, list[str]] = {
         "discriminator={family: biggan_deep, channels: 4, attention: [8]}",
     ],
     "biggan_light": [
+        "data={kind: synthetic, resolution: 16, num_images: 64, num_classes: 3, condition_size: 2}",
         "generator={channels: 2, latent_size: 12, embedding_size: 6, block: inverted_residual, width: 3, depth: 1}",
         "discriminator={channels: 2, block: grouped, groups: 2, depth: 2, width: 3}",
         "objective.loss=non_saturating",  # with hinge, D's bias has no gradient while all logits are within the margin
-        "optimizer.generator.lr=0.006",
+        "optimizer.generator.lr=0.015",
     ],
     "biggan_unshared": [
         "generator={channels: 2, latent_size: 12, shared_embedding: false, hierarchical: false, norm_eps: 0.01}",
@@ -123,7 +124,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.05",
     ],
     "mlp": [
-        "data.resolution=[12,20]",
+        "data={kind: synthetic, resolution: [12, 20], num_images: 64, num_classes: 0, condition_size: 3}",
         "generator={family: mlp, latent_size: 12, width: 16, depth: 2}",
         "discriminator={family: mlp, width: 16, depth: 2}",
         "optimizer.generator.lr=0.006",
@@ -142,7 +143,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "optimizer.discriminator.lr=0.02",
     ],
     "stylegan2_architectures": [  # other architectures than the published ones
-        "data.resolution=[16,24]",
+        "data={kind: synthetic, resolution: [16, 24], num_images: 64, num_classes: 0, condition_size: 3}",
         f"generator={{latent_size: 8, w_size: 8, architecture: resnet, {_STYLEGAN2}}}",
         f"discriminator={{{_STYLEGAN2}, architecture: skip, mbstd_group: 2}}",
         "optimizer.generator.lr=0.04",

@@ -18,6 +18,7 @@ from bigsgan.adversarial import LatentSource, SampleDraws
 from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
+from bigsgan.data.conditions import conditions_of
 from bigsgan.doctor.adversarial_weights import adversarial_weights
 from bigsgan.doctor.distance import Distance
 from bigsgan.doctor.games import awake
@@ -88,12 +89,13 @@ class Reference:
         self.kept: dict[int, Any] = {}  # images for D's steps, by update, if updates overlap
         draws = Draws(recipe.seed)
         self.draws = SampleDraws(draws, self.device)
-        self.source = LatentSource(self.draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
         self.parts = {n: Slice(recipe.batch, recipe.accumulation_of(n), 0, 1) for n in NETWORKS}
         part = self.parts["discriminator"]
         self.teacher: Any = build_teacher(recipe, self.device)
         self.distance = Distance(recipe, self.device)
         dataset = build_training_dataset(recipe.data)
+        conditions = conditions_of(recipe.data, dataset, recipe.objective.fake_labels == "frequencies")
+        self.source = LatentSource(self.draws, recipe.latent_size, conditions, recipe.generator.draws)
         shows = self.teacher is not None
         self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=shows)
 

@@ -1,6 +1,7 @@
 """Images in .npz files, as ADM's evaluation suite reads and writes them (Dhariwal and Nichol 2021, arXiv 2105.05233).
 
-Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64 under `arr_1`, if there are classes.
+Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64, or vectors (N, K) float32,
+under `arr_1`, if there are any.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def write_images(
             raise ValueError(f"it lacks {counted(left, 'image')}")
         if labels is not None:
             with archive.open(zipfile.ZipInfo(f"{LABELS}.npy"), "w") as member:
-                np.lib.format.write_array(member, np.asarray(labels, dtype=np.int64), allow_pickle=False)
+                np.lib.format.write_array(member, np.asarray(labels), allow_pickle=False)
 
 
 def mapped_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:

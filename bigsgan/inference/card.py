@@ -54,6 +54,8 @@ _USE = {
     "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {height}, {width}){values}",
     "classes": "{made} = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
     "# latents, classes -> (4, {channels}, {height}, {width}){values}",
+    "vectors": "{made} = G(torch.randn(4, {latent_size}), torch.zeros(4, {numbers}))  "
+    "# latents, labels -> (4, {channels}, {height}, {width}){values}",
     "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) -> (n, {channels}, {height}, {width}), "
     "both in [-1, 1]",
 }
@@ -84,6 +86,7 @@ def model_card(
     """
     data = recipe.data
     kind = "pairs" if recipe.translates else "classes" if data.num_classes else "latents"
+    kind = "vectors" if data.has_vectors else kind
     size_text = f"{data.resolution.height} x {data.resolution.width}"
     decoded = data.kind == "latents"  # the user decodes them
     size = data.network_size if decoded else data.resolution
@@ -91,6 +94,7 @@ def model_card(
     use = _USE[kind].format(
         latent_size=recipe.latent_size,
         classes=data.num_classes,
+        numbers=data.condition_width,
         channels=data.channels if decoded else data.image_channels,
         inputs=recipe.input_channels,
         height=size.height,

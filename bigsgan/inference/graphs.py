@@ -64,7 +64,7 @@ class _Latents(_Graph):
 
 
 class _Classes(_Graph):
-    """Latents (N, Z), labels (N,) int64 -> images (N, C, R, R)."""
+    """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, R, R)."""
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.network(z, y)
@@ -82,7 +82,7 @@ class _Translated(_Graph):
 
 
 class _ClassStyles(nn.Module):
-    """Latents (N, Z), labels (N,) int64, truncation psi () -> images (N, C, R, R)."""
+    """Latents (N, Z), labels (N,) int64 or (N, K) float32, truncation psi () -> images (N, C, R, R)."""
 
     def __init__(self, network: LayerStack) -> None:
         super().__init__()
@@ -151,8 +151,8 @@ def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
         return _Translated(network, recipe.generator.draws)
     if recipe.generator.has_styles:
         styles = _ClassStyles(network)
-        return styles if recipe.data.num_classes else _Styles(styles)
-    return (_Classes if recipe.data.num_classes else _Latents)(network)
+        return styles if recipe.data.condition_width else _Styles(styles)
+    return (_Classes if recipe.data.condition_width else _Latents)(network)
 
 
 def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
@@ -163,7 +163,9 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
         pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
         return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
     inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}
-    if data.num_classes:
+    if data.has_vectors:
+        inputs["y"] = torch.from_numpy(draws.normal("graph/label", (0,), 0, num, data.condition_width))
+    elif data.num_classes:
         inputs["y"] = torch.from_numpy(draws.integers("graph/label", (0,), 0, num, data.num_classes))
     if recipe.generator.has_styles:
         inputs["psi"] = torch.tensor(_PSI)

@@ -21,7 +21,7 @@ from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
-from bigsgan.models.build import build_network, network_on_meta, with_images
+from bigsgan.models.build import build_network, network_on_meta, null_labels, with_images
 from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime.paths import check_regular, read_text
 
@@ -57,7 +57,7 @@ class ExportedNetwork(nn.Module):
         Args:
             first: For a generator, latents (N, Z) or input images. For a discriminator, (N, L * C', S, S): images in
                 [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
-            labels: Classes (N,) int64; None for class 0.
+            labels: Classes (N,) int64, or vectors (N, K) float32; None for class 0, or null vectors.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
@@ -66,7 +66,7 @@ class ExportedNetwork(nn.Module):
             discriminator's logits (N, ...).
         """
         if labels is None:
-            labels = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+            labels = null_labels(self.recipe.data, len(first)).to(first.device)
         if not rest and getattr(self.recipe, self.header["network"]).draws:
             rest = (torch.arange(len(first), device=first.device),)
         return self.network(first, labels, *rest)

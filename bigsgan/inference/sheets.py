@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bigsgan.data import build_dataset, readable_images
 from bigsgan.data.codecs import build_codec
+from bigsgan.data.conditions import Conditions
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
 from bigsgan.errors import UserError
@@ -38,11 +39,14 @@ class Sheet(NamedTuple):
 class Sampler:
     """Makes sheets from a generator of images from latents."""
 
-    def __init__(self, trained: TrainedNetwork, seed: int, batch: int, standing: bool = True) -> None:
+    def __init__(
+        self, trained: TrainedNetwork, seed: int, batch: int, conditions: Conditions, standing: bool = True
+    ) -> None:
         """Take a generator, to compute ``batch`` images at a time; ``seed`` is for the latents.
 
-        ``standing`` gives batch norm standing statistics; otherwise it uses its own.
+        ``standing`` gives batch norm standing statistics, over ``conditions``; otherwise it uses its own.
         """
+        self.conditions = conditions
         self._trained, self._recipe, self._draws = trained, trained.recipe, Draws(seed)
         self._batch, self._standing = batch, standing
 
@@ -54,7 +58,8 @@ class Sampler:
         set_psi(self._trained.network, truncation)
         if not self._standing:
             return
-        batches = standing_batches(self._recipe, self._threshold(truncation), self._batch, self._trained.device)
+        threshold, device = self._threshold(truncation), self._trained.device
+        batches = standing_batches(self._recipe, self.conditions, threshold, self._batch, device)
         stand_statistics(self._trained.network, self._trained.infer, batches)
 
     def inputs(self, first: int, labels: Tensor, truncation: float | None) -> MicroBatch:
@@ -68,29 +73,34 @@ class Sampler:
         statistics = self._recipe.sample_statistics if self._standing else "running"
         return sample(network, self._trained.show, inputs, self._batch, statistics)
 
-    def grid(self, num: int, columns: Sequence[int], truncation: float | None) -> Sheet:
-        """Make ``num`` images, with a column for each class of ``columns``."""
+    def grid(self, num: int, columns: Tensor, truncation: float | None) -> Sheet:
+        """Make ``num`` images, with a column for each label of ``columns``, (columns,) or (columns, K)."""
         self.prepare(truncation)
-        labels = torch.tensor(columns)[torch.arange(num) % len(columns)]
+        labels = columns[torch.arange(num) % len(columns)]
         return Sheet(self.images(self.inputs(0, labels, truncation)), len(columns))
 
-    def sweep(self, columns: Sequence[int], truncations: Sequence[float]) -> Sheet:
+    def sweep(self, columns: Tensor, truncations: Sequence[float]) -> Sheet:
         """Make the same samples with each truncation, one row for each."""
         rows = [self.grid(len(columns), columns, truncation).images for truncation in truncations]
         return Sheet(torch.cat(rows), len(columns))
 
-    def interpolation(self, columns: Sequence[int], steps: int, truncation: float | None, morph: bool) -> Sheet:
+    def interpolation(self, columns: Tensor, steps: int, truncation: float | None, morph: bool) -> Sheet:
         """Make rows of ``steps`` images, each from one sample to the next, along great circles of the latents.
 
         Args:
-            columns: Class of each row's first sample; the last row ends at the first row's.
+            columns: Label of each row's first sample; the last row ends at the first row's.
             steps: Images in a row.
             truncation: Truncation of the latents.
-            morph: Also interpolate between the classes' embeddings; otherwise a row keeps its first class.
+            morph: Also interpolate between the labels' embeddings; otherwise a row keeps its first label.
         """
         self.prepare(truncation)
-        latents, labels, *rest = self.inputs(0, torch.tensor(columns), truncation)
-        if morph and not any(isinstance(module, _TABLES) for module in self._trained.network.modules()):
+        latents, labels, *rest = self.inputs(0, columns, truncation)
+        are_vectors = labels.dim() > 1
+        if (
+            morph
+            and not are_vectors
+            and not any(isinstance(module, _TABLES) for module in self._trained.network.modules())
+        ):
             family = self._recipe.generator.family
             raise UserError("--morph", None, f"is not supported by generators of family {family}", "remove the option")
         rows = []
@@ -99,15 +109,19 @@ class Sampler:
             for step in range(steps):
                 share = step / steps
                 z = slerp(latents[i], latents[j], share)[None]
-                one = (z, labels[i : i + 1], *(entry[i : i + 1] for entry in rest))
-                with self._between(int(labels[i]), int(labels[j]), share if morph else 0.0):
-                    rows.append(self.images(one))
+                label, seeds = labels[i : i + 1], [entry[i : i + 1] for entry in rest]
+                if are_vectors or not morph:
+                    label = label.lerp(labels[j : j + 1], share) if morph else label
+                    rows.append(self.images((z, label, *seeds)))
+                    continue
+                with self._between(int(labels[i]), int(labels[j]), share):
+                    rows.append(self.images((z, label, *seeds)))
         return Sheet(torch.cat(rows), steps)
 
-    def mixed_styles(self, columns: Sequence[int], rows: int, crossover: int, truncation: float | None) -> Sheet:
+    def mixed_styles(self, columns: Tensor, rows: int, crossover: int, truncation: float | None) -> Sheet:
         """Make images with coarse styles by row and fine styles by column (Karras et al. 2019, figure 3).
 
-        The first row and column show the samples themselves; the corner is black. ``columns`` are classes, and
+        The first row and column show the samples themselves; the corner is black. ``columns`` are labels, and
         ``crossover`` is the number of styles that count as coarse.
         """
         if not self._mappings():
@@ -118,7 +132,7 @@ class Sampler:
             raise UserError("--mix", crossover, problem, f"give 1 to {num_styles - 1}")
         self.prepare(truncation)
         network = self._trained.network
-        labels = torch.tensor([columns[0]] * rows + list(columns))
+        labels = torch.cat([columns[:1]] * rows + [columns])
         network.eval()
         with torch.no_grad():
             latents, all_labels, seeds = self.inputs(0, labels, None)

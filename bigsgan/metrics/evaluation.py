@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bigsgan.config.data import Data
 from bigsgan.config.metrics import ENDINGS, FIDELITIES, LEAST_IMAGES, OUTSIDE, Metric
+from bigsgan.data.conditions import Conditions, picked
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -84,18 +85,20 @@ class Evaluation:
         batch: int,
         cache: Path,
         tell: Tell = lambda _: None,
+        conditions: Conditions = range(1),
     ) -> None:
         """Prepare metrics of images, which ``ppl`` is not; this reads no image yet.
 
         ``reals`` are the images to compare with, or their statistics. The directory ``cache`` keeps statistics of
-        images. ``tell`` is called with texts about progress. Metrics of the user's own code are built.
+        images. ``tell`` is called with texts about progress. ``conditions`` are those of samples, where labels are
+        vectors. Metrics of the user's own code are built.
 
         Raises:
             UserError: A metric does not fit the network or the data.
         """
         self._asked, self.features, self._data = asked, features, data
         self._against = reals if isinstance(reals, Reference) else Reference(reals)
-        self._batch, self._cache, self._tell = batch, cache, tell
+        self._batch, self._cache, self._tell, self._conditions = batch, cache, tell, conditions
         self._reals: Impressions | None = None
         self._meters = [Meter(metric, "metrics.names") for metric in asked if metric.kind == OUTSIDE]
         if self._against.images is not None and len(self._against.images) < LEAST_IMAGES:
@@ -105,8 +108,8 @@ class Evaluation:
             if metric.kind in _BY_LOGITS and features.num_classes is None:
                 problem = f"needs class logits, which {features.name} does not compute"
                 raise UserError("metrics", metric.name, problem, "choose a network that classifies, such as inception")
-            if metric.kind == "cfid" and not (data.num_classes and self._against.labelled):
-                raise UserError("metrics", metric.name, "needs data with classes", "use fid instead")
+            if metric.kind == "cfid" and (data.has_vectors or not (data.num_classes and self._against.labelled)):
+                raise UserError("metrics", metric.name, "needs data with one class for each image", "use fid instead")
             if self._against.images is None and metric.kind not in ("fid", "is"):
                 raise UserError("metrics", metric.name, "needs real images, not their statistics", "remove it")
 
@@ -185,15 +188,15 @@ class Evaluation:
         for start in range(0, max(nums), step):
             self._tell(f"sample {start} of {max(nums)}")
             first = start + self._batch * replica.number
-            asked = drawn_labels(first, self._batch, labels)
-            made = generate(first, asked)
+            classes = drawn_labels(first, self._batch, labels)
+            made = generate(first, self._drawn_vectors(first) if self._data.has_vectors else classes)
             positions = torch.arange(first, first + self._batch)
             own = slice(replica.part, None, replica.num_parts)
             if stopped():
                 return None
             if len(positions[own]):
                 pixels = encode(made.images[own])
-                found.add(self.features(pixels), positions[own], asked[own])
+                found.add(self.features(pixels), positions[own], classes[own])
                 for meter in self._meters:
                     meter.add(pixels, positions[own], meter.metric.num)
                 for mean in means:
@@ -201,6 +204,11 @@ class Evaluation:
                     mean.add(pixels, made.targets[own], positions[own])
         found.over_ranks()
         return found
+
+    def _drawn_vectors(self, first: int) -> Tensor:
+        """Draw labels (batch, K) of the samples from number ``first`` on, from those of the data."""
+        places = Draws(seed=0).integers("metrics/labels", (), first, self._batch, len(self._conditions))
+        return picked(self._conditions, places)
 
 
 class _Comparison:

@@ -99,7 +99,8 @@ def each_real(
             tell(f"real image {int(part[0])} of {num}")
             corrupt.count(read)
             images = read.images[:, -data.image_channels :]  # the target of a pair, and of two domains the second
-            yield images.to(comm.device()), part, read.labels
+            classes = torch.zeros(len(part), dtype=torch.int64) if data.has_vectors else read.labels
+            yield images.to(comm.device()), part, classes
 
 
 def order_of_images(num: int) -> np.ndarray:
@@ -108,8 +109,8 @@ def order_of_images(num: int) -> np.ndarray:
 
 
 def num_labels(data: Data) -> int:
-    """Number of classes of a data set; 1 if its images have none."""
-    return max(data.num_classes, 1)
+    """Number of classes of a data set; 1 if its images do not have one each."""
+    return 1 if data.has_vectors else max(data.num_classes, 1)
 
 
 def _read(dataset: ImageDataset, data: Data, indices: Sequence[np.ndarray]) -> Iterator[Batch]:

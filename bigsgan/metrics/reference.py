@@ -77,7 +77,7 @@ def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
     gaussian = _gaussian(arrays, width, refused) if {"mu", "sigma"} & arrays.keys() else None
     images = _images(arrays[IMAGES], data, refused) if IMAGES in arrays else None
     labels = None
-    if images is not None and LABELS in arrays and data.num_classes:
+    if images is not None and LABELS in arrays and data.num_classes and not data.has_vectors:
         labels = _labels(arrays[LABELS], len(images), data, refused)
     if gaussian is None and images is None:
         raise refused(f"has neither {IMAGES} nor mu and sigma", "give images or statistics")
@@ -86,7 +86,7 @@ def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
             f"has {counted(len(images), 'image')}, and metrics need at least {LEAST_IMAGES}", "give more images"
         )
     dataset = None if images is None else MappedImages(images, labels)
-    return Reference(dataset, gaussian, labels is not None or not data.num_classes)
+    return Reference(dataset, gaussian, labels is not None or not data.num_classes or data.has_vectors)
 
 
 def _gaussian(arrays: Mapping[str, np.ndarray], width: int, refused: Refused) -> Gaussian:

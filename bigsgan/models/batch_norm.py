@@ -207,7 +207,7 @@ class ConditionalBatchNorm(nn.Module):
 class ClassBatchNorm(ConditionalBatchNorm):
     """Batch norm with a learned gain and bias for each class and channel (Dumoulin et al. 2017, arXiv 1610.07629).
 
-    The condition is the labels (N,) int64, and its size the number of classes.
+    The condition is the labels (N,) int64, and its size the number of classes; or a vector, and its size.
     """
 
     def _map(self, num_classes: int, channels: int) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bigsgan.config import Recipe
+from bigsgan.config.data import Data
 from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.outside import is_outside
 from bigsgan.models import gat
@@ -27,7 +28,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     """
     section: Any = getattr(recipe, network)
     data = recipe.data
-    condition = data.input_channels if section.paired else data.num_classes
+    condition = data.input_channels if section.paired else data.condition_width
     if is_outside(section.family):
         layers = outside_layers(recipe, network)
     else:
@@ -70,6 +71,17 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
     if codec.kind == "dct":
         more.append(FromCosines(codec.block, codec.scale or 1.0))
     return LayerStack([*generator.layers.values(), *more], generator.checkpointing) if more else generator
+
+
+def example_labels(data: Data, num: int) -> torch.Tensor:
+    """Return labels as the data may have them, (num,) int64 or (num, K) float32: its classes or numbers in turn."""
+    places = torch.arange(num) % max(data.condition_width, 1)
+    return torch.zeros(num, data.condition_width).scatter_(1, places[:, None], 1.0) if data.has_vectors else places
+
+
+def null_labels(data: Data, num: int) -> torch.Tensor:
+    """Return labels of class 0, (num,) int64, or null vectors (num, K) float32."""
+    return torch.zeros(num, data.condition_width) if data.has_vectors else torch.zeros(num, dtype=torch.int64)
 
 
 def initial_seed(recipe: Recipe, network: str) -> int:

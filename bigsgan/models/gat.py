@@ -96,10 +96,10 @@ class Mapping(nn.Module):
         """Of w over the same latents, computed once for each class there is: (N,) -> (N, W)."""
         seeds = torch.arange(_MEAN_LATENTS, device=labels.device)
         drawn = noise.normal(seeds, _MEAN_STREAM, (self.latent_size,)).to(self.layers.first.weight.dtype)
-        classes, places = labels.unique(return_inverse=True)
+        classes, places = labels.unique(dim=0, return_inverse=True)
         means = []
         for some in classes.split(_MOST_ROWS // _MEAN_LATENTS):
-            w = self._of(drawn.repeat(len(some), 1), some.repeat_interleave(_MEAN_LATENTS))
+            w = self._of(drawn.repeat(len(some), 1), some.repeat_interleave(_MEAN_LATENTS, dim=0))
             means.append(w.view(len(some), _MEAN_LATENTS, -1).mean(dim=1))
         return torch.cat(means)[places]
 

@@ -23,6 +23,7 @@ from bigsgan.images.size import Size
 from bigsgan.models import attention, convolutions, spectral
 from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators, draw_orthogonal
+from bigsgan.models.plain import embed
 from bigsgan.models.precision import full
 from bigsgan.models.resizing import pool_average, pool_average_beside, upsample_nearest_onto
 
@@ -256,18 +257,18 @@ class SpectralLinear(SpectralLayer):
 
 
 class SpectralEmbedding(SpectralLayer):
-    """Embedding table: labels (N,) int64 -> (N, F)."""
+    """Embedding table: labels (N,) int64, or vectors of K numbers -> (N, F); see ``embed``."""
 
     def __init__(self, num_classes: int, features: int) -> None:
         super().__init__((num_classes, features))
 
     def forward(self, labels: Tensor) -> Tensor:
         """Look the labels up."""
-        return F.embedding(labels, self.normalized_weight())
+        return embed(labels, self.normalized_weight())
 
 
 class Embedding(nn.Module):
-    """Embedding table without normalization: labels (N,) int64 -> (N, F)."""
+    """Embedding table without normalization: labels (N,) int64, or vectors of K numbers -> (N, F); see ``embed``."""
 
     def __init__(self, num_classes: int, features: int) -> None:
         super().__init__()
@@ -281,7 +282,7 @@ class Embedding(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         """Look the labels up."""
-        return F.embedding(labels, self.weight)
+        return embed(labels, self.weight)
 
 
 class RankAverages(StatefulLayer):

@@ -236,6 +236,7 @@ def _call(recipe: Recipe, network: str) -> Make:
     known = {
         "latent_size": recipe.latent_size,
         "num_classes": data.num_classes,
+        "condition_size": data.condition_size,
         "resolution": data.network_size.value,
         "image_channels": data.channels,
     }

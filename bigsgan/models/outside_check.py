@@ -20,7 +20,7 @@ from bigsgan.config.families.outside import is_outside
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.models import dual
 from bigsgan.models.batch_norm import GlobalBatchNorm
-from bigsgan.models.build import initial_seed
+from bigsgan.models.build import example_labels, initial_seed
 from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside import outside_layers
@@ -134,7 +134,7 @@ def _check_memory(field: str, family: str, stack: LayerStack, number: int, num_s
 def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
     """Return a network's inputs for so many samples, as a recipe has them; the same at each call."""
     generator, data = torch.Generator().manual_seed(0), recipe.data
-    labels = torch.arange(num) % max(data.num_classes, 1)
+    labels = example_labels(data, num)
 
     def images(channels: int) -> Tensor:
         return torch.rand(num, channels, *data.network_size, generator=generator) * 2 - 1

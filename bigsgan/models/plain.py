@@ -87,19 +87,24 @@ class Linear(Weighted):
         return multiply(F.linear, x.to(self.weight.dtype), self.weight, self.bias)
 
 
+def embed(labels: Tensor, table: Tensor) -> Tensor:
+    """Return the rows of a table (K, F) for labels (N,) int64, or their sums weighted by vectors (N, K): (N, F)."""
+    return F.embedding(labels, table) if labels.dim() == 1 else F.linear(labels.to(table.dtype), table.t())
+
+
 class Embedding(Weighted):
-    """Embedding table: labels (N,) int64 -> (N, F)."""
+    """Embedding table: labels (N,) int64, or vectors of K numbers -> (N, F); see ``embed``."""
 
     def __init__(self, num_classes: int, features: int, std: float = 1.0) -> None:
         super().__init__((num_classes, features), std, None)
 
     def forward(self, labels: Tensor) -> Tensor:
         """Look the labels up."""
-        return F.embedding(labels, self.weight)
+        return embed(labels, self.weight)
 
 
 class LatentWithClass(nn.Module):
-    """Joins a latent (N, Z) and, if there are classes, the label's embedding (N, E): (N, Z + E)."""
+    """Joins a latent (N, Z) and, if there are conditions, the label's embedding (N, E): (N, Z + E)."""
 
     def __init__(self, latent_size: int, num_classes: int, embedding_size: int) -> None:
         super().__init__()
@@ -107,5 +112,5 @@ class LatentWithClass(nn.Module):
         self.features = latent_size + (embedding_size if num_classes else 0)
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """(N, Z), (N,) -> (N, features)."""
+        """(N, Z), (N,) or (N, K) -> (N, features)."""
         return latents if self.embedding is None else torch.cat([latents, full(self.embedding(labels))], dim=1)

@@ -21,7 +21,7 @@ from bigsgan.models import fir, fused, noise
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.dual import linearly, multiply
 from bigsgan.models.initial import Generators, draw_normal
-from bigsgan.models.plain import Weighted
+from bigsgan.models.plain import Weighted, embed
 from bigsgan.models.precision import full
 
 SLOPE = 0.2
@@ -131,12 +131,12 @@ class FullyConnected(Rectifying):
 
 
 class LabelEmbedding(FullyConnected):
-    """The linear map of a one-hot label: labels (N,) int64 -> (N, F)."""
+    """The linear map of a condition: labels (N,) int64, which count as one-hot, or vectors of K numbers -> (N, F)."""
 
     def forward(self, labels: Tensor) -> Tensor:
-        """Pick the label's column, in float32 whatever the weight's type."""
-        column = F.embedding(labels, self.weight.t())
-        return full(column) * self.weight_gain + full(self.bias) * self.bias_gain
+        """Map, in float32 whatever the weight's type."""
+        table = self.weight.t() if labels.dim() == 1 else full(self.weight).t()
+        return full(embed(labels, table)) * self.weight_gain + full(self.bias) * self.bias_gain
 
 
 class MappingNetwork(torch.nn.Module):

@@ -20,6 +20,7 @@ from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data.conditions import Conditions, conditions_of
 from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
 from bigsgan.data.order import Stretch
@@ -80,6 +81,7 @@ class Inputs(NamedTuple):
 
     shown: ImageDataset
     dataset: ImageDataset  # to train on: ``shown``, or crops of its images
+    conditions: Conditions  # what samples are conditioned on
     frozen: dict[str, str]  # digests of the files of frozen networks
     own: Own  # loss and terms from outside
     measuring: Measuring | None
@@ -102,12 +104,13 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     check_freezing(recipe)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
+    conditions = by_each(comm, lambda: conditions_of(recipe.data, shown))
     frozen = checked_frozen(recipe, start.found.layout if start.found else {})
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
     batch = batch_slices(plan, comm.rank())["generator"]["generator"].num_samples
     measuring = Measuring(plan, out, shown, batch, rank_log) if recipe.metrics else None
-    return Inputs(shown, dataset, frozen, own, measuring)
+    return Inputs(shown, dataset, conditions, frozen, own, measuring)
 
 
 def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
@@ -118,7 +121,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     """
     plan, device, rank = on_this_machine(plan), comm.device(), comm.rank()
     recipe, slices, draws = plan.recipe, batch_slices(plan, rank), Draws(plan.recipe.seed)
-    shown, dataset, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
+    shown, dataset, conditions, frozen, own, measuring = open_inputs(plan, out, start, rank_log)
     names = comm.from_rank_zero(list(shown.class_names))  # equal data has equal names, but for others' code
     recipe = recipe.model_copy(update={"data": with_class_names(recipe.data, names)})
     saver = checkpoint.Saver(out / "checkpoints", comm, recipe.checkpoints, rank_log.moved)
@@ -153,7 +156,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         source=source,
         step=step,
         ema=ema,
-        grid=_build_grid(recipe, shown, reporter, None if start.found else counters.nimg),
+        grid=_build_grid(recipe, shown, conditions, reporter, None if start.found else counters.nimg),
         sampling_batch=slices["generator"]["generator"].num_samples,
         standing=standing,
         counters=counters,
@@ -289,7 +292,9 @@ def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int) -> Repor
     return reporter
 
 
-def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg: int | None) -> SampleGrid:
+def _build_grid(
+    recipe: Recipe, dataset: ImageDataset, conditions: Conditions, reporter: Reporter, nimg: int | None
+) -> SampleGrid:
     """Return the inputs of sample grids.
 
     At the beginning of a run, at ``nimg`` images, report a grid of real images, unless each sample is shown beside one.
@@ -301,7 +306,7 @@ def _build_grid(recipe: Recipe, dataset: ImageDataset, reporter: Reporter, nimg:
         return translation_grid(recipe, images, comm.device())
     if nimg is not None:
         _report_reals(recipe, dataset, images, reporter, nimg)
-    return latent_grid(recipe, comm.device(), images if len(images) > 1 else None)
+    return latent_grid(recipe, conditions, comm.device(), images if len(images) > 1 else None)
 
 
 def _report_reals(recipe: Recipe, dataset: ImageDataset, images: torch.Tensor, reporter: Reporter, nimg: int) -> None:
@@ -360,12 +365,13 @@ def _build_source(
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
     """Build the source of the generator's inputs, and draw the inputs for standing statistics."""
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
+    conditions = conditions_of(recipe.data, dataset, recipe.objective.fake_labels == "frequencies")
     places = [plan.placement(network) for network in NETWORKS]
     own = None
     if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
-    source, standing = build_source(recipe, draws, own), list[MicroBatch]()
+    source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
     if not recipe.translates and has_standing_statistics(recipe):
-        latents = LatentSource(draws, recipe.latent_size, recipe.data.num_classes, recipe.generator.draws)
+        latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)
         standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
     return source, standing

@@ -94,8 +94,9 @@ def _entry(network: str, initial: InitialWeights) -> str:
 
 
 def _as_there(recipe: Recipe, initial: InitialWeights) -> Recipe:
-    """Return this recipe with the other run's number of classes: it has to describe the other run's network."""
-    there = recipe.data.model_copy(update={"num_classes": initial.recipe.data.num_classes})
+    """Return this recipe with the other run's labels: it has to describe the other run's network."""
+    keys = ("num_classes", "condition_size", "multi_label", "missing_labels")
+    there = recipe.data.model_copy(update={key: getattr(initial.recipe.data, key) for key in keys})
     return recipe.model_copy(update={"data": there})
 
 

@@ -21,7 +21,14 @@ from bigsgan.runtime import comm, division
 from bigsgan.training.loop import Run, finish_snapshots, save
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.rank_consistency import open_alike
-from bigsgan.training.sampling import LARGEST_NUM, generator_inputs, sample, shown, stand_statistics
+from bigsgan.training.sampling import (
+    LARGEST_NUM,
+    column_labels,
+    generator_inputs,
+    sample,
+    shown,
+    stand_statistics,
+)
 
 
 def saved(run: Run) -> Path:
@@ -36,7 +43,9 @@ def saved(run: Run) -> Path:
 
 
 @typed
-def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: bool) -> Tensor:
+def sampled(
+    run: Run, num: int, seed: int, classes: Sequence[int] | None, live: bool, conditions: Tensor | None = None
+) -> Tensor:
     """Make images; see ``Trainer.sample``."""
     recipe, generator = run.recipe, run.step.generator
     most = max(recipe.data.num_classes, 1)
@@ -50,7 +59,8 @@ def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: 
             raise UserError("classes", label, f"must be 0 to {most - 1}", "give numbers of the data's classes")
     if not generator.is_held:
         return torch.empty(0)
-    labels = torch.tensor(classes or range(most))[torch.arange(num) % len(classes or range(most))]
+    columns = _columns(run, classes, conditions)
+    labels = columns[torch.arange(num) % len(columns)]
     inputs = generator_inputs(recipe, Draws(seed), "sample", 0, labels, None, comm.device())
     infer, statistics = shown(recipe, generator.infer_everywhere), recipe.sample_statistics
     run.rank_log.phase = "samples"
@@ -59,6 +69,23 @@ def sampled(run: Run, num: int, seed: int, classes: Sequence[int] | None, live: 
     with run.ema.swapped():
         stand_statistics(generator.network, generator.infer_everywhere, run.standing)
         return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
+
+
+def _columns(run: Run, classes: Sequence[int] | None, conditions: Tensor | None) -> Tensor:
+    """Return the labels that samples have in turn."""
+    data = run.recipe.data
+    if not data.has_vectors:
+        if conditions is not None:
+            raise UserError("conditions", None, "needs a run whose labels are vectors", "give classes")
+        return torch.tensor(classes or range(max(data.num_classes, 1)))
+    if classes is not None:
+        raise UserError("classes", list(classes), "must be None where labels are vectors", "give conditions")
+    if conditions is None:
+        return column_labels(data, run.grid.conditions)
+    if conditions.dim() != 2 or conditions.shape[1] != data.condition_width or not len(conditions):
+        problem = f"must be of shape (M, {data.condition_width})"
+        raise UserError("conditions", tuple(conditions.shape), problem, "give the numbers of each label")
+    return conditions.float()
 
 
 @typed

@@ -18,6 +18,7 @@ from torch import Tensor
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.metrics import OUTSIDE, Metric
 from bigsgan.config.run_directory import RECORDS_FILE
+from bigsgan.data.conditions import conditions_of
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
@@ -77,7 +78,8 @@ class Measuring:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
         asked = each_once(section.asked, plan.recipe, dataset)
-        self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell)
+        conditions = conditions_of(plan.recipe.data, dataset)
+        self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell, conditions)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)

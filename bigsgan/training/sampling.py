@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe
+from bigsgan.config.data import Data
 from bigsgan.data.codecs import Codec, build_codec
+from bigsgan.data.conditions import Conditions, picked
 from bigsgan.draws import Draws
 from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
@@ -57,19 +59,18 @@ def has_standing_statistics(recipe: Recipe) -> bool:
 
 
 def standing_batches(
-    recipe: Recipe, truncation: float | None, batch: int, device: torch.device
+    recipe: Recipe, conditions: Conditions, truncation: float | None, batch: int, device: torch.device
 ) -> Sequence[MicroBatch]:
-    """Return inputs for ``stand_statistics``: latents drawn like the samples', labels of all classes as in training.
+    """Return inputs for ``stand_statistics``: latents drawn like the samples', and any of ``conditions``.
 
     There are none if the generator has no such statistics, or reads images.
     The run's seed determines them, so that samples of any seed and an exported file have the same statistics.
     """
     if recipe.translates or not has_standing_statistics(recipe):
         return []
-    draws, classes = Draws(recipe.seed), max(recipe.data.num_classes, 1)
-    batches = []
+    draws, batches = Draws(recipe.seed), []
     for first in range(0, max(STANDING_BATCHES * batch, STANDING_IMAGES), batch):
-        labels = torch.from_numpy(draws.integers("standing/label", (0,), first, batch, classes))
+        labels = picked(conditions, draws.integers("standing/label", (0,), first, batch, len(conditions)))
         batches.append(generator_inputs(recipe, draws, "standing", first, labels, truncation, device))
     return batches
 
@@ -83,14 +84,17 @@ class SampleGrid:
     frame: Callable[[Tensor], Tensor]  # puts each pair's input and target beside its image
     # real images (n, C, H, W) to compare samples with, on rank 0; None for pairs
     reals: Tensor | None = None
+    conditions: Conditions = range(1)  # what samples may be conditioned on
 
 
-def latent_grid(recipe: Recipe, device: torch.device, reals: Tensor | None = None) -> SampleGrid:
-    """Return a grid of fixed latents. If there are classes, each column is one of them."""
-    columns = column_classes(recipe.data.num_classes)
-    labels = torch.tensor(columns).repeat(GRID_ROWS)
+def latent_grid(
+    recipe: Recipe, conditions: Conditions, device: torch.device, reals: Tensor | None = None
+) -> SampleGrid:
+    """Return a grid of fixed latents. If there are conditions, each column has one of them."""
+    columns = column_labels(recipe.data, conditions)
+    labels = columns[torch.arange(GRID_ROWS * len(columns)) % len(columns)]
     inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
-    return SampleGrid(inputs, len(columns), lambda images: images, reals)
+    return SampleGrid(inputs, len(columns), lambda images: images, reals, conditions)
 
 
 def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:
@@ -169,9 +173,9 @@ def check_guidance(recipe: Recipe, guidance: float) -> None:
     """Refuse a guidance with which no samples can be made.
 
     Raises:
-        UserError: It is not finite, or the generator has no guidance or no classes.
+        UserError: It is not finite, or the generator has no guidance, or samples have no class each.
     """
-    if not recipe.generator.has_guidance or not recipe.data.num_classes:
+    if not recipe.generator.has_guidance or not recipe.data.num_classes or recipe.data.has_vectors:
         raise UserError("--guidance", None, "needs a GAT or CAT with classes", "remove the option")
     if not math.isfinite(guidance):
         raise UserError("--guidance", guidance, "must be a finite number", "give a number such as 1.5")
@@ -227,6 +231,14 @@ def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
         yield
     finally:
         network.train()
+
+
+def column_labels(data: Data, conditions: Conditions) -> Tensor:
+    """Return the label of each column of a sample grid: those of ``column_classes``, or of images over the data set."""
+    if not data.has_vectors:
+        return torch.tensor(column_classes(data.num_classes))
+    num = min(UNCONDITIONAL_COLUMNS, len(conditions))
+    return picked(conditions, np.arange(num) * len(conditions) // num)
 
 
 def column_classes(num_classes: int) -> list[int]:

@@ -33,7 +33,7 @@ CASES = {
         "must be 1 or 3, got 2", "set data.input_channels=1 for greyscale or 3 for"),
     "l1 without targets": (["objective.l1=1"], "objective.l1", "must be 0 with data.kind=digits, got 1.0", "remove it"),
     "labels of images that are not reused": (["objective.fake_labels=data"], "objective.fake_labels",
-        "must be uniform without objective.reuse_fakes, got 'data'", "set objective.reuse_fakes=true"),
+        "must be uniform or frequencies without objective.reuse_fakes, got 'data'", "set objective.reuse_fakes=true"),
     "labels of no classes": (["objective={fake_labels: data, reuse_fakes: true}", "data.num_classes=0"],
         "objective.fake_labels", "must be uniform with data.num_classes=0, got 'data' (the", "set data.num_classes"),
     "labels of data that is read an update later": (

@@ -14,6 +14,7 @@ from bigsgan import cli, export, sample
 from bigsgan.checkpoint import saver
 from bigsgan.config.data import Data
 from bigsgan.errors import UserError
+from bigsgan.inference.columns import choose_columns
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests.alone import save, whole
@@ -129,4 +130,4 @@ def test_running_out_of_memory_without_training(command, run, monkeypatch, capsy
 
 def test_classes_of_a_run_without_classes():
     with pytest.raises(UserError, match=r"^--classes: needs a run with classes; remove the option$"):
-        sample.choose_columns(Data(num_classes=0), [range(1)], 100)
+        choose_columns(Data(num_classes=0), [range(1)], 100)

@@ -89,8 +89,8 @@ LABELS = [[name, i % 3] for i, name in enumerate(NAMES)]
 BAD: dict[str, tuple[object, str]] = {
     "vectors": (
         [[name, [0.5, 1.0]] for name in NAMES],
-        r"has lists of numbers as labels in its dataset.json, such as that of 00000/img00000000.png "
-        r"\(conditions that are vectors are not supported\); write the number of one class for each image",
+        r"has lists of numbers as labels in its dataset.json, such as that of 00000/img00000000.png; "
+        r"set data.num_classes=0 and data.condition_size to their length, or data.multi_label=true",
     ),
     "unlabelled": (LABELS[:-2], r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2"),
     "missing": ([*LABELS, *([f"00003/{i}.png", 1] for i in range(31))], r"has no 00003/0.png, which its dataset.json"),
@@ -173,7 +173,7 @@ def test_lists_of_numbers_are_refused_by_the_commands(tmp_path, capsys, command)
     assert cli.main(["data", command, str(source), str(tmp_path / "made"), "--resolution", "4", *options]) == 2
     line = capsys.readouterr().err
     assert f"SRC: '{source}' has lists of numbers as labels in its dataset.json" in line
-    assert "data.num_classes" not in line
+    assert "set data.num_classes=0 and data.condition_size to their length" in line
 
 
 @pytest.mark.parametrize("kind", ["zip", "folder"])

@@ -162,8 +162,8 @@ def test_images_that_are_compressed_together_are_told(tmp_path, caplog):
     [
         ({"images": "x"}, {}, r"has no images 'imgs' \(it has \(labels, x\)\); name them in data.image_key"),
         ({}, {"image_key": "labels"}, r"has int64 of shape \(12,\) in 'labels'; give an HDF5 file with images"),
-        ({"labels": None}, {}, r"has no class numbers; name what has the class numbers \(data.label_key\), or set"),
-        ({}, {"label_key": "imgs"}, r"has no class number for each of 12 images in 'imgs' \(it has uint8 \(12, 3,"),
+        ({"labels": None}, {}, r"has no labels; name what has the labels \(data.label_key\), or set"),
+        ({}, {"label_key": "imgs"}, r"has no label for each of 12 images in 'imgs' \(it has uint8 \(12, 3,"),
         ({"num": 0}, {}, r"contains no images; give a file with images"),
         ({}, {"num_classes": 5}, r"data.num_classes: must be 3 with this data, got 5"),
     ],
@@ -253,7 +253,7 @@ def test_rows_without_a_readable_image_count_as_unreadable(tmp_path, monkeypatch
         ({}, {"label_key": "image"}, r"has no class numbers in 'image', but 'PIL.*'; name another column in"),
         ({}, {"num_classes": 2}, r"data.num_classes: must be 3 with this data, got 2"),
         ({"label": [None] * NUM}, {}, r"has rows without a class in 'label'; name another column in data.label_key"),
-        ({"label": [-1] * NUM}, {}, r"has a class below 0, -1 in row 0; name what has the class numbers"),
+        ({"label": [-1] * NUM}, {}, r"has a class below 0, -1 in row 0; name what has the labels"),
     ],
 )
 def test_data_sets_of_hugging_face_without_what_is_wanted_are_refused(tmp_path, given, keys, message):
@@ -276,3 +276,40 @@ def test_what_is_no_data_set_of_hugging_face_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"data.kind: 'huggingface' needs the package datasets, .*'.\[huggingface\]'"):
         build_dataset(section("huggingface", tmp_path / "empty"))
+
+
+VECTORS = np.random.default_rng(1).normal(size=(NUM, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ["hdf5", "parquet"])
+def test_vectors_of_rows(form, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / f"x.{form}"
+    if form == "hdf5":
+        write_hdf5(path)
+        with h5py.File(path, "a") as file:
+            file["numbers"] = VECTORS
+    else:
+        table = pyarrow.table({**columns(), "numbers": VECTORS.tolist()})
+        pyarrow.parquet.write_table(table, path)
+    kind = {"hdf5": "hdf5", "parquet": "huggingface"}[form]
+    keys = {"kind": kind, "root": str(path), "resolution": SIDE, "image_channels": 3, "num_classes": 0}
+    dataset = build_dataset(Data(**keys, condition_size=2, label_key="numbers"))
+    np.testing.assert_array_equal(dataset.labels, VECTORS)
+    np.testing.assert_array_equal(dataset[3][1], VECTORS[3])
+    with pytest.raises(UserError, match=r"of row 0 in .*: it has 2 numbers, not 3"):
+        build_dataset(Data(**keys, condition_size=3, label_key="numbers"))
+
+
+def test_several_classes_of_a_row(tmp_path):
+    classes = [[number % 3, 2] if number % 4 else None for number in range(NUM)]
+    features = datasets.Features({**FEATURES, "label": datasets.Sequence(datasets.ClassLabel(names=NAMES))})
+    datasets.Dataset.from_dict(columns(label=classes), features).save_to_disk(tmp_path / "x")
+    keys = {"kind": "huggingface", "root": str(tmp_path / "x"), "resolution": SIDE, "image_channels": 3}
+    keys |= {"num_classes": 3, "multi_label": True}
+    dataset = build_dataset(Data(**keys, missing_labels="accept"))
+    expected = [[number % 4 > 0 and place in (number % 3, 2) for place in range(3)] for number in range(NUM)]
+    np.testing.assert_array_equal(dataset.labels, np.float32(expected))
+    assert list(dataset.class_names) == NAMES
+    with pytest.raises(UserError, match=r"of row 0 in .*: it is missing"):
+        build_dataset(Data(**keys))

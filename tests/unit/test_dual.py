@@ -32,6 +32,13 @@ VARIANTS = (
 SEGMENTS, NUM = 2, 4
 
 
+def labels_of(data, num, draw):
+    """Random classes, or vectors in float64."""
+    if data.has_vectors:
+        return torch.randn(num, data.condition_width, generator=draw, dtype=torch.float64)
+    return torch.randint(max(data.num_classes, 1), (num,), generator=draw)
+
+
 def discriminator(tmp_path, overrides, seed=3):
     """D in float64, with the weights of a seed, and inputs of two segments."""
     recipe = tiny_recipe(tmp_path, *overrides)
@@ -41,7 +48,7 @@ def discriminator(tmp_path, overrides, seed=3):
     network.double().train()
     data, draw, num = recipe.data, torch.Generator().manual_seed(5), SEGMENTS * NUM
     inputs = [torch.randn(num, recipe.judged_channels, *data.network_size, generator=draw)]
-    inputs.append(torch.randint(max(data.num_classes, 1), (num,), generator=draw))
+    inputs.append(labels_of(data, num, draw))
     if data.paired:
         inputs.append(torch.randn(num, data.input_channels, *data.resolution, generator=draw))
     if recipe.discriminator_reads_seeds:
@@ -221,7 +228,7 @@ def test_tangents_of_images_are_finite_differences(tmp_path, game):
         initialize(network, seed=3)
     network.double().train()
     draw, step = torch.Generator().manual_seed(5), 1e-6
-    inputs = torch.randn(NUM, 8, generator=draw).double(), torch.randint(10, (NUM,), generator=draw), torch.arange(NUM)
+    inputs = torch.randn(NUM, 8, generator=draw).double(), labels_of(recipe.data, NUM, draw), torch.arange(NUM)
     rest = network.part(1, len(network.layers))
     with torch.no_grad():
         styles, *others = network.part(0, 1).fold(*inputs)
@@ -246,7 +253,7 @@ def test_path_length(tmp_path, game, shrink):
     for update, micro_batches in enumerate((1, 2)):
         for _ in range(micro_batches):
             seeds = torch.randint(10**6, (NUM,), generator=draw)
-            inputs = torch.randn(NUM, 8, generator=draw).double(), torch.randint(10, (NUM,), generator=draw), seeds
+            inputs = torch.randn(NUM, 8, generator=draw).double(), labels_of(recipe.data, NUM, draw), seeds
             value = twice.penalty(*twice.forward(network, inputs), inputs)
             expected = torch.autograd.grad(value, parameters, materialize_grads=True)
 

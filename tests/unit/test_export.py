@@ -51,7 +51,10 @@ def inputs_of(module: torch.nn.Module, num: int = 4) -> tuple[torch.Tensor, ...]
     if recipe.translates:
         shape = (num, recipe.input_channels, *recipe.data.resolution)
         return (torch.rand(shape, generator=generator) * 2 - 1,)
-    return torch.randn(num, module.recipe.latent_size, generator=generator), torch.arange(num)
+    data, labels = recipe.data, torch.arange(num)
+    if data.has_vectors:
+        labels = torch.randn(num, data.condition_width, generator=generator)
+    return torch.randn(num, recipe.latent_size, generator=generator), labels
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_the_format_follows_from_nothing_but_a_suffix(run):
 def test_both_formats_have_standing_statistics(run):
     directory, _ = run
     trained = open_trained(directory, "generator", False, None, CPU)
-    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, None, 25, CPU))
+    stand_statistics(trained.network, trained.infer, standing_batches(trained.recipe, range(10), None, 25, CPU))
     wanted = trained.network.state_dict()
     for out, file in (("x.safetensors", "x.safetensors"), ("folder", "folder/model.safetensors")):
         state = load_file(export(directory, out, *(["--format", "hub"] if out == "folder" else [])) and file)

@@ -56,7 +56,9 @@ def inputs_and_images(
         inputs["x"] = torch.rand(shape, generator=generator) * 2 - 1
     else:
         inputs["z"] = torch.randn(NUM, recipe.latent_size, generator=generator)
-    if data.num_classes:
+    if data.has_vectors:
+        inputs["y"] = torch.randn(NUM, data.condition_width, generator=generator)
+    elif data.num_classes:
         inputs["y"] = torch.arange(NUM) + 3
     ours = list(inputs.values())
     if recipe.generator.has_styles:

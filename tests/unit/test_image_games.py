@@ -84,7 +84,7 @@ def test_two_domains_beside_training(tmp_path, domains):
 
 
 def test_both_networks_read_the_sample(tmp_path, domains):
-    source = build_source(tiny_recipe(tmp_path, *game(*domains)), SampleDraws(Draws(0), CPU))
+    source = build_source(tiny_recipe(tmp_path, *game(*domains)), SampleDraws(Draws(0), CPU), range(1))
     batch = LabelledImages(torch.rand(2, 6, 16, 16), torch.zeros(2, dtype=torch.int64))
     slices = dict.fromkeys(("generator", "discriminator"), Slice(2, 1, 0, 1))
     inputs = source.inputs("discriminator", (0, 0), slices, lambda: [batch])

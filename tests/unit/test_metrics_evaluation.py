@@ -170,7 +170,7 @@ def test_labels_are_as_frequent_as_in_the_data():
 
 def test_what_does_not_go_with_network_or_data(tmp_path):
     unlabelled = DIGITS.model_copy(update={"num_classes": 0})
-    with pytest.raises(UserError, match="metrics: 'cfid500' needs data with classes; use fid instead"):
+    with pytest.raises(UserError, match="metrics: 'cfid500' needs data with one class for each image; use fid instead"):
         evaluation(["cfid500"], tmp_path, unlabelled)
     asked = evaluation(["fid500"], tmp_path)
     asked.features.num_classes = None

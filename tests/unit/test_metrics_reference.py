@@ -240,7 +240,7 @@ def test_metrics_that_need_images_or_classes(tmp_path, digits):
     np.savez(tmp_path / "images.npz", digits[0])
     with pytest.raises(UserError, match="metrics: 'kid100' needs real images, not their statistics; remove it"):
         measured(tmp_path / "mu.npz", tmp_path, ["fid100", "kid100"])
-    with pytest.raises(UserError, match="metrics: 'cfid100' needs data with classes; use fid instead"):
+    with pytest.raises(UserError, match="metrics: 'cfid100' needs data with one class for each image; use fid instead"):
         measured(tmp_path / "images.npz", tmp_path, ["cfid100"])
     unlabelled = Data(kind="digits", resolution=16, num_classes=0)
     assert measured(tmp_path / "images.npz", tmp_path, ["fid100"], unlabelled)["fid100"] > 0

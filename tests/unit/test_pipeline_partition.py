@@ -182,7 +182,7 @@ def asked_phases(plan: RunPlan) -> list[Phase]:
     }
     cpu = torch.device("cpu")
     draws = SampleDraws(Draws(0), cpu)
-    sources = Sources(NoReals(), LatentSource(draws, 12, 10), draws, slices)
+    sources = Sources(NoReals(), LatentSource(draws, 12, range(10)), draws, slices)
     executor = Executor({network: SimpleNamespace() for network in NETWORKS}, list)
     statistics = Statistics(cpu)
     ours = Termed(statistics, cpu, lambda tensor: tensor)

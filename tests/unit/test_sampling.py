@@ -50,7 +50,7 @@ def test_statistics_are_those_of_the_batches():
 @pytest.mark.parametrize("batch, num_batches", [(100, 16), (64, 25), (400, 16)])
 def test_standing_batches_are_1600_images_or_more(tmp_path, batch, num_batches):
     recipe = tiny_recipe(tmp_path)
-    batches, draws = standing_batches(recipe, None, batch, torch.device("cpu")), Draws(recipe.seed)
+    batches, draws = standing_batches(recipe, range(10), None, batch, torch.device("cpu")), Draws(recipe.seed)
     assert [tuple(map(len, pair)) for pair in batches] == [(batch, batch)] * num_batches
     # The same images, however many at a time.
     latents, labels = (torch.cat(part)[:1600].numpy() for part in zip(*batches, strict=True))
@@ -59,7 +59,7 @@ def test_standing_batches_are_1600_images_or_more(tmp_path, batch, num_batches):
 
 
 def test_truncated_batches_stay_below_the_threshold(tmp_path):
-    batches = standing_batches(tiny_recipe(tmp_path), 0.5, 100, torch.device("cpu"))
+    batches = standing_batches(tiny_recipe(tmp_path), range(10), 0.5, 100, torch.device("cpu"))
     latents = torch.cat([latents for latents, _ in batches])
     assert 0.49 < latents.abs().max() <= 0.5
 

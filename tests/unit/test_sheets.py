@@ -15,6 +15,7 @@ from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines
 from bigsgan.importing import _Entry
+from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.sheets import Sampler, slerp
 from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
@@ -46,7 +47,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def sampler(run: Path, seed: int = 0) -> Sampler:
-    return Sampler(open_trained(run, "generator", False, None, CPU), seed, 100)
+    trained = open_trained(run, "generator", False, None, CPU)
+    return Sampler(trained, seed, 100, open_conditions(trained.recipe.data))
 
 
 def cells(path: Path, size: int) -> np.ndarray:
@@ -59,7 +61,7 @@ def cells(path: Path, size: int) -> np.ndarray:
 @pytest.mark.slow
 def test_a_sweep_shows_the_same_samples_under_each_truncation(make_run):
     run = make_run()
-    columns = [3, 1, 4]
+    columns = torch.tensor([3, 1, 4])
     sheet = sampler(run).sweep(columns, [0.3, 1.5])
     assert sheet.columns == 3
     for row, truncation in zip(sheet.images.split(3), [0.3, 1.5], strict=True):
@@ -71,9 +73,9 @@ def test_a_sweep_shows_the_same_samples_under_each_truncation(make_run):
 @pytest.mark.slow
 def test_an_interpolation_goes_from_sample_to_sample(make_run):
     run = make_run()
-    sheet = sampler(run).interpolation([2, 7], 4, None, morph=False)
+    sheet = sampler(run).interpolation(torch.tensor([2, 7]), 4, None, morph=False)
     assert (len(sheet.images), sheet.columns) == (8, 4)
-    ends = sampler(run).grid(2, [2, 7], None).images
+    ends = sampler(run).grid(2, torch.tensor([2, 7]), None).images
     torch.testing.assert_close(sheet.images[[0, 4]], ends, atol=1e-5, rtol=0)
     steps = sheet.images[:4]
     assert all(not torch.equal(steps[i], steps[i + 1]) for i in range(3))
@@ -85,13 +87,23 @@ def test_a_morph_ends_at_the_next_class(make_run):
     trained = open_trained(run, "generator", False, None, CPU)
     table = trained.network.layers["0"].embedding.weight
     before = table.clone()
-    made = Sampler(trained, 0, 100)
-    half = made.interpolation([2, 7], 2, None, morph=True).images[1]
+    made = Sampler(trained, 0, 100, range(10))
+    half = made.interpolation(torch.tensor([2, 7]), 2, None, morph=True).images[1]
     assert torch.equal(table, before)
     with torch.no_grad():
         table[5] = (table[2] + table[7]) / 2
         latents, _ = made.inputs(0, torch.tensor([2, 7]), None)
         by_hand = made.images((slerp(latents[0], latents[1], 0.5)[None], torch.tensor([5])))[0]
+    torch.testing.assert_close(half, by_hand, atol=1e-5, rtol=0)
+
+
+def test_a_morph_of_vectors_goes_along_a_line(make_run):
+    made = sampler(make_run(*TINY_GAMES["stylegan2_architectures"]))
+    columns = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, -1.0]])
+    half = made.interpolation(columns, 2, None, morph=True).images[1]
+    latents, labels, seeds = made.inputs(0, columns, None)
+    assert torch.equal(labels, columns)
+    by_hand = made.images((slerp(latents[0], latents[1], 0.5)[None], torch.tensor([[0.5, 1.5, 0.5]]), seeds[:1]))[0]
     torch.testing.assert_close(half, by_hand, atol=1e-5, rtol=0)
 
 
@@ -109,7 +121,7 @@ def test_styles_are_mixed_by_row_and_column(make_run, codec):
     made = sampler(run)
     network = made._trained.network
     num_styles = network.layers["0"].num_ws
-    columns = [1, 2, 3]
+    columns = torch.tensor([1, 2, 3])
     sheet = made.mixed_styles(columns, rows=2, crossover=2, truncation=None)
     assert (len(sheet.images), sheet.columns) == (3 * 4, 4)
     table = sheet.images.unflatten(0, (3, 4))
@@ -117,7 +129,7 @@ def test_styles_are_mixed_by_row_and_column(make_run, codec):
     with pytest.raises(UserError, match="--mix: must be less than"):
         made.mixed_styles(columns, 2, num_styles, None)
     with torch.no_grad():
-        latents, labels, seeds = made.inputs(0, torch.tensor([1, 1, 1, 2, 3]), None)
+        latents, labels, seeds = made.inputs(0, columns[[0, 0, 0, 1, 2]], None)
         styles, _ = network.part(0, 1).fold(latents, labels, seeds)
         mixed = torch.cat([styles[1, :2], styles[4, 2:]])[None]  # second row, third column
         by_hand = network.part(1, len(network.layers))(mixed, seeds[1:2])
@@ -131,7 +143,8 @@ def test_psi_draws_styles_to_their_mean(make_run):
     made = sampler(run)
     with torch.no_grad():
         made._trained.network.layers["0"].w_avg.normal_(generator=torch.Generator().manual_seed(0))
-    whole, none = made.grid(2, [1, 1], 1.0).images, made.grid(2, [1, 1], 0.02).images
+    columns = torch.tensor([1])
+    whole, none = made.grid(2, columns, 1.0).images, made.grid(2, columns, 0.02).images
     spread = [float((images[0] - images[1]).norm()) for images in (whole, none)]
     assert spread[1] < spread[0]
 

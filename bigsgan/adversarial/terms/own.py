@@ -21,7 +21,7 @@ from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
 from bigsgan.engines.exposing import FIELD, exposed
 from bigsgan.errors import UserError
-from bigsgan.models.build import network_on_meta
+from bigsgan.models.build import example_labels, network_on_meta
 from bigsgan.models.outside_check import random_inputs
 from bigsgan.plugins import called, load
 
@@ -271,11 +271,10 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
         shape = (2, _NUM_PATCHES) if recipe.translates else (2,)
         return torch.randn(shape, generator=generator).to(device).requires_grad_()
 
-    num_classes = max(recipe.data.num_classes, 1)
     found = {
         "images": images(made),
         "real_images": images(recipe.data.channels),
-        "labels": torch.tensor([0, num_classes - 1], device=device),
+        "labels": example_labels(recipe.data, 2).to(device),
     }
     found |= {"fake_logits": logits(), "real_logits": logits()}
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}

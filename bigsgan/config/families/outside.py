@@ -25,8 +25,8 @@ class _Outside(NetworkSection):
     has_tangents = False
     family: str = OUTSIDE
     arguments: dict[str, JsonValue] = Field(default={})
-    """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``resolution`` and
-    ``image_channels`` that its signature names."""
+    """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``condition_size``,
+    ``resolution`` and ``image_channels`` that its signature names."""
     seeds: bool = False
     """Whether it gets a seed for each sample, (N,) integers, as its last input. ``bigsgan.models.noise`` draws from
     these the same random numbers in any layout."""

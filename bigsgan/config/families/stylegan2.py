@@ -114,7 +114,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
         """Raise UserError if the section does not fit the data, or if latents are to be styles and cannot be."""
         super().check(data)
         self.check_mapping(self.mapping_layers, self.relu)
-        if not self.mapping_layers and data.num_classes:
+        if not self.mapping_layers and data.condition_width:
             remedy = "set generator.mapping_layers=1 or more, or data.num_classes=0"
             raise UserError("generator.mapping_layers", 0, "must be at least 1 with classes", remedy)
         if not self.mapping_layers and self.latent_size != self.w_size:

@@ -18,7 +18,7 @@ from bigsgan.engines.pipeline.partition import Boundaries, divide
 from bigsgan.engines.pipeline.profile import LayerCost, count, measure, weights
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.errors import UserError
-from bigsgan.models.build import initial_seed, network_on_meta
+from bigsgan.models.build import example_labels, initial_seed, network_on_meta
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 
@@ -191,10 +191,12 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
         return torch.empty(num_samples, channels, *data.network_size, device="meta")
 
     numbers = torch.empty(num_samples, dtype=torch.int64, device="meta")
+    with torch.device("meta"):
+        labels = example_labels(data, num_samples)
     if network == "discriminator":
         inputs = (images(recipe.input_channels),) if data.paired else ()
         seeds = (numbers,) if recipe.discriminator_reads_seeds else ()
-        return images(recipe.judged_channels), numbers, *inputs, *seeds
+        return images(recipe.judged_channels), labels, *inputs, *seeds
     latents = torch.empty(num_samples, recipe.latent_size, device="meta")
     first = images(recipe.input_channels) if recipe.translates else latents
-    return first, numbers, *((numbers,) if recipe.generator.draws else ())
+    return first, labels, *((numbers,) if recipe.generator.draws else ())

@@ -1,0 +1,74 @@
+"""Reads CSV files of labels: a row for each image.
+
+The first column has the image's path below the root; the others are a class, or the numbers of a label.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bigsgan.config.data import Data
+from bigsgan.data.listing import plain_name
+from bigsgan.errors import UserError, reason
+from bigsgan.runtime.paths import read_text
+
+_MOST_BYTES = 1 << 30
+
+
+def read_table(data: Data) -> tuple[dict[str, Any], list[str]]:
+    """Return the label of each image in ``data.labels_file``, and the names of classes if it tells them.
+
+    A first row without numbers is a head. One column of texts names classes, which are numbered by these names in
+    order. With ``data.multi_label``, the names of the first columns are those of classes; -1 counts as 0, as CelebA
+    writes it. Empty cells are a missing label.
+
+    Raises:
+        UserError: It cannot be read, or is not of this form.
+    """
+    path = Path(str(data.labels_file))
+
+    def refused(problem: str, remedy: str = "give rows of a path and numbers, with commas") -> UserError:
+        return UserError("data.labels_file", str(path), problem, remedy)
+
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(read_text(path, _MOST_BYTES).splitlines()) if row]
+    except (OSError, ValueError, csv.Error) as error:
+        raise refused(f"cannot be read: {reason(error, path)}") from None
+    head = rows.pop(0) if rows and _numbers(rows[0][1:]) is None and any(rows[0][1:]) else []
+    if not rows:
+        raise refused("has no rows")
+    if uneven := [row for row in rows if not len(row) == len(head or rows[0]) > 1]:
+        raise refused(f"has rows of other lengths than its first one, or of one column, such as {','.join(uneven[0])}")
+    in_archive = os.path.isfile(str(data.root))
+    cells = {plain_name(name, in_archive): row for name, *row in rows}
+    if len(cells) != len(rows):
+        raise refused("has two rows for one image", "give one for each")
+    odd = [name for name, row in cells.items() if any(row) and _numbers(row) is None]
+    if odd and len(rows[0]) == 2 and not data.condition_size:
+        classes = sorted({text for (text,) in cells.values() if text})
+        return {name: classes.index(text) if text else None for name, (text,) in cells.items()}, classes
+    if odd:
+        raise refused(f"has a cell that is no number in the row of {odd[0]}")
+    listed = {name: _label(data, _numbers(row)) for name, row in cells.items()}
+    return listed, head[1 : 1 + data.num_classes] if data.multi_label else []
+
+
+def _numbers(cells: Sequence[str]) -> list[float] | None:
+    """Return a row's numbers, or None if some cell is none."""
+    try:
+        return [float(cell) for cell in cells]
+    except ValueError:
+        return None
+
+
+def _label(data: Data, numbers: list[float] | None) -> Any:
+    if numbers is None:
+        return None
+    if data.multi_label:
+        marks = [0.0 if number == -1 else number for number in numbers[: data.num_classes]]
+        return marks + numbers[data.num_classes :]
+    return numbers if len(numbers) > 1 or data.condition_size else numbers[0]
