@@ -62,10 +62,15 @@ class Options(NamedTuple):
     # threshold of the latents of standing statistics, or psi of a generator with styles; None for none
     truncation: float | None = None
     guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
-    batch: int = 100  # images computed at a time
+    batch: int | None = None  # images computed at a time; None for 100
     # `safetensors`, `hub`, `onnx`, `torch-export`, `universal` or `diffusers`; None to choose by the output's suffix
     form: str | None = None
     dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
+
+    @property
+    def at_once(self) -> int:
+        """Images computed at a time."""
+        return 100 if self.batch is None else self.batch
 
     @property
     def stands(self) -> bool:
@@ -87,7 +92,7 @@ def main(run: Path, out: Path, options: Options) -> None:
     _check(options, form, run, out)
     network, standing = options.network, options.stands
     remedy = (
-        f"{smaller_batch(options.batch)}, or none (--no-standing)" if standing else "use a machine with more memory"
+        f"{smaller_batch(options.at_once)}, or none (--no-standing)" if standing else "use a machine with more memory"
     )
     with memory.naming_remedy(f"while the {network} is exported", remedy):
         device = best_device() if standing else torch.device("cpu")
@@ -109,7 +114,7 @@ def main(run: Path, out: Path, options: Options) -> None:
         if standing:
             needed = has_standing_statistics(trained.recipe)
             conditions = open_conditions(trained.recipe.data) if needed else range(1)
-            Sampler(trained, 0, options.batch, conditions).prepare(options.truncation)
+            Sampler(trained, 0, options.at_once, conditions).prepare(options.truncation)
         state = _finite_state(trained, network, run)
         text = f"statistics {header['statistics']}, {options.dtype}"
         if form in SUFFIXES:
@@ -143,6 +148,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         "--standing": options.standing is True,
         "--truncation": options.truncation is not None,
         "--guidance": options.guidance is not None,
+        "--batch": options.batch is not None,
         "--dtype": options.dtype != "fp32",
     }
     for flag in [flag for flag, given in others.items() if given]:
@@ -183,7 +189,9 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
         raise UserError("--guidance", None, "needs the generator, which alone has a mapping", "remove the option")
     if options.truncation is not None and not options.stands:
         raise UserError("--truncation", None, "needs standing statistics", "remove the option, or add --standing")
-    check_batch(options.batch)
+    check_batch(options.at_once)
+    if options.batch is not None and not options.stands and form != "hub":
+        raise UserError("--batch", options.batch, "needs standing statistics", "remove the option")
     if form == "hub":
         refuse_folder(out)
         return
@@ -200,6 +208,9 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
         if out.suffix != SUFFIXES[form]:
             problem = f"must end in {SUFFIXES[form]} with --format {form}"
             raise UserError("--out", str(out), problem, f"give {out.with_suffix(SUFFIXES[form])}")
+    elif out.suffix in SUFFIXES.values():
+        problem = f"must not end in {out.suffix} with --format {form}"
+        raise UserError("--out", str(out), problem, f"give {out.with_suffix('.safetensors')}")
     refuse_output(out, kind=SUFFIXES.get(form, ".safetensors"))
     if form == "onnx":
         require("onnx", "--format", form)
@@ -261,7 +272,7 @@ def _write_folder(
     if not recipe.translates:  # translations would need images of the data set, which may not be published
         conditions = open_conditions(recipe.data)
         columns = column_labels(recipe.data, conditions)
-        sampler = Sampler(trained, 0, options.batch, conditions, standing=False)
+        sampler = Sampler(trained, 0, options.at_once, conditions, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)
         grid = image_grid(sheet.images, sheet.columns)
     shown = None if grid is None else GRID_FILE

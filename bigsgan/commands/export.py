@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     which.add_argument("--standing", action="store_true", help=text)
     which.add_argument("--no-standing", dest="standing", action="store_false", help="the generator with running ones")
     add_truncation(command)
-    add_sampling(command)
+    add_sampling(command, None)
     command.set_defaults(run=run, live=None, standing=None)
 
 

@@ -153,12 +153,15 @@ def add_truncation(command: argparse.ArgumentParser) -> None:
     add_number(command, "--truncation", float, None, text)
 
 
-def add_sampling(command: argparse.ArgumentParser) -> None:
-    """Add the options of commands that compute images: a class's influence, and the number of images at a time."""
+def add_sampling(command: argparse.ArgumentParser, batch: int | None = 100) -> None:
+    """Add the options of commands that compute images: a class's influence, and the number of images at a time.
+
+    ``batch`` is that number by default, None where the command itself takes 100.
+    """
     text = "move w away from its mean over the classes, by more than 1, or towards it (GAT, CAT; default 1)"
     add_number(command, "--guidance", float, None, text)
 
-    add_number(command, "--batch", int, 100, "images computed at a time (default 100)")
+    add_number(command, "--batch", int, batch, "images computed at a time (default 100)")
 
 
 def add_form(command: argparse.ArgumentParser) -> None:

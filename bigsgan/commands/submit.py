@@ -59,6 +59,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check everything that can be checked here; then queue the job, or print its command and script."""
     ranks = _ranks(options)
+    _check_options(options)
     notice, is_asked = _notice(options)
     tasks = [Task()] if options.sweep is None else read_sweep(Path(options.sweep))
     if options.array is not None:
@@ -91,6 +92,24 @@ def _ranks(options: argparse.Namespace) -> int:
         remedy = "give --gpus-per-node, or on nodes without GPUs --tasks-per-node"
         raise UserError("--gpus-per-node", options.gpus_per_node, problem, remedy)
     return int(options.nodes * per_node[0])
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse empty options, and those of sbatch that this command gives itself: sbatch would take the last."""
+    for flag, text in (
+        ("--account", options.account),
+        ("--partition", options.partition),
+        *(("--sbatch", word) for word in options.others),
+    ):
+        if text is not None and not text.strip():
+            raise UserError(flag, text, "must have a value", "give one, or remove the option")
+    own = {"--nodes": "N", "--gpus-per-node": "", "--ntasks-per-node": "", "--array": "a"}
+    own |= {f"--{name}": letter for name, letter in (("account", "A"), ("partition", "p")) if getattr(options, name)}
+    for flag, letter in own.items():
+        if (text := _among(options.others, flag, letter)) is not None:
+            given = flag.replace("ntasks", "tasks")
+            remedy = f"give {given} of this command" + (", with --sweep" if flag == "--array" else "")
+            raise UserError("--sbatch", text, f"must be without {flag}, which this command gives", remedy)
 
 
 def _check_array(text: str, num_tasks: int) -> None:

@@ -54,6 +54,9 @@ def run(options: argparse.Namespace) -> int:
         refuse_unknown(options.allowed, recipe)
     refuse_directory(out, "out")
     if options.list:
+        for flag, given in (("--dry-run", options.dry_run), ("--print", options.key), ("--nimg", options.nimg)):
+            if given is not None and given is not False:
+                raise UserError("--list", None, f"cannot be combined with {flag}", "give only one of them")
         if launched.rank() == 0:
             print(import_quietly("bigsgan.training.listing").table(recipe))
         return 0

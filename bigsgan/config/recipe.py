@@ -262,6 +262,8 @@ def _check_recipe(recipe: Recipe) -> None:
     """Refuse sections that do not fit each other."""
     if not recipe.out.strip() or "\0" in recipe.out:
         raise UserError("out", recipe.out, "must be a directory", "give the run directory, such as out=runs/digits")
+    if len(set(recipe.monitor)) < len(recipe.monitor):
+        raise UserError("monitor", recipe.monitor, "must name each once", "remove the second")
     recipe.generator.check(recipe.data)
     recipe.discriminator.check(recipe.data)
     if recipe.augmentation:

@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sample --run run --out x.png 10": ("argument", "'10' is not an argument of `bigsgan sample`", "see `bigsgan"),
     "evaluate --run run --metrics psnr10k --resizer antialiased": (
         "--resizer", "must be unset with metrics that compare no features, got 'antialiased'", "remove it"),
+    "train --list --dry-run": ("--list", "cannot be combined with --dry-run", "give only one of them"),
+    "train --list --nimg 0": ("--list", "cannot be combined with --nimg", "give only one of them"),
+    "train --list --print out": ("--list", "cannot be combined with --print", "give only one of them"),
+    "doctor --list --json": ("--list", "cannot be combined with --json", "give only one of them"),
+    "doctor --list --config digits": ("--list", "cannot be combined with --config", "give only one of them"),
     "export --run run --out x --format pickle": ("--format", "must be one of 'safetensors', 'hub',", "choose one of"),
     "sample --run run --out x.png --truncation 0.5 --truncation 0.7": (
         "--truncation", "must be given once, got '0.5' and '0.7'", "remove one of them"),

@@ -37,6 +37,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     f"seed={'9' * 5000}": ("seed", "must be a YAML value", "fix or quote it"),
     "batch=1048577": ("batch", "must be at most 1048576, got 1048577", "give a smaller number"),
     "monitor=[csv, tensorbord]": ("monitor.1", "must be 'tensorboard', 'wandb' or 'csv', got", "did you mean"),
+    "monitor=[csv, csv]": ("monitor", "must name each once, got ['csv', 'csv']", "remove the second"),
     "monitor=3": ("monitor", "must be a list of 'tensorboard', 'wandb' or 'csv', got 3", "write a list such as"),
     "monitor=wandbs": ("monitor", "must be a list of 'tensorboard', ", "did you mean [wandb]?"),
     "augmentation={kind: ada, policy: bgc}": (

@@ -50,6 +50,13 @@ EXPORT: dict[str, tuple[str, ...]] = {
     "--run run --out missing/x.pt2": ("--out", "must lie in a directory, got 'missing/x.pt2'", "make the directory"),
     "--run run --out x --network discriminator --ema": ("--ema", "which only the generator has", "use --live"),
     "--run run --out x --network discriminator --standing": ("--standing", "needs the generator,", "remove the option"),
+    "--run run --out x --no-standing --batch 7": ("--batch", "7 needs standing statistics", "remove the option"),
+    "--run run --out x --format universal --batch 7": ("--batch", "cannot be combined with --format", "remove the"),
+    "--run run --out x.onnx --format safetensors": (
+        "--out",
+        "must not end in .onnx with --format safetensors",
+        ".safe",
+    ),
     "--run run --out x --no-standing --truncation 1": ("--truncation", "needs standing statistics", "remove the"),
     "--run run --out x --nimg -1": ("--nimg", "must be a saved checkpoint, got -1", "choose from 64"),
     "--run run --out run/checkpoints/000000000064/rank00000.safetensors": ("--out", "safetensors' belongs", "a path"),

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.usefixtures("few_standing_images")
 
 
 def export(run: Path, out: Path | str, *more: str) -> Path:
-    assert cli.main(["export", "--run", str(run), "--out", str(out), "--batch", "25", *more]) == 0
+    batch = [] if {"--no-standing", "universal", "discriminator"} & set(more) else ["--batch", "25"]
+    assert cli.main(["export", "--run", str(run), "--out", str(out), *batch, *more]) == 0
     return Path(out)
 
 

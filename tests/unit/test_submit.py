@@ -124,6 +124,18 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["--sweep", "one.txt", "--array", "2"],
         "must be within 1-1, as the sweep has 1 line of overrides",
     ),
+    "no account": (["--account", ""], "--account: must have a value, got ''; give one, or remove the option"),
+    "an empty option": (["--sbatch", " "], "--sbatch: must have a value, got ' '"),
+    "nodes twice": (
+        ["--sbatch=-N4"],
+        "--sbatch: must be without --nodes, which this command gives, got '4'; give --nodes",
+    ),
+    "ranks twice": (
+        ["--sbatch=--ntasks-per-node=4"],
+        "which this command gives, got '4'; give --tasks-per-node of this",
+    ),
+    "account twice": (["--account", "a", "--sbatch=--account=b"], "must be without --account, which this command"),
+    "another array": (["--sbatch=--array=1-3"], "got '1-3'; give --array of this command, with --sweep"),
     "array alone": (["--array", "1"], "--array: needs --sweep; give a sweep file"),
     "DeepSpeed file": (["engines.generator.ds_config=none.json"], "engines.generator.ds_config: "),
     "out": (["out=tiny.yaml/run"], "out: 'tiny.yaml/run' cannot be made: "),
