@@ -173,7 +173,7 @@ MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
 
 
 def check_distinct(metrics: Sequence[Metric], field: str) -> None:
-    """Refuse metrics whose values would have the same name, or that of another key of a record.
+    """Refuse metrics that are named twice, or whose values have another's name or that of another key of a record.
 
     Raises:
         UserError: Two have, or one has.
@@ -183,6 +183,8 @@ def check_distinct(metrics: Sequence[Metric], field: str) -> None:
         if metric.kind == OUTSIDE and metric.name in RECORD_KEYS:
             problem, remedy = "has the name of another key of evaluations.jsonl", "give it another name in its module"
             raise UserError(field, metric.use, problem, remedy, metric.name)
+        if named.get(metric.name) == metric.use:
+            raise UserError(field, metric.use or metric.name, "is named twice", "remove the second")
         if named.setdefault(metric.name, metric.use) != metric.use:
             problem, detail = (
                 f"has values of the same name as those of {named[metric.name] or metric.name}",
