@@ -15,7 +15,7 @@ RECIPE_FILE = "config.yaml"
 
 ONCE_ACCEPTED = {
     "accumulation", "betas", "check_every", "dataset", "depth", "embedding_size", "eps", "expansion", "from_nimg",
-    "groups", "half_type", "input_channels", "input_root", "input_side", "interval", "mapping_lr_multiplier",
+    "groups", "input_channels", "input_root", "input_side", "interval",
     "max_corrupt", "max_ignored", "mbstd_group", "network", "num", "num_blocks", "num_images", "ramp_nimg", "resizer",
     "root", "sample_statistics", "sigma", "statistics", "weights",
 }  # fmt: skip

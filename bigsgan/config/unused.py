@@ -23,7 +23,10 @@ def unused_keys(plan: RunPlan) -> str:
         section = getattr(recipe, network)
         if engine.placement.num_stages == 1:
             found.setdefault(without, []).extend(engine.section.changed(f"engines.{network}", ["partition"]))
-        if not recipe.data.num_classes:
+        for what, key in (("half_resolutions", "half_type"), ("mapping_layers", "mapping_lr_multiplier")):
+            if getattr(section, what, 1) == 0:
+                found.setdefault(what, []).extend(section.changed(network, [key]))
+        if not recipe.data.condition_width:
             found.setdefault("classes", []).extend(section.changed(network, section.of_classes))
         if engine.file.precision != "fp32" and section.bf16_key:
             found.setdefault("a float32 engine", []).extend(section.changed(network, [section.bf16_key]))

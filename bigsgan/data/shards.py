@@ -139,8 +139,8 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     if not data.condition_width or not 0 < found.num_unlabelled < num:
         return
     if data.has_vectors and data.missing_labels == "refuse":
-        problem, remedy = f"has {found.num_unlabelled} of {num} images without a label", "set data.missing_labels=accept"
-        raise UserError("data.root", data.root, problem, f"write the labels into <key>.json, or {remedy}")
+        remedy = "write the labels into <key>.json, or set data.missing_labels=accept"
+        raise UserError("data.root", data.root, f"has {found.num_unlabelled} of {num} images without a label", remedy)
     theirs = "label; theirs is null" if data.has_vectors else "class number; their class is 0"
     _log.warning("%s: %d of %d images have no %s", data.root, found.num_unlabelled, num, theirs)
 

@@ -181,8 +181,6 @@ WITHOUT_EFFECT = [
     (TINY_GAMES["pix2pix"], "generator.num_blocks=3", "architecture=unet",
         "remove it, or set generator.architecture=resnet"),
     (TINY_GAMES["pix2pix_resnet"], "discriminator.depth=2", "architecture=pixels"),
-    (STYLES, "generator.half_type=fp16", "half_resolutions=0", "remove it, or set generator.half_resolutions"),
-    (UNMAPPED, "generator.mapping_lr_multiplier=1", "mapping_layers=0"),
     (["discriminator={family: stylegan2, mbstd_channels: 0}"], "discriminator.mbstd_group=2", "mbstd_channels=0"),
     ([], "optimizer.generator.betas=[0.5,0.999]", "kind=sgd", "remove it, or set optimizer.generator.kind=adam"),
     ([], "optimizer.discriminator.eps=1e-6", "kind=sgd", "remove it, or set optimizer.discriminator.kind=adam"),
@@ -225,6 +223,7 @@ NAMED = [
         "no effect without a float32 engine: generator.bf16_stages"),
     ([*STYLES, "data.num_classes=0"], "no effect without classes: discriminator.mapping_layers, "
         "discriminator.mapping_lr_multiplier"),
+    ([*STYLES, "generator.half_type=fp16"], "no effect without half_resolutions: generator.half_type"),
     (TINY_GAMES["dcgan"], ""),
 ]  # fmt: skip
 

@@ -198,7 +198,12 @@ READS = "generator={{family: '{}', reads: images, seeds: true, outputs: {}}}"
     [
         (["generator.outputs=[]"], "generator.family", "must return one tensor of floats", "name what comes after"),
         (["generator.outputs=[code]"], "generator.outputs", "must be the names of the 2 tensors that", "name each"),
-        ([READS.format(f"{__name__}:Loses", "[code, classes]")], "generator.outputs", "of the 1 tensors", "name each"),
+        (
+            [READS.format(f"{__name__}:Loses", "[code, classes]")],
+            "generator.outputs",
+            "of the 1 tensor that",
+            "name each",
+        ),
         (
             [READS.format(f"{__name__}:Totals", "[code, classes]")],
             "generator.outputs",

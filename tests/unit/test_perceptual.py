@@ -346,11 +346,11 @@ def test_what_a_program_costs(tmp_path):
     counted, without = count_work(plan), count_work(tiny_plan(tmp_path, 1, GAME, both(0)))
     assert counted["perceptual_flop"] == 3 * FLOP
     assert mean_flop(counted) - mean_flop(without) == 3 * FLOP
-    line = describe_networks(plan, counted).splitlines()[-1]
-    assert " ".join(line.split()) == f"perceptual {3 * FLOP / 1e9:.3f} of its program in an update"
+    lines = [" ".join(line.split()) for line in describe_networks(plan, counted).splitlines()]
+    assert f"perceptual {3 * FLOP / 1e9:.3f} of its program in an update" in lines
     away = tiny_plan(tmp_path, 1, [*GAME, "objective.perceptual={path: away.pt}"], both(0))
     text = "perceptual: neither operations nor memory of its program are counted, as there is no 'away.pt'"
-    assert describe_networks(away, count_work(away)).splitlines()[-1] == text
+    assert text in describe_networks(away, count_work(away)).splitlines()
 
 
 @pytest.mark.slow

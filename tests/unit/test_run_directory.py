@@ -229,8 +229,7 @@ def test_a_directory_that_lost_its_recipe_has_it_in_its_newest_checkpoint(tmp_pa
 
 UNREAD = {
     "root": "elsewhere", "dataset": "CIFAR10", "input_root": "inputs", "input_side": "right", "input_channels": 1,
-    "num_images": 7, "max_corrupt": 0, "max_ignored": 3, "truncated": "accept",
-    "label_key": "class", "image_key": "x", "split": "test",
+    "num_images": 7, "max_corrupt": 0, "max_ignored": 3,
 }  # fmt: skip
 
 

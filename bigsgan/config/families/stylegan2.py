@@ -59,20 +59,15 @@ class _StyleGAN2(NetworkSection):
         return size > BOTTOM and size << self.half_resolutions > resolution
 
     def check_mapping(self, num_layers: int, relu: Sequence[str]) -> None:
-        """Raise UserError if keys are of a mapping network's layers, and there are none."""
-        if not num_layers:
-            self.refuse_changed(self.network, ["mapping_lr_multiplier"], "mapping_layers=0")
-            if "mapping" in relu:
-                problem = "must not name mapping with mapping_layers=0"
-                raise UserError(f"{self.network}.relu", relu, problem, "remove that part")
+        """Raise UserError if a part is of a mapping network's layers, and there are none."""
+        if not num_layers and "mapping" in relu:
+            problem = "must not name mapping with mapping_layers=0"
+            raise UserError(f"{self.network}.relu", relu, problem, "remove that part")
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         network = self.network
         check_doubled(data, "StyleGAN2")
-        if not self.half_resolutions:
-            remedy = f"remove it, or set {network}.half_resolutions"
-            self.refuse_changed(network, ["half_type"], "half_resolutions=0", remedy)
         resolution = data.network_size.nominal
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
