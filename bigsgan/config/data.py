@@ -33,7 +33,7 @@ _READERS = {
     "dataset": ("torchvision",),
     "split": ("huggingface",),
     "image_key": ("huggingface", "hdf5"),
-    "label_key": ("tar", "latents", "huggingface", "hdf5"),
+    "label_key": ("tar", "huggingface", "hdf5"),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
@@ -152,7 +152,7 @@ class Data(Section):
     images' paths below ``root``, the others one class number each, or the numbers of a label."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
-    folders, of data sets of torchvision and of code of yours, and of what `bigsgan data` has made of these."""
+    folders, of data sets of torchvision, Hugging Face and your code, and of what `bigsgan data` has made of these."""
     split: _Name | None = None
     """Split of ``huggingface``; by default the only one."""
     image_key: _Name | None = None
@@ -160,8 +160,7 @@ class Data(Section):
     by default ``imgs``."""
     label_key: _Name | None = None
     """Where classes stand: the column of ``huggingface``, by default the only ``ClassLabel``, or else ``label``; the
-    data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``, and of latents in shards, by
-    default ``label``."""
+    data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``, by default ``label``."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None

@@ -9,7 +9,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -188,27 +188,32 @@ class PackedOriginals(Originals):
 
 
 class OutsideOriginals(Originals):
-    """Images of a data set of other code, or in the rows of a table."""
+    """Images of a data set of other code, or in the rows of a table. Other ranks build it for themselves."""
 
-    def __init__(self, dataset: OutsideImages, data: Data) -> None:
+    def __init__(self, build: Callable[[Data], OutsideImages], data: Data) -> None:
+        """Build the data set."""
         super().__init__(data)
-        self._dataset = dataset
+        self._build, self.dataset = build, build(data)
+
+    def __reduce__(self) -> tuple[type[OutsideOriginals], tuple[Callable[[Data], OutsideImages], Data]]:
+        """Pickle what builds it, as code of the user's own need not be fit for it."""
+        return OutsideOriginals, (self._build, self._data)
 
     def name(self, index: int) -> str:
         """Return the number and the data set."""
-        return self._dataset.image_name(index)
+        return self.dataset.image_name(index)
 
     def image(self, index: int, content: bytes | None = None) -> Image.Image:
         """Return the image of a sample; see ``Originals.image``."""
         try:
-            return pil_image(self._dataset.sample(index)[0])
+            return pil_image(self.dataset.sample(index)[0])
         except ValueError as error:
             raise CorruptImage(self.name(index), str(error)) from error
 
     def label(self, index: int) -> Label | str | None:
         """Return the class of a sample, or its vector, or why it has none; None if the sample cannot be read."""
         try:
-            label = self._dataset.sample(index)[1]
+            label = self.dataset.sample(index)[1]
             return as_vector(self._data, label) if self._data.has_vectors else class_of(label)
         except CorruptImage:
             return None
@@ -217,8 +222,8 @@ class OutsideOriginals(Originals):
 
     def digest(self) -> str:
         """Return the hash of the data set's attributes, or of the sizes and times of a table's files."""
-        files = list(self._dataset.source.files) if isinstance(self._dataset, TableImages) else []
-        found = self._dataset.fingerprint(), _digest_of_files(files, str(self._data.root))
+        files = list(self.dataset.source.files) if isinstance(self.dataset, TableImages) else []
+        found = self.dataset.fingerprint(), _digest_of_files(files, str(self._data.root))
         return hashlib.sha256(repr(found).encode()).hexdigest()
 
 

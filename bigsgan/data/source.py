@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from bigsgan.data.listing import (
     wrong_num_classes,
 )
 from bigsgan.data.originals import LooseOriginals, Originals, OutsideOriginals, PackedOriginals, PairedOriginals
-from bigsgan.data.outside import OutsideImages, build_outside
+from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
 from bigsgan.data.pairs import build_paired_folders, build_side_by_side
 from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
@@ -205,11 +205,14 @@ def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
 
 def _table(read: Callable[[Data], TableImages]) -> Callable[[Data, bool, int], Source]:
     def opened(data: Data, wants_classes: bool, workers: int) -> Source:
-        images = read(data if data.has_vectors else data.model_copy(update={"num_classes": int(wants_classes)}))
-        labels, classes = images.labels, list(images.source.classes)
+        if not data.has_vectors:
+            data = data.model_copy(update={"num_classes": int(wants_classes)})
+        images = OutsideOriginals(read, data)
+        table = cast(TableImages, images.dataset)
+        labels, classes = table.labels, list(table.source.classes)
         if not classes and not data.has_vectors:
             classes = _numbered(labels.tolist())
-        return _source(Path(str(data.root)), labels, classes, OutsideOriginals(images, data))
+        return _source(Path(str(data.root)), labels, classes, images)
 
     return opened
 
@@ -227,9 +230,8 @@ def _outside(data: Data, wants_classes: bool, workers: int) -> Source:
     build = build_outside if data.is_outside else None
     if build is None:
         build = importlib.import_module("bigsgan.data.from_torchvision").build_torchvision
-    dataset: OutsideImages = build(data)
-    root, images, num = Path(data.root or data.kind), OutsideOriginals(dataset, data), len(dataset)
-    names = list(dataset.class_names)
+    root, images = Path(data.root or data.kind), OutsideOriginals(build, data)
+    num, names = len(images.dataset), list(images.dataset.class_names)
     if data.has_vectors:
         return _source(root, _vectors(images, data, num, workers), names, images)
     found = _labels(images, root, num, workers) if wants_classes else None

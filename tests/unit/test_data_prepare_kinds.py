@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 import sys
 import tarfile
@@ -17,9 +18,12 @@ from PIL import Image
 
 from bigsgan import cli
 from bigsgan.config.data import Data
+from bigsgan.config.origin import find_origin
 from bigsgan.config.yaml_file import parse_override
 from bigsgan.data import build_dataset
 from bigsgan.data.build import _KINDS
+from bigsgan.data.source import open_source
+from bigsgan.images.size import Fitting, Size
 from tests.preparing import samples
 from tests.unit.test_data_hostile import cut_jpeg, decoded
 from tests.unit.test_data_tables import LABELS, NAMES, NUM, PIXELS, rows, write_hdf5
@@ -32,6 +36,7 @@ class Faces(torch.utils.data.Dataset):
 
     def __init__(self, num_classes: int, broken: int = -1, labels: tuple = tuple(LABELS)) -> None:
         self.broken, self.labels, self.num_classes = broken, labels, num_classes
+        self.unfit_for_pickles = lambda: None
 
     def __len__(self) -> int:
         return NUM
@@ -115,6 +120,18 @@ def test_every_kind_becomes_what_training_reads(kind, capsys):
     expected = build_dataset(Data(**{**given, "resolution": SIZE, **keys}))
     assert samples(dataset) == samples(expected)
     assert list(dataset.class_names) == list(expected.class_names)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "huggingface", "zip", "their:Faces"])
+def test_other_ranks_read_what_rank_0_has_listed(kind):
+    name, words, _ = write(kind)
+    fitting = Fitting(Size.of(SIZE))
+    source = open_source(find_origin(Path(name), fitting, {}, words), 1)
+    received = pickle.loads(pickle.dumps(source))
+    assert (received.labels, received.classes, received.digest()) == (source.labels, source.classes, source.digest())
+    for number in (0, NUM - 1):
+        expected, found = (each.images.pixels(number, None, fitting, None)[0] for each in (source, received))
+        assert torch.equal(expected, found)
 
 
 @pytest.mark.parametrize("format", ["zip", "folder"])
