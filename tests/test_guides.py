@@ -74,8 +74,9 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 def test_own_data(elsewhere):
-    train, evaluate = commands(written("own-data"))
+    *_, prepare, train, evaluate = commands(written("own-data"))
     written("own-metric")
+    assert "discs.zip: 24 images of 3 classes" in execute(prepare, "data.arguments.num=24")
     shown = execute(train, *SHORT)
     assert "done: 64 images" in shown
     # ... a stopped run that resumes goes on in the same images
