@@ -87,7 +87,9 @@ def _evaluate(options: Options) -> None:
     needed = any(metric.needs_features for metric in metrics)
     features = open_features(options.features, recipe.data, directory()) if needed else no_features()
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
-    conditions = conditions_of(data, reals.images) if options.reference is None else open_conditions(recipe.data)
+    conditions = open_conditions(options.run, recipe.data)
+    if reals.images is not None and options.reference is None:
+        conditions = conditions_of(data, reals.images)
     of_images = each_once([metric for metric in metrics if metric.kind != "ppl"], recipe, reals.images)
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         tell = bar.set_description_str
@@ -170,6 +172,7 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
         "num_classes",
         "condition_size",
         "multi_label",
+        "missing_labels",
         "paired",
         "joins_domains",
         "input_channels",

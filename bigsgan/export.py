@@ -113,7 +113,7 @@ def main(run: Path, out: Path, options: Options) -> None:
         set_guidance(trained.network, options.guidance)
         if standing:
             needed = has_standing_statistics(trained.recipe)
-            conditions = open_conditions(trained.recipe.data) if needed else range(1)
+            conditions = open_conditions(run, trained.recipe.data) if needed else range(1)
             Sampler(trained, 0, options.at_once, conditions).prepare(options.truncation)
         state = _finite_state(trained, network, run)
         text = f"statistics {header['statistics']}, {options.dtype}"
@@ -270,7 +270,7 @@ def _write_folder(
 ) -> None:
     grid, recipe = None, trained.recipe
     if not recipe.translates:  # translations would need images of the data set, which may not be published
-        conditions = open_conditions(recipe.data)
+        conditions = open_conditions(run, recipe.data)
         columns = column_labels(recipe.data, conditions)
         sampler = Sampler(trained, 0, options.at_once, conditions, standing=False)
         sheet = sampler.grid(GRID_ROWS * len(columns), columns, options.truncation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -225,9 +226,11 @@ def _sampler(trained: TrainedNetwork, options: Options) -> tuple[Sampler, Tensor
     set_styles(trained.network, options.noise, options.cutoff)
     set_guidance(trained.network, options.guidance)
     data, given = trained.recipe.data, options.conditions
-    conditions = open_conditions(data, given)
-    columns = labels_of_columns(data, options.classes, options.num_latents, conditions, given is not None)
-    return Sampler(trained, options.seed, options.batch, conditions, options.standing), columns
+    conditions = functools.cache(functools.partial(open_conditions, trained.run, data))
+    columns = labels_of_columns(data, options.classes, options.num_latents, conditions, given)
+    stands = options.standing and has_standing_statistics(trained.recipe)
+    needed = conditions() if stands or given is None else range(1)
+    return Sampler(trained, options.seed, options.batch, needed, options.standing), columns
 
 
 def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
@@ -276,9 +279,9 @@ def _write_sheet(sheet: Sheet, out: Path) -> str:
 def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
     (sampler, columns), num = _sampler(trained, options), options.num_latents
-    # Of vectors, names have the number of the column.
-    classes = columns.tolist() if columns.dim() == 1 else [*range(len(columns))]
-    _refuse_files(out, lambda name: _is_name(name, classes, num))
+    names = [f"class{label:03d}" for label in columns.tolist()] if columns.dim() == 1 else []
+    names = names or [f"column{number:03d}" for number in range(len(columns))]
+    _refuse_files(out, lambda name: _is_name(name, names, num))
     sampler.prepare(options.truncation)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -287,19 +290,19 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
         labels = columns[torch.tensor(numbers) % len(columns)]
         images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
         for number, image in zip(numbers, images, strict=True):
-            save_png(encode(image), out / _file_name(classes[number % len(classes)], number))
+            save_png(encode(image), out / _file_name(names, number))
     return counted(sum(map(len, shares)), "file")
 
 
-def _file_name(label: int, number: int) -> str:
-    return f"class{label:03d}_sample{number:06d}.png"
+def _file_name(columns: Sequence[str], number: int) -> str:
+    return f"{columns[number % len(columns)]}_sample{number:06d}.png"
 
 
-def _is_name(name: str, columns: Sequence[int], num: int) -> bool:
+def _is_name(name: str, columns: Sequence[str], num: int) -> bool:
     """Return whether one of ``num`` samples gets this name."""
-    found = re.fullmatch(r"class[0-9]{3,}_sample([0-9]{6,})\.png", name)
+    found = re.fullmatch(r"(?:class|column)[0-9]{3,}_sample([0-9]{6,})\.png", name)
     number = int(found[1]) if found else num
-    return number < num and name == _file_name(columns[number % len(columns)], number)
+    return number < num and name == _file_name(columns, number)
 
 
 def _refuse_files(out: Path, is_name: Callable[[str], bool]) -> None:

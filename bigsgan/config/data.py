@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
-from bigsgan.errors import UserError, counted, shown
+from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Fit, Fitting, Size
 
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
@@ -115,7 +115,7 @@ class Data(Section):
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
     """Where images come from. Code of your own, such as ``mypackage.data:Faces``, returns a map-style
     ``torch.utils.data.Dataset`` of images with or without labels. It is called with ``arguments``, and with those of
-    ``root``, ``resolution``, ``image_channels`` and ``num_classes`` that its signature names."""
+    ``root``, ``resolution``, ``image_channels``, ``num_classes`` and ``condition_size`` that its signature names."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
@@ -146,7 +146,7 @@ class Data(Section):
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Numbers of an image's label besides its classes, such as attributes or an embedding."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
-    """What an image without a label is: refused, or one whose condition is null, which adds nothing to embeddings."""
+    """What an image without a label is: refused, or accepted, with a label of zeros."""
     labels_file: PathText | None = None
     """CSV or JSON file with the images' labels, instead of dataset.json or of class folders. The first column has the
     images' paths below ``root``, the others one class number each, or the numbers of a label."""
@@ -280,11 +280,11 @@ class Data(Section):
         if self.kind in _TWO_FOLDERS and not self.input_root:
             problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
-        if not self.condition_width and (self.multi_label or self.missing_labels == "accept"):
-            key = "multi_label" if self.multi_label else "missing_labels"
-            value, unset = getattr(self, key), type(self).model_fields[key].default
-            remedy = f"remove it, or set data.num_classes{'' if self.multi_label else ' or data.condition_size'}"
-            raise UserError(f"data.{key}", value, f"must be {shown(unset)} with data.num_classes=0", remedy)
+        if not self.condition_width:
+            remedy = "remove it, or set data.num_classes or data.condition_size"
+            self.refuse_changed("data", ["missing_labels", "labels_file"], "data.num_classes=0", remedy)
+        if not classes:
+            self.refuse_changed("data", ["multi_label"], "data.num_classes=0", "remove it, or set data.num_classes")
         if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")

@@ -41,7 +41,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "init_from.run", "init_from.nimg", "init_from.weights",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
-    "data.max_ignored", "data.truncated", "data.class_names", *FROZEN,
+    "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
         "partition",  # the checkpoint's partition stays
@@ -51,12 +51,16 @@ FREE_KEYS = {
 
 # Keys that may differ between the hosts of a run; DeepSpeed files are compared by their contents.
 KEYS_OF_A_HOST = {
-    "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", *FROZEN,
+    "data.root", "data.input_root", "data.labels_file", "data.codec.path", "data.num_workers", "data.prefetch",
+    *FROZEN,
 }  # fmt: skip
+
+SOME_LABELS = "labels.npy"
+"""The labels of some images of a run's data, where labels are vectors."""
 
 # Files and directories that a run writes in its directory.
 OWN_NAMES = {
-    RECIPE_FILE, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
+    RECIPE_FILE, SOME_LABELS, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
     RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "tensorboard", "wandb",
     "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
 }  # fmt: skip

@@ -108,6 +108,8 @@ def _is_of(value: Any, annotation: Any) -> bool:
         return any(_is_of(value, part) for part in parts)
     if annotation is int:  # numpy's too
         return isinstance(value, Integral) and not isinstance(value, bool)
+    if isinstance(annotation, type) and isinstance(value, annotation):
+        return True
     value = value.tolist() if hasattr(value, "tolist") else value  # an array, a tensor
     if not isinstance(value, origin or annotation):
         return False

@@ -216,7 +216,7 @@ class SyntheticImages(ImageDataset):
     def labels(self) -> np.ndarray | None:
         """The classes, which take turns, or vectors; None for more images than one would list."""
         if self._vectors is not None:
-            return self._vectors[np.arange(self.num_images) % len(self._vectors)] if self.num_images <= 10**6 else None
+            return self._vectors[np.arange(min(self.num_images, 10**6)) % len(self._vectors)]  # they repeat themselves
         return np.arange(self.num_images) % max(self.num_classes, 1) if self.num_images <= 10**6 else None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:

@@ -15,8 +15,9 @@ import torch
 
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import Label, label_at
+from bigsgan.data.labels import vectors_of
 from bigsgan.data.listing import some_names, warn_once
-from bigsgan.data.tables import TableImages, check_classes, vectors_of
+from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
@@ -119,7 +120,7 @@ def _labels(data: Data, file: Any, num: int) -> np.ndarray | None:
         return None
     found = file.get(key)
     if data.has_vectors and getattr(found, "shape", ())[:1] == (num,):
-        return vectors_of(data, list(np.asarray(found)))
+        return vectors_of(data, np.asarray(found).tolist(), lambda row: f"row {row}")
     if found is None or getattr(found, "shape", ()) != (num,) or found.dtype.kind not in "iu":
         what = "nothing" if found is None else f"{getattr(found, 'dtype', 'a group')} {getattr(found, 'shape', '')}"
         problem = f"has no label for each of {counted(num, 'image')} in {key!r}"

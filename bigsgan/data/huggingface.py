@@ -19,8 +19,9 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.config.origin import PARQUET, SPLITS_FILE, STATE_FILE
 from bigsgan.data.datasets import Label, label_at
-from bigsgan.data.listing import some_names
-from bigsgan.data.tables import TableImages, check_classes, vectors_of
+from bigsgan.data.labels import vectors_of
+from bigsgan.data.listing import some_names, wrong_num_classes
+from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.runtime.extras import require
@@ -172,17 +173,22 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
     kind, column = rows.features[name], rows.select_columns([name]).with_format("arrow")[:][name]
     remedy = f"name another column in data.label_key, {_NO_CLASSES}"
     if data.has_vectors:
-        labels = column.to_pylist()
+        names, labels = _names(library, kind), column.to_pylist()
+        if isinstance(labels[0], str):
+            names = sorted({label for label in labels if label is not None})
+            labels = [None if label is None else names.index(label) for label in labels]
+        if names and len(names) != data.num_classes:
+            raise wrong_num_classes(data, len(names), f"classes in {name!r}")
         if isinstance(getattr(kind, "feature", None), library.ClassLabel):  # the numbers of an image's classes
             places = np.arange(data.num_classes)
             labels = [None if classes is None else np.isin(places, classes) for classes in labels]
-        return vectors_of(data, labels), _names(library, kind)
+        return vectors_of(data, labels, lambda row: f"row {row}"), names
     if column.null_count:
         raise UserError("data.root", data.root, f"has rows without a class in {name!r}", remedy)
     dtype = str(getattr(kind, "dtype", type(kind).__name__))
     if dtype in ("string", "large_string"):
-        names, labels = np.unique(np.array(column.to_pylist()), return_inverse=True)
-        return labels.astype(np.int64), names.tolist()
+        unique, labels = np.unique(np.array(column.to_pylist()), return_inverse=True)
+        return labels.astype(np.int64), unique.tolist()
     if not dtype.startswith(("int", "uint")):
         raise UserError("data.root", data.root, f"has no class numbers in {name!r}, but {shown(dtype)}", remedy)
     return column.to_numpy().astype(np.int64), _names(library, kind)

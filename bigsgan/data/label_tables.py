@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from bigsgan.runtime.paths import read_text
 _MOST_BYTES = 1 << 30
 
 
-def read_table(data: Data) -> tuple[dict[str, Any], list[str]]:
+def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the label of each image in ``data.labels_file``, and the names of classes if it tells them.
 
-    A first row without numbers is a head. One column of texts names classes, which are numbered by these names in
-    order. With ``data.multi_label``, the names of the first columns are those of classes; -1 counts as 0, as CelebA
-    writes it. Empty cells are a missing label.
+    A first row is a head unless its path is one of ``images``. One column of texts names classes, which are numbered
+    by these names in order. With ``data.multi_label``, the names of the first columns are those of classes; -1 counts
+    as 0, as CelebA writes it. Empty cells are a missing label.
 
     Raises:
         UserError: It cannot be read, or is not of this form.
@@ -35,24 +35,30 @@ def read_table(data: Data) -> tuple[dict[str, Any], list[str]]:
         return UserError("data.labels_file", str(path), problem, remedy)
 
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(read_text(path, _MOST_BYTES).splitlines()) if row]
+        rows = [
+            [cell.strip() for cell in row]
+            for row in csv.reader(read_text(path, _MOST_BYTES).removeprefix("\ufeff").splitlines())
+            if row
+        ]
     except (OSError, ValueError, csv.Error) as error:
         raise refused(f"cannot be read: {reason(error, path)}") from None
-    head = rows.pop(0) if rows and _numbers(rows[0][1:]) is None and any(rows[0][1:]) else []
+    in_archive = os.path.isfile(str(data.root))
+    head = rows.pop(0) if rows and plain_name(rows[0][0], in_archive) not in images else []
     if not rows:
         raise refused("has no rows")
     if uneven := [row for row in rows if not len(row) == len(head or rows[0]) > 1]:
         raise refused(f"has rows of other lengths than its first one, or of one column, such as {','.join(uneven[0])}")
-    in_archive = os.path.isfile(str(data.root))
     cells = {plain_name(name, in_archive): row for name, *row in rows}
     if len(cells) != len(rows):
         raise refused("has two rows for one image", "give one for each")
-    odd = [name for name, row in cells.items() if any(row) and _numbers(row) is None]
-    if odd and len(rows[0]) == 2 and not data.condition_size:
+    filled = [name for name, row in cells.items() if any(row)]
+    odd = [name for name in filled if _numbers(cells[name]) is None]
+    if odd and len(odd) == len(filled) and len(rows[0]) == 2 and not data.condition_size:
         classes = sorted({text for (text,) in cells.values() if text})
         return {name: classes.index(text) if text else None for name, (text,) in cells.items()}, classes
     if odd:
-        raise refused(f"has a cell that is no number in the row of {odd[0]}")
+        kind = "an empty cell" if "" in cells[odd[0]] else "a cell that is no number"
+        raise refused(f"has {kind} in the row of {odd[0]}")
     listed = {name: _label(data, _numbers(row)) for name, row in cells.items()}
     return listed, head[1 : 1 + data.num_classes] if data.multi_label else []
 

@@ -10,7 +10,7 @@ and is read as their ImageFolderDataset reads it: each image needs a label, the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,8 @@ def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], np.n
     names, labels, classes = files.images, np.zeros(len(files.images), np.int64), list[str]()
     if data.condition_width and (listed := labels_of_images(data, files)) is not None:
         labels, classes = listed
-        if not data.has_vectors and (found := int(labels.max()) + 1) != data.num_classes:
+        found = len(classes) or (data.num_classes if data.has_vectors else int(labels.max()) + 1)
+        if found != data.num_classes:
             raise wrong_num_classes(data, found, f"classes in {_file_of(data)}")
     elif data.condition_width:
         names, labels, classes = _by_folder(data, files)
@@ -113,7 +114,7 @@ def labels_of_images(data: Data, files: Files) -> tuple[np.ndarray, list[str]] |
     listed: dict[str, Any] | None
     names = list[str]()
     if str(data.labels_file).lower().endswith(".csv"):
-        listed, names = read_table(data)
+        listed, names = read_table(data, set(files.images))
     elif data.labels_file is None and files.labels is None:
         _check_root(data, files)
         return None
@@ -187,13 +188,11 @@ def labels_of(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None
         UserError: There are no labels though the recipe has some, or a label is not of the recipe's form.
     """
     if data.has_vectors:
-        found = np.zeros((len(names), data.condition_width), np.float32)
-        for row, name in zip(found, names, strict=True):
-            row[:] = vector_of(data, name, None if listed is None else listed.get(name))
-        return found
+        labels = [None if listed is None else listed.get(name) for name in names]
+        return vectors_of(data, labels, lambda row: f"{names[row]} in {_file_of(data)}")
     if listed is None:
         if data.num_classes > 1:
-            raise wrong_num_classes(data, 0, f"classes in {LABELS_FILE}")
+            raise wrong_num_classes(data, 0, f"classes in {_file_of(data)}")
         return np.zeros(len(names), np.int64)
     return np.array([_class_number(data, name, listed[name]) for name in names], dtype=np.int64)
 
@@ -203,49 +202,73 @@ def _file_of(data: Data) -> str:
 
 
 def as_vector(data: Data, label: Any) -> np.ndarray:
-    """Return the vector (K,) float32 of a label: the number of a class, or K numbers; None is a missing one.
+    """Return the vector (K,) float32 of a label: the number of a class, or K numbers.
+
+    None, NaN and class -1 are a missing label.
 
     Raises:
         ValueError: It is missing where it must not be, or is not of the recipe's form.
     """
     width, classes = data.condition_width, data.num_classes
-    if label is None and data.missing_labels == "accept":
-        return np.zeros(width, np.float32)
-    if label is None:
-        raise ValueError("it is missing")
     try:
-        vector = np.array(label, dtype=np.float32)
-    except (TypeError, ValueError, RuntimeError):  # texts, lists of lists, tensors on a GPU
+        with np.errstate(over="ignore"):
+            vector = np.array(np.nan if label is None else label, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # texts, lists of lists, tensors on a GPU
         raise ValueError("it is neither a number nor a list of numbers") from None
-    if vector.size == 1 and vector.ndim == 0 and classes and not data.condition_size:
+    is_class = vector.ndim == 0 and classes > 0 and not data.condition_size and not (data.multi_label and classes == 1)
+    if vector.size and (np.isnan(vector).all() or (is_class and vector == -1)):
+        if data.missing_labels == "accept":
+            return np.zeros(width, np.float32)
+        raise ValueError("it is missing")
+    if is_class:
         if not (0 <= vector < classes and vector == int(vector)):
-            raise ValueError(f"it is {shown(label)}, and not a class from 0 to {classes - 1}")
+            raise ValueError(f"it is {shown(float(vector))}, and not a class from 0 to {classes - 1}")
         return np.eye(1, width, int(vector), dtype=np.float32)[0]
+    if vector.ndim == 0 and width == 1:
+        vector = vector.reshape(1)
     if vector.shape != (width,):
-        raise ValueError(f"it has {counted(vector.size, 'number')}, not {width}")
-    if not np.isfinite(vector).all():
-        raise ValueError("it has a number that is not finite")
-    if not np.isin(vector[:classes], (0, 1)).all():
-        raise ValueError(f"its first {classes} numbers are not 0 or 1")
-    num = int(vector[:classes].sum())
-    if classes and not data.multi_label and num != 1 and (num or data.missing_labels == "refuse"):
-        raise ValueError(f"it has {num} classes, not one")
+        found = f"the shape {vector.shape}" if vector.ndim > 1 else counted(vector.size, "number")
+        raise ValueError(f"it has {found}, not {width}")
+    if problem := _problem(data, vector[None]):
+        raise ValueError(problem)
     return vector
 
 
-def vector_of(data: Data, name: str, label: Any) -> np.ndarray:
-    """Return the vector (K,) float32 of an image's label; see ``as_vector``.
+def _problem(data: Data, vectors: np.ndarray) -> str:
+    """Say what is wrong with some of vectors (N, K); an empty text if nothing is."""
+    marks = vectors[:, : data.num_classes]
+    if not np.isfinite(vectors).all():
+        return "it has a number that is not finite"
+    if not np.isin(marks, (0, 1)).all():
+        return f"its first {data.num_classes} numbers are not 0 or 1"
+    nums = marks.sum(axis=1)
+    wrong = nums[(nums > 1) | ((nums < 1) & (data.missing_labels == "refuse"))]
+    return (
+        f"it has {int(wrong[0])} classes, not one" if data.num_classes and not data.multi_label and len(wrong) else ""
+    )
+
+
+def vectors_of(data: Data, labels: Sequence[Any], name: Callable[[int], str]) -> np.ndarray:
+    """Return the vectors (N, K) float32 of images' labels; see ``as_vector``. ``name`` names an image.
 
     Raises:
-        UserError: It does not fit the recipe.
+        UserError: One does not fit the recipe.
     """
-    try:
-        return as_vector(data, label)
-    except ValueError as error:
-        problem = f"has a label that does not fit, of {name} in {_file_of(data)}: {error}"
-        remedy = "correct it, or data.num_classes, data.condition_size and data.multi_label"
-        remedy = "add it, or set data.missing_labels=accept" if label is None else remedy
-        raise UserError("data.root", data.root, problem, remedy) from None
+    with suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):  # of equal lengths, as most are
+        found = np.array(labels, dtype=np.float32)
+        if found.shape == (len(labels), data.condition_width) and not _problem(data, found):
+            return found
+    found = np.zeros((len(labels), data.condition_width), np.float32)
+    for row, label in enumerate(labels):
+        try:
+            found[row] = as_vector(data, label)
+        except ValueError as error:
+            problem = f"has a label that does not fit, of {name(row)}: {error}"
+            remedy = "correct it, or data.num_classes, data.condition_size and data.multi_label"
+            remedy = "add it, or set data.missing_labels=accept" if str(error) == "it is missing" else remedy
+            key = "labels_file" if data.labels_file else "root"
+            raise UserError(f"data.{key}", getattr(data, key), problem, remedy) from None
+    return found
 
 
 def _class_number(data: Data, name: str, label: Any) -> int:

@@ -5,9 +5,11 @@ Shapes: C channels, R pixels a side; H and W pixels of an image as the data set 
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
 
+_COMPARED = 8
+"""Images whose own labels are compared with those in an attribute, less one."""
 _OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
@@ -39,6 +43,23 @@ class OutsideImages(ImageDataset):
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """The labels in an attribute of the data set, if some of its images have them too."""
+        data, num = self.data, len(self)
+        if not data.condition_width:
+            return None
+        some = sorted({index * (num - 1) // _COMPARED for index in range(_COMPARED + 1)})
+        for values in (getattr(self.source, name, None) for name in ("labels", "targets", "attr")):
+            with suppress(Exception):  # anything: the user's code
+                if len(values) == num and all(  # type: ignore[arg-type]
+                    np.array_equal(recipe_label(data, values[index]), recipe_label(data, self.sample(index)[1]))  # type: ignore[index]
+                    for index in some
+                ):
+                    found = [recipe_label(data, value) for value in values]  # type: ignore[union-attr]
+                    return np.array(found, np.float32 if data.has_vectors else np.int64)
+        return None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         name = self.image_name(index)

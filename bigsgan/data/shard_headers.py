@@ -60,8 +60,8 @@ def read_headers(data: Data, path: Path) -> Shard:
     """Find the images or latents of a shard.
 
     A sample's class is the number in ``<key>.cls``; without one, the ``label_key`` of the object in ``<key>.json``;
-    without it, ``<key>.txt``, if that holds a number alone. A vector is a list in the JSON file. Other files, and those
-    that are not used, are ignored.
+    without it, ``<key>.txt``, if that holds a number alone. For vectors, ``<key>.json`` comes first. Other files, and
+    those that are not used, are ignored.
 
     Raises:
         UserError: The shard is damaged or cannot be read, or has a class that is no number.
@@ -158,11 +158,12 @@ def _used_labels(
         UserError: What comes first is no label.
     """
     values, unused = dict[str, Any](), list[str]()
+    order = sorted(_CLASS_FIELDS, key=lambda field: field != "json") if data.has_vectors else list(_CLASS_FIELDS)
     for key, fields in labels.items():
-        given = [fields[field] for field in _CLASS_FIELDS if field in fields]
+        given = [fields[field] for field in order if field in fields]
         used = given[:1] if key in keys else []
         first = used[0].name if used else None
-        unused += [label.name for field, label in fields.items() if label.name != first and field != "cls"]
+        unused += [label.name for field, label in fields.items() if label.name != first and (field != "cls" or first)]
         for label in used:
             if label.problem:
                 problem = f"has {label.problem} in {label.name} of {os.fspath(path)}"

@@ -10,7 +10,6 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import Label
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
-from bigsgan.data.labels import vector_of
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, shown
@@ -59,18 +58,6 @@ class TableImages(OutsideImages):
     def fingerprint(self) -> Fingerprint:
         """Return digests of the classes, and of the sizes of the files."""
         return Fingerprint(len(self), "", digest([self.labels.tobytes()]), file_sizes(self.source.files))
-
-
-def vectors_of(data: Data, labels: Sequence[Any]) -> np.ndarray:
-    """Return the vectors (N, K) float32 of the rows' labels; see ``as_vector``.
-
-    Raises:
-        UserError: One does not fit the recipe.
-    """
-    found = np.zeros((len(labels), data.condition_width), np.float32)
-    for row, label in enumerate(labels):
-        found[row] = vector_of(data, f"row {row}", label)
-    return found
 
 
 def check_classes(images: TableImages, data: Data) -> TableImages:

@@ -11,6 +11,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.config.yaml_file import dump_yaml
+from bigsgan.errors import counted
 from bigsgan.runtime.paths import parse_json
 
 _HEAD = """\
@@ -54,7 +55,7 @@ _USE = {
     "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {height}, {width}){values}",
     "classes": "{made} = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
     "# latents, classes -> (4, {channels}, {height}, {width}){values}",
-    "vectors": "{made} = G(torch.randn(4, {latent_size}), torch.zeros(4, {numbers}))  "
+    "vectors": "{made} = G(torch.randn(4, {latent_size}), torch.eye(4, {numbers}))  "
     "# latents, labels -> (4, {channels}, {height}, {width}){values}",
     "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) -> (n, {channels}, {height}, {width}), "
     "both in [-1, 1]",
@@ -68,6 +69,11 @@ def _classes(data: Data) -> str:
     """Describe the classes, by their first names if they have names."""
     names = [f"{number} {name}" for number, name in enumerate(data.class_names or [])]
     listed = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+    if data.condition_size or data.multi_label:
+        several = "any number of them" if data.multi_label else "one of them"
+        marks = f"a 0 or 1 for each of {counted(data.num_classes, 'class')} ({several})" if data.num_classes else ""
+        numbers = counted(data.condition_size, "further number" if marks else "number") if data.condition_size else ""
+        return " and ".join(filter(None, (marks, numbers))) + (f": {listed}" if names else "")
     return (str(data.num_classes) if data.num_classes else "none") + (f": {listed}" if names else "")
 
 

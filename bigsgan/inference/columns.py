@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bigsgan.config.data import Data
+from bigsgan.config.run_directory import SOME_LABELS
 from bigsgan.data import build_dataset
-from bigsgan.data.conditions import Conditions, conditions_of
-from bigsgan.errors import UserError, reason
-from bigsgan.runtime.paths import check_regular
+from bigsgan.data.conditions import Conditions, read_vectors, some_conditions
+from bigsgan.errors import UserError
 from bigsgan.training.sampling import column_classes, column_labels
 
 
-def open_conditions(data: Data, given: Path | None = None) -> Conditions:
-    """Return what samples are conditioned on: classes, or the vectors of a file, or of the data if none is given.
+def open_conditions(run: Path, data: Data) -> Conditions:
+    """Return what samples of a run are conditioned on: classes, the vectors that it keeps, or else those of the data.
 
     Raises:
-        UserError: The file or the data cannot be read, or does not fit; or a file is given for classes.
+        UserError: Neither can be read, or does not fit.
     """
-    if given is not None:
-        if not data.has_vectors:
-            problem, remedy = "needs a run whose labels are vectors", "remove the option"
-            raise UserError("--conditions", None, problem, f"{remedy}, or give --classes" * bool(data.num_classes))
-        return _vectors(data, given)
-    if not data.has_vectors:
-        return conditions_of(data, None)
-    try:
-        return conditions_of(data, build_dataset(data))
-    except UserError as error:
-        remedy = f"{error.remedy}; or give vectors of {data.condition_width} numbers (--conditions)"
-        raise UserError(error.field, error.value, error.problem, remedy, error.detail) from None
-
-
-def _vectors(data: Data, path: Path) -> np.ndarray:
-    """Read vectors (M, K) from a .npy file, or from text with commas."""
-    width, remedy = data.condition_width, "give a .npy file (M, K), or a line of numbers with commas for each vector"
-    try:
-        check_regular(path)
-        is_array = path.suffix == ".npy"
-        found = np.load(path, allow_pickle=False) if is_array else np.loadtxt(path, delimiter=",", ndmin=2)
-        found = np.atleast_2d(found).astype(np.float32)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError("--conditions", str(path), f"cannot be read: {reason(error, path)}", remedy) from None
-    if found.ndim != 2 or found.shape[1] != width or not len(found):
-        problem = f"must hold vectors of {width} numbers, got the shape {found.shape}"
-        raise UserError("--conditions", str(path), problem, remedy)
-    if not np.isfinite(found).all():
-        raise UserError("--conditions", str(path), "has numbers that are not finite", "correct them")
-    return found
+    path = run / SOME_LABELS
+    if data.has_vectors and os.path.isfile(path):
+        return read_vectors(data, path, "--run")
+    return some_conditions(data, build_dataset(data)) if data.has_vectors else range(max(data.num_classes, 1))
 
 
 def labels_of_columns(
-    data: Data, asked: Sequence[range | str] | None, num: int, conditions: Conditions, given: bool = False
+    data: Data, asked: Sequence[range | str] | None, num: int, conditions: Callable[[], Conditions], given: Path | None
 ) -> Tensor:
     """Return the label of each column, (columns,) int64 or (columns, K) float32.
 
@@ -65,21 +39,26 @@ def labels_of_columns(
         data: The run's section.
         asked: Classes or their names; several names or numbers of one image are joined by +. None for all that fit.
         num: Number of images.
-        conditions: From ``open_conditions``.
-        given: Whether the user gave these, and each is a column.
+        conditions: Returns what ``open_conditions`` does.
+        given: File with a vector for each column.
 
     Raises:
         UserError: A class does not exist, labels have more than classes, or there are more columns than ``num``.
     """
+    if given is not None and (asked is not None or not data.has_vectors):
+        needs = "cannot be combined with --classes" if asked else "needs a run whose labels are vectors"
+        raise UserError("--conditions", None, needs, "remove the option")
     if not data.has_vectors:
         return torch.tensor(choose_columns(data, asked, num))
-    if asked is None:
-        found = torch.from_numpy(np.array(conditions)) if given else column_labels(data, conditions)
+    if given is not None:
+        found = torch.from_numpy(read_vectors(data, given, "--conditions"))
         _check_shown(len(found), num, "conditions")
         return found
-    if given or data.condition_size or not data.num_classes:
-        problem = "cannot be combined with --conditions" if given else "cannot tell the other numbers of a label"
-        raise UserError("--classes", None, problem, "remove the option" if given else "give --conditions")
+    if asked is None:
+        return column_labels(data, conditions())
+    if data.condition_size or not data.num_classes:
+        problem = "cannot tell the other numbers of a label"
+        raise UserError("--classes", None, problem, "give the labels of columns by --conditions")
     several = [labels for part in asked for labels in _labels_of(data, part, num)]
     _check_shown(len(several), num, "classes")
     vectors = torch.zeros(len(several), data.condition_width)
@@ -93,6 +72,8 @@ def _labels_of(data: Data, part: range | str, num: int) -> list[list[int]]:
     names = data.class_names or []
     if not isinstance(part, str) or part in names:
         return [[label] for label in choose_columns(data, [part], num)]
+    if not data.multi_label:
+        raise UserError("--classes", part, "must be one class for each column", "remove the +, or set data.multi_label")
     words = [range(int(word), int(word) + 1) if word.isdecimal() else word for word in map(str.strip, part.split("+"))]
     return [choose_columns(data, words, num)]
 

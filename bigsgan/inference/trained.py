@@ -30,6 +30,7 @@ class TrainedNetwork:
     recipe: Recipe
     nimg: int
     network: LayerStack
+    run: Path  # the run directory
 
     @property
     def device(self) -> torch.device:
@@ -87,4 +88,4 @@ def open_trained(
         checkpoint.Reader(found).entry(entry).read_network(stack)
     if device.type == "cpu":  # half precision is many times slower there
         compute_in_float32(stack)
-    return TrainedNetwork(recipe, nimg, stack.to(device))
+    return TrainedNetwork(recipe, nimg, stack.to(device), run)

@@ -58,7 +58,7 @@ def path_length(
         tell(f"path {first} of {num}")
         n = min(step, num - first)
         latents, labels, seeds = inputs(2 * first, 2 * n)
-        labels, seeds = labels[:n].repeat(2), seeds[:n].repeat(2)  # a path keeps class and noise
+        labels, seeds = (torch.cat([each[:n], each[:n]]) for each in (labels, seeds))  # a path keeps label and noise
         with torch.no_grad():
             styles, _ = mapping.fold(latents, labels, seeds)  # (2n, S, W)
             ends = torch.cat([styles[:n], torch.lerp(styles[:n], styles[n:], EPSILON)])

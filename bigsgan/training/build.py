@@ -20,7 +20,7 @@ from bigsgan.adversarial.terms import Own, Termed, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
-from bigsgan.data.conditions import Conditions, conditions_of
+from bigsgan.data.conditions import Conditions, conditions_of, keep_labels, some_conditions
 from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
 from bigsgan.data.order import Stretch
@@ -104,7 +104,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     check_freezing(recipe)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
-    conditions = by_each(comm, lambda: conditions_of(recipe.data, shown))
+    conditions = by_each(comm, lambda: some_conditions(recipe.data, shown))
     frozen = checked_frozen(recipe, start.found.layout if start.found else {})
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
@@ -148,7 +148,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
     saver.left.update(start.left.values())
-    reporter = _build_reporter(recipe, out, start, counters.nimg)
+    reporter = _build_reporter(recipe, out, start, counters.nimg, conditions)
     return Run(
         recipe=recipe,
         out=out,
@@ -279,9 +279,10 @@ def _restore(
         _log.log(NOTICE, "Resuming with another layout:\n  %s", "\n  ".join(changes))
 
 
-def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int) -> Reporter:
-    """Open the run's reports, without those that it leaves if it goes back, and say how it begins."""
+def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int, conditions: Conditions) -> Reporter:
+    """Open the run's reports, without those that it leaves if it goes back, and say how it begins; keep some labels."""
     for_rank_zero(comm, lambda: begin(out, start))
+    for_rank_zero(comm, lambda: keep_labels(out, conditions))
     reporter = Reporter(out, comm.rank(), recipe.total_nimg, nimg, recipe.monitor, recipe.model_dump())
     if recipe.objective.schedule == "overlapped":
         reporter.message("objective.schedule=overlapped: each network learns from the other as it was an update ago")
@@ -365,7 +366,10 @@ def _build_source(
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
     """Build the source of the generator's inputs, and draw the inputs for standing statistics."""
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
-    conditions = conditions_of(recipe.data, dataset, recipe.objective.fake_labels == "frequencies")
+    labels = recipe.objective.fake_labels
+    conditions: Conditions = range(max(recipe.data.num_classes, 1))  # which none reads if labels are those of reals
+    if labels != "data":
+        conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]
     own = None
     if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():

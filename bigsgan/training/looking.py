@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from bigsgan.config.metrics import FeatureNetwork, Metrics
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.config.signature import typed
 from bigsgan.data import build_dataset
+from bigsgan.data.conditions import checked_vectors
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, division
@@ -82,10 +84,7 @@ def _columns(run: Run, classes: Sequence[int] | None, conditions: Tensor | None)
         raise UserError("classes", list(classes), "must be None where labels are vectors", "give conditions")
     if conditions is None:
         return column_labels(data, run.grid.conditions)
-    if conditions.dim() != 2 or conditions.shape[1] != data.condition_width or not len(conditions):
-        problem = f"must be of shape (M, {data.condition_width})"
-        raise UserError("conditions", tuple(conditions.shape), problem, "give the numbers of each label")
-    return conditions.float()
+    return torch.from_numpy(checked_vectors(data, np.asarray(conditions.detach().cpu()), "conditions", None))
 
 
 @typed

@@ -18,7 +18,7 @@ from torch import Tensor
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.metrics import OUTSIDE, Metric
 from bigsgan.config.run_directory import RECORDS_FILE
-from bigsgan.data.conditions import conditions_of
+from bigsgan.data.conditions import some_conditions
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
@@ -78,7 +78,7 @@ class Measuring:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
         asked = each_once(section.asked, plan.recipe, dataset)
-        conditions = conditions_of(plan.recipe.data, dataset)
+        conditions = some_conditions(plan.recipe.data, dataset)
         self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell, conditions)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()

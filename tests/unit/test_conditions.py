@@ -14,17 +14,19 @@ import pytest
 import torch
 from PIL import Image
 
+import bigsgan
 from bigsgan import plugins
 from bigsgan.cli import main
 from bigsgan.config import Recipe
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
-from bigsgan.data.conditions import conditions_of
+from bigsgan.data.conditions import conditions_of, keep_labels, some_conditions
 from bigsgan.data.shards import keep_indices
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from tests.networks import filled
+from tests.runs import make_run
 from tests.tiny import TINY_GAMES, tiny_recipe
 
 NAMES = ["a.png", "b.png", "sub/c.png"]
@@ -87,22 +89,31 @@ def test_forms_of_labels(tmp_path, form):
     np.testing.assert_array_equal(build_dataset(section(root, **keys)).labels, np.float32(expected))
 
 
-WRONG = {
-    "it is missing": ({"condition_size": 3}, None),
-    "it has 2 numbers, not 3": ({"condition_size": 3}, [1, 2]),
-    "it has 1 number, not 3": ({"condition_size": 3}, 1),
-    "it has a number that is not finite": ({"condition_size": 3}, [1, 2, float("inf")]),
-    "it is neither a number nor a list of numbers": ({"condition_size": 3}, ["x", 2, 3]),
-    "its first 3 numbers are not 0 or 1": ({"num_classes": 3, "multi_label": True}, [0, 2, 0]),
-    "it has 2 classes, not one": ({"num_classes": 3, "missing_labels": "accept"}, [1, 1, 0]),
-    "it has 0 classes, not one": ({"num_classes": 2, "condition_size": 1}, [0, 0, 1]),
-    "it is 3, and not a class from 0 to 2": ({"num_classes": 3, "multi_label": True}, 3),
-}
+@pytest.mark.parametrize("labels", [[0.5, -2, 3], [[0.5], [-2], [3]]])
+def test_one_number_needs_no_list(tmp_path, labels):
+    root = listed(images(tmp_path), [*zip(NAMES, labels, strict=True)])
+    np.testing.assert_array_equal(build_dataset(section(root, condition_size=1)).labels, np.float32([[0.5], [-2], [3]]))
 
 
-@pytest.mark.parametrize("problem", WRONG)
-def test_labels_that_do_not_fit(tmp_path, problem):
-    keys, label = WRONG[problem]
+NUMBERS, MARKS = {"condition_size": 3}, {"num_classes": 3, "multi_label": True}
+WRONG = [
+    (NUMBERS, None, "it is missing"),
+    (NUMBERS, [1, 2], "it has 2 numbers, not 3"),
+    (NUMBERS, 1, "it has 1 number, not 3"),
+    (NUMBERS, [[1, 2, 3]], "it has the shape (1, 3), not 3"),
+    (NUMBERS, [1, 2, float("inf")], "it has a number that is not finite"),
+    (NUMBERS, [1, 2, 10**39], "it has a number that is not finite"),
+    (NUMBERS, [1, 2, 10**400], "it is neither a number nor a list of numbers"),
+    (NUMBERS, ["x", 2, 3], "it is neither a number nor a list of numbers"),
+    (MARKS, [0, 2, 0], "its first 3 numbers are not 0 or 1"),
+    (MARKS, 3, "it is 3.0, and not a class from 0 to 2"),
+    ({"num_classes": 3, "missing_labels": "accept"}, [1, 1, 0], "it has 2 classes, not one"),
+    ({"num_classes": 2, "condition_size": 1}, [0, 0, 1], "it has 0 classes, not one"),
+]
+
+
+@pytest.mark.parametrize("keys, label, problem", WRONG)
+def test_labels_that_do_not_fit(tmp_path, keys, label, problem):
     good = [0] * (keys.get("num_classes", 0) + keys.get("condition_size", 0))
     good[0] = 1
     root = listed(images(tmp_path), [["a.png", good], ["b.png", label], ["sub/c.png", good]])
@@ -139,6 +150,12 @@ TABLES = {
     "classes": ([["class"], [2], [0], [1]], {"num_classes": 3}, [2, 0, 1], []),
     "no head": ([[2], [0], [1]], {"num_classes": 3}, [2, 0, 1], []),
     "names": ([["class"], ["dog"], ["cat"], ["dog"]], {"num_classes": 2}, [1, 0, 1], ["cat", "dog"]),
+    "a mark of one class": (
+        [["hat"], [-1], [1], [1]],
+        {"num_classes": 1, "multi_label": True},
+        [[0], [1], [1]],
+        ["hat"],
+    ),
     "attributes": (
         [["hat", "tie"], [-1, 1], [1, 1], [-1, -1]],
         {"num_classes": 2, "multi_label": True},
@@ -168,6 +185,7 @@ def test_labels_of_a_csv_file(tmp_path, table):
 
 WRONG_FILES = {
     "has a cell that is no number in the row of b.png": "a.png,1,2\nb.png,1,x\nsub/c.png,1,2\n",
+    "has an empty cell in the row of b.png": "a.png,1,2\nb.png,1,\nsub/c.png,1,2\n",
     "has two rows for one image": "a.png,1,2\na.png,1,2\n",
     "has rows of other lengths than its first one, or of one column, such as b.png,1": "a.png,1,2\nb.png,1\n",
     "has no rows": "",
@@ -221,13 +239,13 @@ class Own(torch.utils.data.Dataset):
     """Grey images whose label is a vector, a class, or None."""
 
     def __init__(self, condition_size: int, labels: list):
-        self.labels = labels
+        self.values = labels
 
     def __len__(self):
-        return len(self.labels)
+        return len(self.values)
 
     def __getitem__(self, index):
-        return torch.full((1, 16, 16), 40 * index, dtype=torch.uint8), self.labels[index]
+        return torch.full((1, 16, 16), 40 * index % 256, dtype=torch.uint8), self.values[index]
 
 
 def test_vectors_of_own_code():
@@ -276,9 +294,54 @@ def test_prepared_vectors_of_own_code(tmp_path, capsys):
     assert "has a label that does not fit, of image 1 of" in capsys.readouterr().err
 
 
+def test_a_first_row_of_an_image_is_no_head(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("\ufeffa.png,cat\nb.png,\nsub/c.png,owl\n")
+    keys = {"num_classes": 2, "missing_labels": "accept", "labels_file": str(path)}
+    dataset = build_dataset(section(images(tmp_path / "data"), **keys))
+    np.testing.assert_array_equal(dataset.labels, np.float32([[1, 0], [0, 0], [0, 1]]))
+    assert list(dataset.class_names) == ["cat", "owl"]
+    with pytest.raises(UserError, match=r"must be 2 with this data"):
+        build_dataset(section(tmp_path / "data", **{**keys, "num_classes": 3}))
+    path.write_text("a.png,10\nb.png,9\nsub/c.png,x\n")
+    with pytest.raises(UserError, match=r"has a cell that is no number in the row of sub/c\.png"):
+        build_dataset(section(tmp_path / "data", **keys))
+
+
+def test_a_vector_in_json_comes_before_a_class(tmp_path):
+    members = {"a.png": png(0), "a.json": b'{"label": [1, 0, 1]}', "a.cls": b"1"}
+    keys = {"kind": "tar", "root": str(shard(tmp_path, members)), "num_classes": 3, "multi_label": True}
+    np.testing.assert_array_equal(build_dataset(Data(**keys)).labels, np.float32([[1, 0, 1]]))
+
+
+class Listed(Own):
+    """With labels in an attribute, which are those of the images, or others."""
+
+    def __init__(self, condition_size: int, num: int, wrong: bool):
+        super().__init__(condition_size, [[number, -number] for number in range(num)])
+        self.labels, self.num_read = [[5, 5]] * num if wrong else self.values, 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+def test_labels_in_an_attribute_are_not_read_from_images():
+    plugins.give([f"{__name__}:Listed"])
+    keys = {"kind": f"{__name__}:Listed", "num_classes": 0, "condition_size": 2}
+    data = Data(**keys, arguments={"num": 3_000, "wrong": False})
+    dataset = build_dataset(data)
+    np.testing.assert_array_equal(conditions_of(data, dataset), np.float32(dataset.source.values))
+    assert dataset.source.num_read < 30
+    data = Data(**keys, arguments={"num": 3_000, "wrong": True})
+    with pytest.raises(UserError, match=r"has labels that only its images tell .*3000 images"):
+        conditions_of(data, build_dataset(data))
+    assert len(some_conditions(data, build_dataset(data))) == 256
+
+
 def test_keys_without_labels_are_refused():
-    for key, value in (("multi_label", True), ("missing_labels", "accept")):
-        with pytest.raises(UserError, match=r"with data\.num_classes=0") as caught:
+    for key, value in (("multi_label", True), ("missing_labels", "accept"), ("labels_file", "x.csv")):
+        with pytest.raises(UserError, match=r"must be unset with data\.num_classes=0") as caught:
             Data(kind="folder", root="x", num_classes=0, **{key: value})
         assert caught.value.field == f"data.{key}"
 
@@ -320,3 +383,112 @@ def test_what_samples_are_conditioned_on(tmp_path):
     classes = section(by_class, num_classes=2)
     assert conditions_of(classes, build_dataset(classes)) == range(2)
     np.testing.assert_array_equal(conditions_of(classes, build_dataset(classes), as_often=True), [1, 1, 0])
+
+
+KEYS = ["data.kind=folder", "data.num_classes=2", "data.multi_label=true", "data.condition_size=1"]
+LABELS = np.float32([[number % 2, number // 2 % 2, number / 8 - 1] for number in range(16)])
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """A run of BigGAN whose data are elsewhere; its labels are in its directory."""
+    run, _ = make_run(tmp_path, *KEYS, f"data.root={tmp_path}/away", "data.class_names=[hat, tie]")
+    keep_labels(run, LABELS)
+    return run
+
+
+def samples(run: Path, *more: str) -> tuple[np.ndarray, np.ndarray]:
+    out = run.parent / "samples.npz"
+    assert main(["sample", "--run", str(run), "--out", str(out), *more]) == 0
+    with np.load(out) as found:
+        return found["arr_0"], found["arr_1"]
+
+
+def test_samples_of_a_run_without_its_data(moved):
+    images, labels = samples(moved, "--num", "12")
+    np.testing.assert_array_equal(labels, LABELS[:12])
+    (moved.parent / "rows.csv").write_text("0,1,0.5\n1,0,2\n")
+    rows = ["--conditions", str(moved.parent / "rows.csv")]
+    several, labels = samples(moved, "--num", "4", *rows)
+    np.testing.assert_array_equal(labels, np.float32([[0, 1, 0.5], [1, 0, 2]] * 2))
+    # Standing statistics are those of the run's labels, whatever the columns are.
+    (moved.parent / "rows.csv").write_text("0,1,0.5\n")
+    one, _ = samples(moved, "--num", "1", *rows)
+    assert np.abs(one[0].astype(int) - several[0]).max() <= 1
+    assert len(np.unique(images.reshape(12, -1), axis=0)) == 12
+
+
+REFUSED = {
+    "--conditions: needs a run whose labels are vectors": ["--conditions", "x.csv"],
+    "--conditions: must hold vectors of 3 numbers, got float64 of shape (1, 2)": ["--conditions", "two.csv"],
+    "--conditions: 'nan.csv' has numbers that are not finite": ["--conditions", "nan.csv"],
+    "--conditions: cannot be combined with --classes": ["--conditions", "two.csv", "--classes", "hat"],
+    "--classes: cannot tell the other numbers of a label": ["--classes", "hat"],
+    "--num: must be at least 2, the number of conditions": ["--conditions", "good.csv", "--num", "1"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_labels_that_no_sample_can_have(moved, message, monkeypatch, capsys):
+    monkeypatch.chdir(moved.parent)
+    for name, text in (("two", "1,2"), ("nan", "1,2,nan"), ("good", "0,1,2\n1,1,2")):
+        Path(f"{name}.csv").write_text(text)
+    run = moved
+    if "needs" in message:
+        (moved.parent / "other").mkdir()
+        run, _ = make_run(moved.parent / "other")
+    assert main(["sample", "--run", str(run), "--out", "x.png", *REFUSED[message]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_several_classes_of_a_column(tmp_path):
+    run, _ = make_run(tmp_path, *KEYS[:-1], f"data.root={tmp_path}", "data.class_names=[hat, tie]")
+    keep_labels(run, LABELS[:, :2])
+    _, labels = samples(run, "--num", "3", "--classes", "hat,hat+tie,1")
+    np.testing.assert_array_equal(labels, np.float32([[1, 0], [1, 1], [0, 1]]))
+    (tmp_path / "x").mkdir()
+    single, _ = make_run(tmp_path / "x", *KEYS[:2], "data.missing_labels=accept", f"data.root={tmp_path}")
+    keep_labels(single, LABELS[:, :2])
+    assert main(["sample", "--run", str(single), "--out", str(tmp_path / "x.png"), "--classes", "0+1"]) == 2
+
+
+def test_an_export_of_a_run_without_its_data(moved):
+    assert main(["export", "--run", str(moved), "--format", "hub", "--out", str(moved.parent / "hub")]) == 0
+    card = (moved.parent / "hub" / "README.md").read_text()
+    assert "a 0 or 1 for each of 2 classes (any number of them) and 1 further number: 0 hat, 1 tie" in card
+    network = bigsgan.load(moved.parent / "hub")
+    latents = torch.zeros(2, network.recipe.latent_size)
+    torch.testing.assert_close(network(latents), network(latents, torch.zeros(2, 3)))
+
+
+@pytest.mark.slow
+def test_a_run_on_vectors(tmp_path, monkeypatch):
+    """It keeps labels, makes samples of those that are given, and lends its weights but for the labels'."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"{number:02}.png" for number in range(len(LABELS))]
+    root = listed(images(tmp_path / "data", names), [*zip(names, LABELS.tolist(), strict=True)])
+    section = f"data={{kind: folder, root: {root}, resolution: 16, num_workers: 0, image_channels: 1}}"
+    small = ["total_nimg=16", "batch=8", "monitor=[]", "metrics=null", "report_nimg=64", "sample_nimg=64"]
+    options = ["generator.channels=8", "discriminator.channels=8", section, *small]
+    with bigsgan.Trainer(Recipe.read("digits_dcgan", "out=run", *options, *KEYS[1:])) as trainer:
+        for _ in trainer:
+            pass
+        one = torch.tensor([[1.0, 0.0, 0.5]])
+        found = trainer.sample(3, conditions=torch.cat([one, 1 - one]))
+        torch.testing.assert_close(found[:1], trainer.sample(1, conditions=one), atol=1e-5, rtol=0)
+        for wrong in (one[0], one[:, :2], one / 0):
+            with pytest.raises(UserError, match=r"^conditions: "):
+                trainer.sample(1, conditions=wrong)
+        assert trainer.sample(2).shape == (2, 1, 16, 16)
+    np.testing.assert_array_equal(np.load("run/labels.npy"), LABELS)
+    # As many numbers with another meaning: no row of an embedding is taken over.
+    other = [
+        "data.num_classes=0",
+        "data.multi_label=false",
+        "data.condition_size=3",
+        "init_from.run=run",
+    ]
+    with bigsgan.Trainer(Recipe.read("digits_dcgan", "out=other", *options, *other)) as trainer:
+        for _ in trainer:
+            pass
+    assert "depend on the classes" in Path("other/logs/rank00000.log").read_text()

@@ -130,7 +130,7 @@ def test_without_a_hierarchical_latent_blocks_see_the_label_alone():
         ),
         (
             without("blocks.2.0.conv1.u0"),
-            "weights: does not fit the network here at layers.4.conv1.u and 1 other tensors; give a network",
+            "weights: does not fit the network here at layers.4.conv1.u and 1 other tensor; give a network",
         ),
         (without("output_layer.0.stored_mean"), "layers.6.norm.statistics.running_mean and 0 other tensors"),
         (
