@@ -8,7 +8,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, wr
 from bigsgan.config.sections import Checkpoints, Optimizer
 from bigsgan.config.yaml_file import apply_override, apply_overrides, read_yaml
 from bigsgan.errors import UserError, counted
+from bigsgan.inference.exported import Exported
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
 from bigsgan.runtime.atomic import leaving_nothing
@@ -55,6 +56,9 @@ _MOST_NAMES = 60
 
 OPTIONS = {"generator": "--weights", "discriminator": "--discriminator"}
 """The options with the networks' files."""
+
+READERS: Mapping[str, Callable[[str, Path], Folder | Exported]] = {"bigsgan": Exported, "universal": Folder}
+"""What reads networks of any recipe."""
 
 _SIZES = (
     *("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm"),
@@ -114,45 +118,42 @@ def main(
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE} {' '.join(asked)}")
 
 
-def import_universal(folders: Mapping[str, Path], config: Path | None, overrides: list[str], out: Path) -> None:
-    """Write a run directory from universal checkpoints of DeepSpeed, of one network or both.
+def import_exports(source: str, paths: Mapping[str, Path], config: Path | None, changes: list[str], out: Path) -> None:
+    """Write a run directory from exports, or universal checkpoints of DeepSpeed, of one network or both.
 
-    Training begins at image 0, a network without a checkpoint with random weights, and both with Adam's state, if it
-    is there.
+    Training begins at image 0, a network without a file with random weights, and both with Adam's state if it is there.
 
     Args:
-        folders: By network, its universal checkpoint.
-        config: The recipe of the networks; None for the one that `bigsgan export` puts into a checkpoint.
-        overrides: Changes to the recipe.
+        source: ``bigsgan`` for exports, or ``universal``.
+        paths: By network, its export or universal checkpoint.
+        config: The recipe of the networks; None for the one that `bigsgan export` has put into it.
+        changes: Overrides of the recipe.
         out: The run directory to make.
 
     Raises:
-        UserError: A checkpoint cannot be read or is of another network, or ``out`` is in use.
+        UserError: One cannot be read or is of another network, or ``out`` is in use.
     """
     _check_out(out)
-    found = {name: Folder(OPTIONS[name], path) for name, path in folders.items()}
-    recipe = _recipe_for(found, config, overrides).model_copy(update={"out": str(out)})
+    found = {name: READERS[source](OPTIONS[name], path) for name, path in paths.items()}
+    recipe = _recipe_for(found, config, changes).model_copy(update={"out": str(out)})
     networks = {name: folder.read(name, network_on_meta(recipe, name)) for name, folder in found.items()}
     entries = {n: _Entry(recipe, n, each.state, each.moments) for n, each in networks.items()}
     if "generator" in networks:
         entries["average"] = _Entry(recipe, "average", networks["generator"].state)
     whole = {n: recipe.engine(n).model_copy(update={"pipeline_stages": 1, "ranks": None}) for n in NETWORKS}
     alone = recipe.model_copy(update={"engines": recipe.engines.model_copy(update=whole)})
-    _write(
-        recipe, plan_run(alone, 1, config.resolve().parent if config else None).engines, out, entries, "universal", 0
-    )
+    _write(recipe, plan_run(alone, 1, config.resolve().parent if config else None).engines, out, entries, source, 0)
     for name in NETWORKS:
         print(f"{out}: the {name} {_described(networks.get(name), getattr(recipe.optimizer, name))}")
     print("the EMA begins as a copy of the generator; images are counted from 0")
     print(f"resume:        {shipped.train_command()} --config {out / RECIPE_FILE}")
 
 
-def _recipe_for(found: Mapping[str, Folder], config: Path | None, overrides: list[str]) -> Recipe:
+def _recipe_for(found: Mapping[str, Folder | Exported], config: Path | None, overrides: list[str]) -> Recipe:
     if config is not None:
         return load_recipe(config, overrides)
-    tree = next(
-        (folder.told["recipe"] for folder in found.values() if isinstance(folder.told.get("recipe"), dict)), None
-    )
+    trees = [each.told.get("recipe") for each in found.values()]
+    tree = next((each for each in trees if isinstance(each, dict)), None)
     if tree is None:
         detail = "the checkpoint does not have it, as `bigsgan export` did not write it"
         raise UserError("--config", None, "must be given", "give the recipe whose networks these are", detail)

@@ -8,19 +8,19 @@ import math
 from bigsgan.commands.parsing import Commands, add_recipe, import_late, path_type
 from bigsgan.errors import UserError
 
-UNIVERSAL = "universal"
+BIGSGAN, UNIVERSAL = "bigsgan", "universal"
 
 
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
     sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
-    sources += ["diffusers", UNIVERSAL]
+    sources += ["diffusers", BIGSGAN, UNIVERSAL]
     text = f"project that trained the weights: {', '.join(sources)}; universal: a network of any recipe, by DeepSpeed"
     command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)
-    text = "pickle, or state dict of the generator; its universal checkpoint; a folder of diffusers' autoencoder"
+    text = "pickle, state dict, export or universal checkpoint of the generator; a folder of diffusers' autoencoder"
     command.add_argument("--weights", type=path_type("--weights"), help=text)
-    text = "state dict of the discriminator, if it is a separate file; its universal checkpoint"
+    text = "state dict of the discriminator, if it is a separate file; its export or universal checkpoint"
     command.add_argument("--discriminator", type=path_type("--discriminator"), help=text)
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
     text = "file of the training settings, if not beside the weights; `none` ignores settings"
@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Make a run directory from published weights."""
     if options.bn_eps is not None and not 0 < options.bn_eps < math.inf:
         raise UserError("--bn-eps", options.bn_eps, "must be a positive number", "give the one it was trained with")
-    if options.source == UNIVERSAL:
-        _import_universal(options)
+    if options.source in (BIGSGAN, UNIVERSAL):
+        _import_networks(options)
         return 0
     if options.weights is None:
         raise UserError("--weights", None, "must be given", "give the generator's file")
@@ -49,14 +49,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _import_universal(options: argparse.Namespace) -> None:
-    """Make a run directory from DeepSpeed's universal checkpoints of one network, or both."""
+def _import_networks(options: argparse.Namespace) -> None:
+    """Make a run directory from our own exports, or DeepSpeed's universal checkpoints, of one network or both."""
     for flag, value in (("--bn-eps", options.bn_eps), ("--settings", options.settings)):
         if value is not None:
-            raise UserError(flag, None, f"is not supported with --from {UNIVERSAL}", "remove the option")
+            raise UserError(flag, None, f"is not supported with --from {options.source}", "remove the option")
     given = {"generator": options.weights, "discriminator": options.discriminator}
-    folders = {network: path for network, path in given.items() if path is not None}
-    if not folders:
-        remedy = "give a network's universal checkpoint, by either or both"
+    paths = {network: path for network, path in given.items() if path is not None}
+    if not paths:
+        what = "universal checkpoint" if options.source == UNIVERSAL else "export"
+        remedy = f"give a network's {what}, by either or both"
         raise UserError("--discriminator", None, "must be given, or --weights", remedy)
-    import_late("bigsgan.importing").import_universal(folders, options.config, options.overrides, options.out)
+    module, overrides = import_late("bigsgan.importing"), options.overrides
+    module.import_exports(options.source, paths, options.config, overrides, options.out)

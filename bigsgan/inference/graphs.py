@@ -188,8 +188,8 @@ def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
 
 def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:
     inputs = _inputs(recipe, _TRACED)
-    num = Dim("num")
-    shapes = {name: {} if name == "psi" else {0: num} for name in inputs}
+    batch = Dim("batch")
+    shapes = {name: {} if name == "psi" else {0: batch} for name in inputs}
     with torch.no_grad():
         module = _module(recipe, network).eval()
         return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False)

@@ -64,12 +64,35 @@ class ExportedNetwork(nn.Module):
             A generator's images (N, C, R, R), in [-1, 1] except for families that leave them unbounded; with
             ``data.kind=latents``, latents (N, C', S, S) for the autoencoder, times its ``scaling_factor``. A
             discriminator's logits (N, ...).
+
+        Raises:
+            ValueError: Latents or labels have another shape, or a class does not exist.
         """
         if labels is None:
             labels = null_labels(self.recipe.data, len(first)).to(first.device)
+        if not torch.compiler.is_compiling():
+            self._check(first, labels)
         if not rest and getattr(self.recipe, self.header["network"]).draws:
             rest = (torch.arange(len(first), device=first.device),)
         return self.network(first, labels, *rest)
+
+    def _check(self, first: Tensor, labels: Tensor) -> None:
+        """Refuse inputs that the network cannot read, which fail without a name deep in a layer, or on a GPU for ever.
+
+        Raises:
+            ValueError: Latents have another size, or labels another shape, or a class does not exist.
+        """
+        recipe, data, num = self.recipe, self.recipe.data, len(first)
+        reads_latents = self.header["network"] == "generator" and not recipe.translates
+        if reads_latents and first.shape != (num, recipe.latent_size):
+            raise ValueError(f"latents must be of shape ({num}, {recipe.latent_size}), got {tuple(first.shape)}")
+        wanted = (num, data.condition_width) if data.has_vectors else (num,)
+        if labels.shape != wanted:
+            raise ValueError(f"labels must be of shape {wanted}, got {tuple(labels.shape)}")
+        if data.num_classes and not data.has_vectors and num:
+            lowest, highest = int(labels.min()), int(labels.max())
+            if not 0 <= lowest <= highest < data.num_classes:
+                raise ValueError(f"labels must be 0 to {data.num_classes - 1}, got {lowest} to {highest}")
 
     def decode(self, made: Tensor, path: str | Path | None = None) -> Tensor:
         """Decode a generator's latents to images with the recipe's autoencoder; without one, return ``made``.
@@ -123,7 +146,7 @@ def load(
     for family in families:
         plugins.load("families", family, "families")  # a mistake in it is none of the file
     try:
-        header, state = _read(Path(path))
+        header, state = read_export(Path(path))
         recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]
         state = {name: value for name, value in state.items() if not name.startswith("layers.-")}
         state = _check_sizes(recipe, header["network"], state)
@@ -157,8 +180,11 @@ def load(
     return ExportedNetwork(recipe, network, header).to(device).eval()
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read header and tensors; a folder has two files, and its header is a tree."""
+def read_export(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read the header and the tensors of an export; a folder has two files, and its header is a tree.
+
+    Raises any error for a file that is none.
+    """
     is_folder = os.path.isdir(path)
     file = path / WEIGHTS_FILE if is_folder else path
     check_regular(file)

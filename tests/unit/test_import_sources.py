@@ -10,7 +10,7 @@ import yaml
 
 from bigsgan import importing, shipped
 from bigsgan.commands.choosing import _parser
-from bigsgan.commands.import_ import UNIVERSAL
+from bigsgan.commands.import_ import BIGSGAN, UNIVERSAL
 from bigsgan.config.families import FAMILIES
 from bigsgan.weights import diffusers_autoencoder
 from bigsgan.weights.sources import DIFFUSERS, SOURCES
@@ -20,7 +20,7 @@ from tests import REPOSITORY
 def test_the_option_the_readers_and_the_guide_have_the_same_names():
     (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     (source,) = (action for action in commands.choices["import"]._actions if action.dest == "source")
-    assert source.choices == [*SOURCES, DIFFUSERS, UNIVERSAL]
+    assert source.choices == [*SOURCES, DIFFUSERS, BIGSGAN, UNIVERSAL]
     guide = (REPOSITORY / "docs" / "how-to" / "import-export.md").read_text()
     table = guide.partition("| `--from` | reads |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]

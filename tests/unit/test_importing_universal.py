@@ -75,17 +75,26 @@ def write(network: LayerStack, tag: Path, *, flat: bool = False, prefix: str = "
     return moments
 
 
-def test_an_export_comes_back(tmp_path, monkeypatch, capsys):
-    """Both networks; the recipe is in the checkpoint."""
+@pytest.mark.parametrize("form", ["universal", "safetensors", "hub"])
+def test_an_export_comes_back(tmp_path, monkeypatch, capsys, form):
+    """Both networks; the recipe is in the files."""
     monkeypatch.chdir(tmp_path)
     run, networks = make_run(tmp_path)
-    for name in ("generator", "discriminator"):
-        arguments = ["export", "--run", str(run), "--format", "universal", "--live", "--network", name, "--out", name]
-        assert cli.main(arguments) == 0
-    both = ["--weights", "generator", "--discriminator", "discriminator"]
-    assert cli.main([*UNIVERSAL, *both, "--out", "back", "total_nimg=96"]) == 0
+    own = ["--no-standing"] if form != "universal" else []
+    forms = {"generator": [form, *own], "discriminator": [form.replace("hub", "safetensors")]}
+    paths = {name: f"{name}{'.safetensors' if 'safetensors' in forms[name] else ''}" for name in forms}
+    for name, (each, *more) in forms.items():
+        arguments = ["export", "--run", str(run), "--format", each, "--live", "--network", name, "--out", paths[name]]
+        assert cli.main([*arguments, *more]) == 0
+    both = ["--weights", paths["generator"], "--discriminator", paths["discriminator"]]
+    source = ["import", "--from", "universal" if form == "universal" else "bigsgan"]
+    assert cli.main([*source, *both, "--out", "back", "total_nimg=96"]) == 0
     for entry, name in (("generator",) * 2, ("average", "generator"), ("discriminator",) * 2):
         check(read(Path("back"), entry, networks[name]), networks[name])
+    swapped = ["--weights", paths["discriminator"], "--out", "other"]
+    assert cli.main([*source, *swapped]) == 2
+    assert cli.main([*source, "--weights", str(run / "config.yaml"), "--out", "other"]) == 2
+    assert not Path("other").exists()
     recipe = read_saved_recipe(Path("back"))
     assert (recipe.out, recipe.total_nimg) == ("back", 96)
     assert recipe.generator == tiny_recipe(tmp_path).generator

@@ -1,6 +1,7 @@
 """A loaded network is a plain module: its backward is the derivative of its forward, and no forward moves its state."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 import bigsgan
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import best_device
-from bigsgan.models.build import build_network
+from bigsgan.models.build import build_network, null_labels
 from bigsgan.models.network import initialize
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
@@ -33,7 +34,7 @@ def inputs_of(module):
     data, network = module.recipe.data, module.header["network"]
     generator = torch.Generator().manual_seed(7)
     images = torch.randn(4, data.image_channels, *data.resolution, generator=generator).double()
-    labels = torch.zeros(4, dtype=torch.int64)
+    labels = null_labels(data, 4)
     if module.recipe.generator.paired:
         return (images, labels) if network == "generator" else (images, labels, images.flip(0))
     if network == "discriminator":
@@ -85,3 +86,20 @@ def test_a_local_rank_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "-1")
     with pytest.raises(UserError, match=r"^LOCAL_RANK: must be a whole number from 0 to 2147483647, got '-1' \(an env"):
         best_device()
+
+
+REFUSED = {
+    "latents must be of shape (2, 12), got (2, 13)": lambda z, y: (z[:, :1].expand(2, 13), y),
+    "latents must be of shape (12, 12), got (12,)": lambda z, y: (z[0], y),
+    "labels must be of shape (2,), got (2, 1)": lambda z, y: (z, y[:, None]),
+    "labels must be of shape (2,), got (1,)": lambda z, y: (z, y[:1]),
+    "labels must be 0 to 9, got 0 to 10": lambda z, y: (z, y * 10),
+    "labels must be 0 to 9, got -1 to 0": lambda z, y: (z, -y),
+}
+
+
+@pytest.mark.parametrize("problem", REFUSED)
+def test_inputs_that_a_network_cannot_read(tmp_path, problem):
+    generator = loaded(tmp_path, "biggan", "generator").float()
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
+        generator(*REFUSED[problem](torch.randn(2, 12), torch.tensor([0, 1])))
