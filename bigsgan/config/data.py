@@ -178,7 +178,8 @@ class Data(Section):
     """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
     thousand images if those are more."""
     truncated: Literal["skip", "accept"] = "skip"
-    """Whether images that are cut off count as unreadable, or are decoded as far as they go and grey below."""
+    """Whether images that are cut off count as unreadable, or are decoded as far as they go: the rest is
+    grey in JPEG, and black or missing in other formats, of which some, such as WebP, stay unreadable."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 

@@ -47,6 +47,9 @@ PARQUET = ".parquet"
 COMPRESSED = re.compile(r"(.*)\.(?:tar\.(?:gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)")
 """Names of compressed shards."""
 
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+"""Suffixes by which a directory of images is told from one of shards."""
+
 _MAGIC = {b"\x89HDF": "hdf5", b"PAR1": "huggingface"}
 """How files begin."""
 
@@ -56,18 +59,22 @@ class Origin(NamedTuple):
 
     data: Data  # the section of a recipe that reads it
     num_classes: int | None = None  # None for as many as the data has
+    keys: Mapping[str, Any] = {}  # that were given, besides the root
 
     @property
     def plan(self) -> dict[str, Any]:
         """What all parts of a conversion must share, besides the size of images."""
-        return {"truncated": "accept"} if self.data.accepts_truncated else {}
+        kind = {} if self.data.kind in ("folder", "zip", "tar") else {"kind": self.data.kind}
+        keys = {**self.keys, **kind}
+        return ({"truncated": "accept"} if self.data.accepts_truncated else {}) | ({"keys": keys} if keys else {})
 
     @property
     def keys_of_vectors(self) -> dict[str, Any]:
         """The keys of a recipe that reads labels which are vectors; none where they are classes."""
         fields, data = Data.model_fields, self.data
         values = {key: getattr(data, key) for key in _KEYS_OF_LABELS if data.has_vectors}
-        return {key: shown(value) for key, value in values.items() if value != fields[key].default}
+        changed = {key: value for key, value in values.items() if value != fields[key].default}
+        return {key: value if isinstance(value, str) else shown(value) for key, value in changed.items()}
 
 
 class _Given(Section):
@@ -107,7 +114,7 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
     except (ValidationError, UserError) as error:
         told = error if isinstance(error, UserError) else explain(error, _Given)
         raise by_option(told) from None
-    return Origin(data, keys.get("num_classes"))
+    return Origin(data, keys.get("num_classes"), keys)
 
 
 def by_option(error: UserError) -> UserError:
@@ -135,6 +142,7 @@ def is_shard(name: str, streams: bool = False) -> bool:
 
 def _detected(source: Path) -> str:
     """Return the kind of a source, by names and by how a file begins; its reader tells what is wrong with it."""
+    names: set[str] = set()
     try:
         if os.path.isfile(source):
             with open(source, "rb") as file:
@@ -142,11 +150,16 @@ def _detected(source: Path) -> str:
         names = set(os.listdir(source))
         if {STATE_FILE, "dataset_info.json"} <= names or SPLITS_FILE in names:
             return "huggingface"
-        if any(is_shard(name, streams=True) for name in names):
-            return "tar"
-        within = os.listdir(source / "data") if os.path.isdir(source / "data") else []  # of a repository of the Hub
-        if any(name.endswith(PARQUET) for name in [*names, *within]):
-            return "huggingface"
+        below = {name: os.listdir(source / name) for name in sorted(names) if os.path.isdir(source / name)}
     except OSError:
-        pass
-    return "folder"
+        return "folder"
+    inner = [name for each in below.values() for name in sorted(each)]
+    is_packed = [any(is_shard(name, streams=True) for name in names)]
+    is_packed.append(any(name.endswith(PARQUET) for name in [*names, *inner]))  # in folders of a repository of the Hub
+    if not any(is_packed):
+        return "folder"
+    if image := next((name for name in (*sorted(names), *inner) if name.lower().endswith(_IMAGES)), None):
+        problem = f"has {'shards' if is_packed[0] else 'parquet files'} beside images such as {image}"
+        remedy = f"give --kind folder, or --kind {'tar' if is_packed[0] else 'huggingface'}"
+        raise UserError("SRC", str(source), problem, remedy)
+    return "tar" if is_packed[0] else "huggingface"

@@ -22,6 +22,7 @@ from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 
+_LEAST_CACHED, _MOST_CACHED = 1 << 20, 1 << 29
 _IMAGES, _LABELS = "imgs", "labels"
 """The data sets of BigGAN-PyTorch: uint8 (N, 3, R, R) and int64 (N,)."""
 _REMEDY = f"give an HDF5 file with images, uint8 (N, C, H, W) or (N, H, W, C), in {_IMAGES} or data.image_key"
@@ -39,7 +40,12 @@ class Hdf5File:
         self._image_key, self._is_planar = image_key, is_planar
         self._process, self._images = 0, None
         with opened(path) as file:
-            self._num = len(file[image_key])
+            images = file[image_key]
+            self.others: Sequence[str] = [name for name in file if name != image_key]
+            self._num = len(images)
+            self.num_together = images.chunks[0] if images.compression else 1
+            chunk = int(np.prod(images.chunks or (0,))) * images.dtype.itemsize
+            self._cached = min(max(2 * chunk, _LEAST_CACHED), _MOST_CACHED)
 
     def __len__(self) -> int:
         return self._num
@@ -50,16 +56,16 @@ class Hdf5File:
 
     def __getitem__(self, row: int) -> tuple[Any, Label]:
         if self._process != os.getpid():
-            self._process, self._images = os.getpid(), opened(self.files[0])[self._image_key]
+            self._process, self._images = os.getpid(), opened(self.files[0], self._cached)[self._image_key]
         pixels = self._images[row]  # type: ignore[index]
         return torch.from_numpy(pixels) if self._is_planar else pixels, 0 if self.labels is None else label_at(
             self.labels, row
         )
 
 
-def opened(path: str) -> Any:
-    """Open a file to read, without a lock, which some file systems lack."""
-    return importlib.import_module("h5py").File(path, "r", locking=False)
+def opened(path: str, cached: int = _LEAST_CACHED) -> Any:
+    """Open a file to read, without a lock, which some file systems lack; ``cached`` bytes of chunks are kept."""
+    return importlib.import_module("h5py").File(path, "r", locking=False, rdcc_nbytes=cached)
 
 
 def build_hdf5(data: Data) -> TableImages:
@@ -68,7 +74,11 @@ def build_hdf5(data: Data) -> TableImages:
     Raises:
         UserError: See ``read_hdf5`` and ``check_classes``.
     """
-    return check_classes(read_hdf5(data), data)
+    images = check_classes(read_hdf5(data), data)
+    if isinstance(images.source, Hdf5File) and (num := images.source.num_together) > 1:
+        together = f"{counted(num, 'image')} are compressed together, and all are read for each"
+        warn_once(f"{data.root}: {together}; `bigsgan data prepare` makes files that are read faster")
+    return images
 
 
 def read_hdf5(data: Data) -> TableImages:
@@ -108,9 +118,6 @@ def _check_images(data: Data, file: Any, key: str) -> bool:
     places = [place for place in (1, 3) if len(found.shape) == 4 and found.shape[place] in (1, 3)]
     if found.dtype != np.uint8 or not places:
         raise UserError("data.root", data.root, f"has {found.dtype} of shape {found.shape} in {key!r}", _REMEDY)
-    if found.compression and found.chunks[0] > 1:
-        together = f"{counted(found.chunks[0], 'image')} are compressed together, and all are read for each"
-        warn_once(f"{data.root}: {together}; `bigsgan data prepare` makes files that are read faster")
     return places[0] == 1
 
 

@@ -27,6 +27,7 @@ from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.runtime.extras import require
 
 _REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
+_SPLITS = ("train", "test", "val", "dev", "eval")
 _NO_CLASSES = "or set data.num_classes=0"
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Columns:
         self.labels = labels
         self.classes: Sequence[str] = classes
         self.files: Sequence[str] = files
+        self.others: Sequence[str] = ()  # columns that are not read
         self._rows, self._image = rows, image
 
     def __len__(self) -> int:
@@ -87,10 +89,13 @@ def read_huggingface(data: Data) -> TableImages:
     label, labels, classes = _label_column(data, library, rows.features), None, list[str]()
     if label is not None:
         labels, classes = _classes(data, library, rows, label)
+    others = [name for name in rows.features if name not in (image, label)]
     rows = rows.with_format(None).select_columns([image])
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
-    return TableImages(Columns(rows, image, labels, classes, files), data, str(root))
+    columns = Columns(rows, image, labels, classes, files)
+    columns.others = others
+    return TableImages(columns, data, str(root))
 
 
 def _opened(library: Any, root: Path) -> tuple[Any, list[str]]:
@@ -103,6 +108,9 @@ def _opened(library: Any, root: Path) -> tuple[Any, list[str]]:
         files = sorted(str(path) for path in root.rglob(f"*{PARQUET}"))
         if not files:
             raise ValueError(f"it has neither {STATE_FILE} nor *{PARQUET}")
+        places = sorted({Path(path).relative_to(root).parts[0] for path in files if Path(path).parent != root})
+        if len(places) > 1 and not all(any(word in place for word in _SPLITS) for place in places):
+            raise ValueError(f"it has several folders of parquet files{some_names(places)}, of which one must be given")
         where = {"data_dir": str(root)}
     else:
         files, where = [str(root)], {"data_files": str(root)}

@@ -258,7 +258,7 @@ def write_names(task: Task) -> None:
 def _check_plan(task: Task, found: Any) -> None:
     if not isinstance(found, dict):
         raise _not_ours(task)
-    found, wanted = ({"fit": "crop", "truncated": "skip", **each} for each in (found, task.plan))
+    found, wanted = ({"fit": "crop", "truncated": "skip", "keys": {}, **each} for each in (found, task.plan))
     if found.keys() != wanted.keys():
         raise _not_ours(task)
     if found == wanted:

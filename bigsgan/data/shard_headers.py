@@ -60,8 +60,8 @@ def read_headers(data: Data, path: Path) -> Shard:
     """Find the images or latents of a shard.
 
     A sample's class is the number in ``<key>.cls``; without one, the ``label_key`` of the object in ``<key>.json``;
-    without it, ``<key>.txt``, if that holds a number alone. For vectors, ``<key>.json`` comes first. Other files, and
-    those that are not used, are ignored.
+    without it, ``<key>.txt``, if each of the shard holds a number alone. For vectors, ``<key>.json`` comes first. Other
+    files, and those that are not used, are ignored.
 
     Raises:
         UserError: The shard is damaged or cannot be read, or has a class that is no number.
@@ -97,6 +97,8 @@ def read_headers(data: Data, path: Path) -> Shard:
         raise damaged(data, f"has a damaged shard, {path.name}", error) from error
     if twins := rarer_twins([name for _, name, *_ in found], lambda name: name.rpartition(".")[0]):
         found, others = [each for each in found if each[1] not in twins], [*others, *sorted(twins)]
+    if any(name.endswith(".txt") for name in others):  # these are texts, of which one may be a number
+        others += [fields.pop("txt").name for fields in labels.values() if "txt" in fields]
     found_labels, unused = _used_labels(labels, {key for key, *_ in found}, data, path)
     missing = np.full(data.condition_width, np.nan) if data.has_vectors else NO_CLASS
     more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]

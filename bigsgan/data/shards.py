@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from bigsgan.data.listing import (
     Ignored,
     data_directory,
     ignored,
+    image_suffixes,
     no_images,
     some_names,
     unreadable_root,
@@ -92,12 +94,12 @@ def build_tar(data: Data) -> PackedImages:
     if not found.names:
         raise no_images(data, "a directory with shards (*.tar) of files", found.others)
     check_shards(data, found)
-    labels = found.entries["label"]
-    if data.num_classes and not data.has_vectors and (num_classes := int(labels.max()) + 1) != data.num_classes:
-        raise wrong_num_classes(data, num_classes, "classes")
-    return PackedImages(
-        found.archives, found.names, found.entries, tar_content, names_beside(Path(str(data.root))), data
-    )
+    names = names_beside(Path(str(data.root)))
+    if data.num_classes and not data.has_vectors:
+        num_classes = int(found.entries["label"].max()) + 1
+        if data.num_classes not in (num_classes, len(names)):  # the last classes may have no image
+            raise wrong_num_classes(data, max(num_classes, len(names)), "classes")
+    return PackedImages(found.archives, found.names, found.entries, tar_content, names, data)
 
 
 def names_beside(root: Path) -> list[str]:
@@ -129,7 +131,8 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * (num_links < found.others.num_lost)
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
-    if (data.num_classes > 1 or data.has_vectors) and found.num_unlabelled == num:
+    needed = data.num_classes > 1 or data.has_vectors or (data.num_classes and data.label_key is not None)
+    if needed and found.num_unlabelled == num:
         detail = (
             f"beside no image is a number in <key>.cls, in <key>.json as {label_key(data)!r}, or alone in <key>.txt"
         )
@@ -212,6 +215,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     key = label_key(data) if data.condition_width else ""
     if data.has_vectors:  # of which other numbers are valid with other keys
         key = repr((key, data.num_classes, data.condition_size, data.multi_label, data.missing_labels))
+    key = repr((key, zlib.crc32(" ".join(sorted(image_suffixes())).encode())))  # other Pillows may read more
     known = _read_index(index, place_of(data), key)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:

@@ -39,6 +39,7 @@ from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, shown
 
 _NONE = Ignored({})
+_MOST_CLASSES = 1_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -212,6 +213,8 @@ def _table(read: Callable[[Data], TableImages]) -> Callable[[Data, bool, int], S
         labels, classes = table.labels, list(table.source.classes)
         if not classes and not data.has_vectors:
             classes = _numbered(labels.tolist())
+        if wants_classes and table.source.labels is None and (others := table.source.others):
+            _log.warning("%s: no labels are read; data.label_key names them%s", data.root, some_names(others))
         return _source(Path(str(data.root)), labels, classes, images)
 
     return opened
@@ -279,8 +282,15 @@ def _vectors(images: OutsideOriginals, data: Data, num: int, workers: int) -> np
 
 
 def _numbered(labels: list[int]) -> list[str]:
-    """Return names of classes that only have numbers, which sort as these do; none if all images have class 0."""
+    """Return names of classes that only have numbers, which sort as these do; none if all images have class 0.
+
+    Raises:
+        UserError: A number is too large for one of a class.
+    """
     most = max(labels, default=0)
+    if most >= _MOST_CLASSES:
+        remedy = "number classes from 0, name what has them (data.label_key), or give data.num_classes=0"
+        raise UserError("SRC", most, f"has a class number of {_MOST_CLASSES} or more", remedy)
     return [str(number).zfill(len(str(most))) for number in range(most + 1)] if most else []
 
 

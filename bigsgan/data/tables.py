@@ -21,6 +21,7 @@ class Table(Protocol):
     """Rows with an image and a class, which each process opens for itself."""
 
     files: Sequence[str]  # that hold the rows
+    others: Sequence[str]  # names of what is not read
     classes: Sequence[str]  # names of the classes; empty if they have none
     labels: np.ndarray | None  # of the rows, (N,) int64 or (N, K) float32; None if there are none
 

@@ -124,7 +124,9 @@ def values_of(path: str) -> list[tuple[int, int]]:
 
 @contextmanager
 def accepting_truncated(accepted: bool) -> Iterator[None]:
-    """Let what this thread opens in the block be cut off: Pillow decodes what is there, and leaves the rest grey."""
+    """Let what this thread opens in the block be cut off: Pillow decodes what is there, and leaves the rest blank."""
+    if accepted and not isinstance(ImageFile.LOAD_TRUNCATED_IMAGES, _LoadTruncated):  # other code has set it since
+        ImageFile.LOAD_TRUNCATED_IMAGES = _LoadTruncated(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
     token = _accepts_truncated.set(accepted)
     try:
         yield

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -237,3 +238,68 @@ def test_compressed_shards_are_prepared_before_training(capsys):
     write_shards(".gz")
     with pytest.raises(Exception, match=r"\(gunzip\), or convert them once, as `bigsgan data prepare` reads them"):
         _KINDS["tar"](Data(kind="tar", root="shards", num_classes=0))
+
+
+def refused(capsys, source: str, *words: str, made: str = "made") -> str:
+    assert cli.main(["data", "prepare", source, made, "--resolution", "6", "--format", "tar", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_work_on_other_images_of_a_source_is_not_taken_up(capsys):
+    write_hdf5(Path("data.hdf5"))
+    with h5py.File("data.hdf5", "a") as file:
+        file["masks"] = 255 - file["imgs"][:]
+    first = samples(build_dataset(prepared(capsys, "data.hdf5")))
+    told = refused(capsys, "data.hdf5", "data.image_key=masks")
+    assert "DST: 'made' holds work with keys {'kind': 'hdf5'}, not {'image_key': 'masks', 'kind': 'hdf5'}" in told
+    masks = samples(build_dataset(prepared(capsys, "data.hdf5", "data.image_key=masks", made="masks")))
+    assert [pixels for pixels, _ in masks] != [pixels for pixels, _ in first]
+    words = ["data.num_classes=3", "data.arguments.broken=-1"]
+    prepared(capsys, "their:Faces", *words, made="own")
+    assert "holds work with keys" in refused(capsys, "their:Faces", words[0], "data.arguments.broken=2", made="own")
+
+
+def test_shards_beside_images_are_not_guessed(capsys):
+    write_folder("images", folders=sorted(NAMES))
+    for name, kind in (("old.tar.gz", "tar"), ("meta.parquet", "huggingface")):
+        stray = Path("images", name)
+        stray.write_bytes(b"")
+        told = refused(capsys, "images")
+        assert "SRC: 'images' has " in told
+        assert f"beside images such as 00.png; give --kind folder, or --kind {kind}" in told
+        stray.unlink()
+    Path("images", "old.tar.gz").write_bytes(b"")
+    assert len(build_dataset(prepared(capsys, "images", "--kind", "folder"))) == NUM
+
+
+def test_numbers_that_are_no_classes(capsys, caplog):
+    write_hdf5(Path("data.hdf5"))
+    with h5py.File("data.hdf5", "a") as file:
+        file["ids"] = np.arange(NUM) + 10**9
+        file["other"] = np.arange(NUM)
+    told = refused(capsys, "data.hdf5", "data.label_key=ids")
+    assert f"SRC: {10**9 + NUM - 1} has a class number of 1000000 or more; number classes from 0" in told
+    Path("data.hdf5").unlink()
+    write_hdf5(Path("data.hdf5"), labels="y")
+    assert cli.main(["data", "prepare", "data.hdf5", "made", "--resolution", "6", "--format", "tar"]) == 0
+    assert "data.hdf5: no labels are read; data.label_key names them (y)" in caplog.messages
+
+
+def test_a_class_without_images_counts_where_it_has_a_name(capsys):
+    given = rows()
+    given.select([number for number in range(NUM) if LABELS[number] < 2]).save_to_disk("rows")
+    data = prepared(capsys, "rows")
+    assert data.num_classes == 3
+    dataset = build_dataset(data)
+    assert list(dataset.class_names) == NAMES
+    assert set(dataset.labels.tolist()) == {0, 1}
+
+
+def test_several_configurations_of_a_repository_are_refused(capsys):
+    for place in ("a", "b"):
+        Path("hub", place).mkdir(parents=True)
+        rows().to_parquet(f"hub/{place}/0.parquet")
+    assert "it has several folders of parquet files (a, b), of which one must be given" in refused(capsys, "hub")
+    Path("hub/a").rename("hub/train")
+    Path("hub/b").rename("hub/test")
+    assert len(build_dataset(prepared(capsys, "hub", "data.split=train"))) == NUM

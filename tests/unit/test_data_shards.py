@@ -73,17 +73,21 @@ def test_classes_stand_in_cls_or_json_or_txt(tmp_path, caplog):
     images = {f"{key}.png": image_bytes(number) for number, key in enumerate("abcdef")}
     write_tar(root / "0.tar", {**dict(list(texts.items())[:4]), **images, **dict(list(texts.items())[4:])})
     with caplog.at_level(logging.WARNING, "bigsgan"):
-        assert numbers(root, num_classes=4) == [3, 2, 1, 0, 0, 0]
+        assert numbers(root, num_classes=4) == [3, 2, 0, 0, 0, 0]  # where one text is a caption, all are
     told = [record.getMessage() for record in caplog.records]
     assert told[-2:] == [
-        f"{root}: 8 other files ignored: 5 .json, 3 .txt, such as a.json",
-        f"{root}: 3 of 6 images have no class number; their class is 0",
+        f"{root}: 9 other files ignored: 5 .json, 4 .txt, such as a.json",
+        f"{root}: 4 of 6 images have no class number; their class is 0",
     ]
     shards.keep_indices()
-    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 1, 0, 0, 0]  # not from the index of another key
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 0, 0, 0]  # not from the index of another key
     shards.keep_indices()
-    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 1, 0, 0, 0]
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 0, 0, 0]
     assert numbers(root) == [0] * 6
+    write_tar(root / "0.tar", {**images, "b.json": about, "c.txt": b" 1\n", "d.txt": b"3"})
+    assert numbers(root, num_classes=4) == [0, 2, 1, 3, 0, 0]
+    with pytest.raises(UserError, match="has no classes"):
+        numbers(write_tar(tmp_path / "one" / "0.tar", images).parent, num_classes=1, label_key="meta.label")
 
 
 @pytest.mark.parametrize("label", ["cat", -1, True, 1.5, None, [1]])
