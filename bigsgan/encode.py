@@ -4,7 +4,7 @@ As in `bigsgan data prepare`, the work is split into parts of consecutive images
 report. One rank computes a part, in batches that depend only on its images, so that the shards are the same for any
 number of ranks. A second run skips parts that are complete and have their checksum.
 
-Shapes: n images, C channels, R pixels a side.
+Shapes: n images, C channels, H x W pixels.
 """
 
 from __future__ import annotations

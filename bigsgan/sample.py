@@ -268,7 +268,7 @@ def _write_sheet(sheet: Sheet, out: Path) -> str:
     if out.suffix != _GIF:
         save_png(image_grid(sheet.images, sheet.columns), out)
         return f"{counted(len(sheet.images), 'image')} in {counted(sheet.columns, 'column')}"
-    steps = sheet.images.unflatten(0, (-1, sheet.columns)).transpose(0, 1)  # (steps, rows, C, R, R)
+    steps = sheet.images.unflatten(0, (-1, sheet.columns)).transpose(0, 1)  # (steps, rows, C, H, W)
     frames = [image_grid(images, len(images)).permute(1, 2, 0).squeeze(2).numpy() for images in steps]
     first, *rest = (Image.fromarray(frame) for frame in frames)
     with writing(out), replacing(out) as unfinished:

@@ -180,7 +180,7 @@ class Trainer:
             live: Take the weights being trained instead of their EMA.
 
         Returns:
-            Images (num, C, R, R) in [-1, 1] on the host; none on ranks that do not hold the generator.
+            Images (num, C, H, W) in [-1, 1] on the host; none on ranks that do not hold the generator.
 
         Raises:
             UserError: The generator translates images, or a number is out of range.

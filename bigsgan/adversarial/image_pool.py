@@ -3,7 +3,7 @@
 As in CycleGAN (Zhu et al. 2017, arXiv 1703.10593, section 4), but each sample of a batch has a pool of its own, so that
 no layout changes what D sees.
 
-Shapes: n samples of one micro-batch on one replica of D, C channels, R pixels a side.
+Shapes: n samples of one micro-batch on one replica of D, C channels, H x W pixels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ImagePool:
         Args:
             size: Number of images in each pool.
             part: The samples that D computes on this rank where it trains.
-            shape: (C, R, R), the shape of a sample.
+            shape: (C, H, W), the shape of a sample.
             draws: Draws which image is shown.
             device: Device of the images; None on ranks that do not read D's inputs.
         """
@@ -64,7 +64,7 @@ class ImagePool:
         self._pools = [torch.zeros(pool_shape, device=device) for _ in range(num)]
 
     def shown(self, counters: tuple[int, int], micro_batch: int, images: Tensor) -> Tensor:
-        """Return what D sees in place of new images (n, C, R, R); all phases of one of its steps get the same.
+        """Return what D sees in place of new images (n, C, H, W); all phases of one of its steps get the same.
 
         ``counters`` are the number of the update, and that of D's step in it.
         """

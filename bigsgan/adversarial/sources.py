@@ -1,7 +1,7 @@
 """Generator inputs that depend on the real images that the discriminator sees.
 
-Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target, R
-pixels a side.
+Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target, H x W
+pixels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ImageSource(DataSource):
 
 
 class PairSource(ImageSource):
-    """Takes the generator's inputs from pairs (n, C_in + C, R, R), an input's channels before its target's."""
+    """Takes the generator's inputs from pairs (n, C_in + C, H, W), an input's channels before its target's."""
 
     def real(self, batch: LabelledImages) -> MicroBatch:
         """Return targets, labels, inputs."""

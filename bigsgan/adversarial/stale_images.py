@@ -1,6 +1,6 @@
 """G's images on which D trains one update later, where updates overlap.
 
-Shapes: n samples of one micro-batch on one replica of D, C channels, R pixels a side.
+Shapes: n samples of one micro-batch on one replica of D, C channels, H x W pixels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StaleImages:
         Args:
             part: The samples that D computes on this rank where it trains.
             d_steps: Number of D's steps in an update.
-            shape: (C, R, R), the shape of a sample.
+            shape: (C, H, W), the shape of a sample.
             device: Device of the images; None on ranks that do not read D's inputs.
         """
         self._part, self._d_steps, self._shape, self._device = part, d_steps, shape, device
@@ -55,7 +55,7 @@ class StaleImages:
         self._next: dict[tuple[int, int], Tensor] = {}
 
     def keep(self, d_step: int, micro_batch: int, images: Tensor) -> None:
-        """Keep a copy of images (n, C, R, R) for a step of the next update; a pass's outputs may not last as long."""
+        """Keep a copy of images (n, C, H, W) for a step of the next update; a pass's outputs may not last as long."""
         self._next[d_step, micro_batch] = images.detach().clone(memory_format=torch.contiguous_format)
 
     def get(self, d_step: int, micro_batch: int) -> Tensor:

@@ -82,7 +82,7 @@ class Codec(Section):
     """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
     path: PathText | None = None
     """A local folder of ``diffusers``' AutoencoderKL, or the file of ``torchscript``'s decoder, which turns latents
-    into images (n, C, R, R) in [-1, 1]. Nothing is downloaded."""
+    into images (n, C, H, W) in [-1, 1]. Nothing is downloaded."""
     factor: Annotated[int, Field(gt=0, le=64)] = 8
     """How many times shorter the sides of latents are than those of images."""
     channels: Width = 4

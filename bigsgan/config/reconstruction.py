@@ -23,7 +23,7 @@ class Perceptual(Section):
 
     path: PathText
     """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
-    (.pt2) or torch.jit.save that maps images (n, 3, R, R) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
     weight: PositiveFloat = 1.0
     """Weight relative to the loss on logits."""
     heads: PathText | None = None

@@ -1,6 +1,6 @@
 """Opens autoencoders on disk: AutoencoderKL of diffusers in a folder, and programs of TorchScript.
 
-Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
+Shapes: n images, C channels, H x W pixels; latents (n, C', H', W').
 """
 
 from __future__ import annotations

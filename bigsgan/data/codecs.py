@@ -1,6 +1,6 @@
 """The codec of a recipe: turns images into the form that networks see, and back.
 
-Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
+Shapes: n images, C channels, H x W pixels; latents (n, C', H', W').
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Codec:
     """Encodes images for networks, and decodes what networks make. This one leaves images as they are."""
 
     def encode(self, images: Tensor) -> Tensor:
-        """Images (n, C, R, R) in [-1, 1], or the data's encoded images -> latents (n, C', R', R') float32."""
+        """Images (n, C, H, W) in [-1, 1], or the data's encoded images -> latents (n, C', H', W') float32."""
         return images
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents (n, C', R', R') -> images (n, C, R, R) float32, not clipped."""
+        """Latents (n, C', H', W') -> images (n, C, H, W) float32, not clipped."""
         return latents
 
 

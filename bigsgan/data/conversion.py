@@ -1,6 +1,6 @@
 """Converts images to PNG files of one size, in worker processes.
 
-Shapes: C channels (1 grey, 3 RGB), R pixels a side.
+Shapes: C channels (1 grey, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations

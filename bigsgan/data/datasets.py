@@ -1,6 +1,6 @@
 """The protocol of data sets, and the data sets of digits, of noise and of image files in folders.
 
-Shapes: N images in a data set, C channels (1 grey, 3 RGB), R pixels a side. Images are uint8 until the loader has them
+Shapes: N images in a data set, C channels (1 grey, 3 RGB), H x W pixels. Images are uint8 until the loader has them
 on the device.
 """
 
@@ -67,9 +67,9 @@ class ImageDataset(Protocol):
         return len(self)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
-        """Return image ``index``, uint8 (C, R, R), and its label, which is 0 if the recipe has none.
+        """Return image ``index``, uint8 (C, H, W), and its label, which is 0 if the recipe has none.
 
-        For latents, the tensor is float32 (2 * C, R, R): means and standard deviations.
+        For latents, the tensor is float32 (2 * C, H, W): means and standard deviations.
 
         Raises:
             CorruptImage: The image cannot be read.
@@ -81,7 +81,7 @@ class ImageDataset(Protocol):
 
 
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
-    """Return up to ``num`` readable images, spread over the data set: (n, C, R, R) in [-1, 1] on the host.
+    """Return up to ``num`` readable images, spread over the data set: (n, C, H, W) in [-1, 1] on the host.
 
     Warns of images of more than 8 bits that use a part of their range. Latents are decoded on ``device``.
 
@@ -154,7 +154,7 @@ def _root_of(path: str, data: Data) -> str | None:
 
 
 class DigitImages(ImageDataset):
-    """The 1,797 handwritten digits of scikit-learn (8x8, 17 grey levels), resized to R by R.
+    """The 1,797 handwritten digits of scikit-learn (8x8, 17 grey levels), resized to H x W.
 
     The resizing is bicubic (a = -0.5) with antialiasing, which matters below 8x8, on floats, rounded once at the end.
     """

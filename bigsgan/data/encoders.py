@@ -1,6 +1,6 @@
 """Opens the encoders with which `bigsgan data encode` makes latents.
 
-Shapes: n images, C channels, R pixels a side; latents (n, C', R', R').
+Shapes: n images, C channels, H x W pixels; latents (n, C', H', W').
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Three layouts are in use: separate files and dataset.json (REPA, GAT), a zip file of the same (EDM2), and tar shards
 (WebDataset), which `bigsgan data encode` writes.
 
-Shapes: N latents in a data set, C channels, R numbers a side.
+Shapes: N latents in a data set, C channels, H x W numbers.
 """
 
 from __future__ import annotations

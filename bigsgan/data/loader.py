@@ -1,6 +1,6 @@
 """Real images on the device, in the order of order.py, prefetched by loading processes.
 
-Shapes: n images of one micro-batch on this rank, C channels, R pixels a side.
+Shapes: n images of one micro-batch on this rank, C channels, H x W pixels.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
-    images: Tensor  # float32 (n, C, R, R): images in [-1, 1], or a codec's latents
+    images: Tensor  # float32 (n, C, H, W): images in [-1, 1], or a codec's latents
     labels: Tensor  # int64 (n,), all 0 without conditions; or float32 (n, K)
 
 
 class ShownImages(LabelledImages):
     """A micro-batch with the images that a teacher sees, as ``images`` may be latents."""
 
-    pixels: Tensor  # float32 (n, C, R, R) in [-1, 1]
+    pixels: Tensor  # float32 (n, C, H, W) in [-1, 1]
 
 
 class RealImages:
@@ -255,11 +255,11 @@ def _end_workers(batches: Iterator[Batch] | None) -> None:
 class Batch(NamedTuple):
     """One micro-batch from a loading process, and the unreadable images among its samples."""
 
-    images: Tensor  # uint8 (n, C, R, R), or latents, float32
+    images: Tensor  # uint8 (n, C, H, W), or latents, float32
     labels: Tensor  # int64 (n,), or float32 (n, K)
     corrupt: list[tuple[str, str]]  # path and reason of each unreadable image, which another image replaces
     complete: bool  # False if no readable image was found for some sample
-    pixels: Tensor | None = None  # uint8 (n, C, R, R), the images of latents if they are wanted
+    pixels: Tensor | None = None  # uint8 (n, C, H, W), the images of latents if they are wanted
 
 
 class _Sample(NamedTuple):

@@ -1,6 +1,6 @@
 """Data sets of the user's own code: any map-style ``torch.utils.data.Dataset`` of images, with or without labels.
 
-Shapes: C channels, R pixels a side; H and W pixels of an image as the data set has it.
+Shapes: C channels, H x W pixels of an image as the data set has it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pairs of an input and a target image, for generators that translate one into the other, and images of two domains.
 
-A pair is one uint8 tensor (C_in + C, R, R), the input's channels first, so that loading, flips and order treat it like
-any image. Shapes: C_in and C channels of input and target, R pixels a side.
+A pair is one uint8 tensor (C_in + C, H, W), the input's channels first, so that loading, flips and order treat it like
+any image. Shapes: C_in and C channels of input and target, H x W pixels.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _fingerprint(num: int, names: list[str], some: list[str]) -> Fingerprint:
 
 
 def _channels(colours: np.ndarray, channels: int) -> np.ndarray:
-    """(R, R, 3) in [0, 1] -> (channels, R, R)."""
+    """(H, W, 3) in [0, 1] -> (channels, H, W)."""
     return colours.transpose(2, 0, 1) if channels == 3 else colours.mean(axis=2)[None]
 
 

@@ -12,7 +12,7 @@ from bigsgan.config import Recipe
 
 
 class Distance:
-    """Callable that returns the weighted sum of a recipe's distances of images to targets (n, C, R, R)."""
+    """Callable that returns the weighted sum of a recipe's distances of images to targets (n, C, H, W)."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._objective, self._features = recipe.objective, build_features(recipe, device)

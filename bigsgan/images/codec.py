@@ -1,6 +1,6 @@
 """The representation of images in networks: float32 in [-1, 1], -1 black and 1 white; grey has one channel, RGB three.
 
-Shapes: any; networks take and give (n, C, R, R).
+Shapes: any; networks take and give (n, C, H, W).
 """
 
 from __future__ import annotations

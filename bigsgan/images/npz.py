@@ -1,6 +1,6 @@
 """Images in .npz files, as ADM's evaluation suite reads and writes them (Dhariwal and Nichol 2021, arXiv 2105.05233).
 
-Shapes: N images (N, R, R, C) uint8 under `arr_0`; their classes (N,) int64, or vectors (N, K) float32,
+Shapes: N images (N, H, W, C) uint8 under `arr_0`; their classes (N,) int64, or vectors (N, K) float32,
 under `arr_1`, if there are any.
 """
 

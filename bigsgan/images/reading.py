@@ -1,6 +1,6 @@
 """Reads image files into uint8 tensors: pixel formats, orientation, crop and resize.
 
-Shapes: C channels (1 grey, 3 RGB), R pixels a side.
+Shapes: C channels (1 grey, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trained autoencoder as a folder of diffusers, which ``data.codec`` and ``bigsgan import`` read.
 
-Shapes: n images (n, C, R, R) in [-1, 1], Z channels of the latents.
+Shapes: n images (n, C, H, W) in [-1, 1], Z channels of the latents.
 """
 
 from __future__ import annotations

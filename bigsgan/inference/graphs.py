@@ -3,7 +3,7 @@
 The graph is in evaluation mode: statistics are the network's own, a StyleGAN2's noise maps are its constant ones, and
 spectrally normalized weights are already divided by their norms. It computes in float32, for any number of images.
 
-Shapes: N samples, Z numbers in a latent, C channels, R x R pixels.
+Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ class _Graph(nn.Module):
 
 
 class _Latents(_Graph):
-    """Latents (N, Z) -> images (N, C, R, R)."""
+    """Latents (N, Z) -> images (N, C, H, W)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return self.network(z, _zeros(z))
 
 
 class _Classes(_Graph):
-    """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, R, R)."""
+    """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, H, W)."""
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.network(z, y)
 
 
 class _Translated(_Graph):
-    """Input images (N, C_in, R, R) in [-1, 1] -> images (N, C, R, R)."""
+    """Input images (N, C_in, H, W) in [-1, 1] -> images (N, C, H, W)."""
 
     def __init__(self, network: LayerStack, draws: bool) -> None:
         super().__init__(network)
@@ -82,7 +82,7 @@ class _Translated(_Graph):
 
 
 class _ClassStyles(nn.Module):
-    """Latents (N, Z), labels (N,) int64 or (N, K) float32, truncation psi () -> images (N, C, R, R)."""
+    """Latents (N, Z), labels (N,) int64 or (N, K) float32, truncation psi () -> images (N, C, H, W)."""
 
     def __init__(self, network: LayerStack) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _ClassStyles(nn.Module):
 
 
 class _Styles(_Graph):
-    """Latents (N, Z), truncation psi () -> images (N, C, R, R)."""
+    """Latents (N, Z), truncation psi () -> images (N, C, H, W)."""
 
     def forward(self, z: Tensor, psi: Tensor) -> Tensor:
         return self.network(z, _zeros(z), psi)

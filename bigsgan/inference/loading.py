@@ -61,7 +61,7 @@ class ExportedNetwork(nn.Module):
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
-            A generator's images (N, C, R, R), in [-1, 1] except for families that leave them unbounded; with
+            A generator's images (N, C, H, W), in [-1, 1] except for families that leave them unbounded; with
             ``data.kind=latents``, latents (N, C', S, S) for the autoencoder, times its ``scaling_factor``. A
             discriminator's logits (N, ...).
 
@@ -102,7 +102,7 @@ class ExportedNetwork(nn.Module):
             path: Path of the autoencoder; None for the recipe's.
 
         Returns:
-            Images (N, C, R, R) float32, not clipped.
+            Images (N, C, H, W) float32, not clipped.
 
         Raises:
             UserError: The autoencoder cannot be read, or is not the one of the run.

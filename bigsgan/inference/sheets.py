@@ -1,6 +1,6 @@
 """The images of `bigsgan sample`: grids, truncation sweeps, interpolations, style mixing, translated pairs.
 
-Shapes: n images (n, C, R, R) in [-1, 1] on the host, Z numbers in a latent.
+Shapes: n images (n, C, H, W) in [-1, 1] on the host, Z numbers in a latent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TABLES = (layers.Embedding, plain.Embedding)
 
 
 class Sheet(NamedTuple):
-    """Images (n, C, R, R) to show, row by row, in ``columns`` columns."""
+    """Images (n, C, H, W) to show, row by row, in ``columns`` columns."""
 
     images: Tensor
     columns: int

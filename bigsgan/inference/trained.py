@@ -45,7 +45,7 @@ class TrainedNetwork:
 
     @functools.cached_property
     def show(self) -> Infer:
-        """The function that makes images to show from a generator's inputs: (n, C, R, R) in [-1, 1]."""
+        """The function that makes images to show from a generator's inputs: (n, C, H, W) in [-1, 1]."""
         return shown(self.recipe, self.infer)
 
 

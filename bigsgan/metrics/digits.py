@@ -1,6 +1,6 @@
 """A classifier of handwritten digits, trained in seconds on scikit-learn's data: features that need no weights file.
 
-Shapes: n images (n, 1, R, R) in [-1, 1].
+Shapes: n images (n, 1, H, W) in [-1, 1].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures a generator's samples against the real images: one pass over samples for all metrics.
 
-Shapes: n images (n, C, R, R).
+Shapes: n images (n, C, H, W).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BY_LOGITS = ("is", "labels")
 class Made(NamedTuple):
     """Samples, and what they should be."""
 
-    images: Tensor  # (n, C, R, R) in [-1, 1] on the device
-    targets: Tensor | None = None  # (n, C, R, R) uint8 on the device; None for samples from latents
+    images: Tensor  # (n, C, H, W) in [-1, 1] on the device
+    targets: Tensor | None = None  # (n, C, H, W) uint8 on the device; None for samples from latents
 
 
 Generate = Callable[[int, Tensor], Made]

@@ -1,6 +1,6 @@
 """Networks that turn images into features and class logits, read from local files or trained here.
 
-Shapes: n images (n, C, R, R), 0 to 255 in any type, C being 1 (grey) or 3; D features, K classes.
+Shapes: n images (n, C, H, W), 0 to 255 in any type, C being 1 (grey) or 3; D features, K classes.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _torchvision(name: str, published: Any, path: Path) -> Features:
 
 
 def _torchscript(path: Path) -> Features:
-    """A TorchScript file that takes images (n, 3, R, R), 0 to 255, and returns features, or features and logits.
+    """A TorchScript file that takes images (n, 3, H, W), 0 to 255, and returns features, or features and logits.
 
     The files of the StyleGAN papers' metrics take ``return_features``, ``no_output_bias`` and ``return_lpips``.
     """

@@ -1,6 +1,6 @@
 """How near images are to their targets: PSNR and SSIM of each image, and their means over the images.
 
-Shapes: n images (n, C, R, R), 0 to 255.
+Shapes: n images (n, C, H, W), 0 to 255.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _window_means(images: Tensor) -> Tensor:
-    """Means of images (..., R, R) under the Gaussian window: (..., R - 10, R - 10)."""
+    """Means of images (..., H, W) under the Gaussian window: (..., H - 10, W - 10)."""
     for dim in (-2, -1):
         size = images.shape[dim] - SSIM_WINDOW + 1
         total = images.narrow(dim, 0, size) * 0

@@ -1,6 +1,6 @@
 """The Inception network of FID: torchvision's, with the pooling of the TensorFlow graph that the weights come from.
 
-Shapes: n images (n, 3, R, R).
+Shapes: n images (n, 3, H, W).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def resized(images: Tensor, resizer: str) -> Tensor:
     """Bring images, 0 to 255, to 299 pixels a side: float32 (n, C, 299, 299).
 
     Args:
-        images: float32 (n, C, R, R).
+        images: float32 (n, C, H, W).
         resizer: ``tensorflow`` interpolates between the two nearest pixels, by their upper left corners, whatever the
             reduction; ``antialiased`` is bicubic, widens with the reduction, as in Pillow, and clamps to 0 to 255, as
             in clean-fid (Parmar et al. 2022, arXiv 2104.11222).

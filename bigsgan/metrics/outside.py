@@ -1,6 +1,6 @@
 """Metrics of the user's own code: values of each image, on all ranks, and numbers from those of all images.
 
-Shapes: n images (n, C, R, R) in [-1, 1], rounded to 8 bits; N images in all.
+Shapes: n images (n, C, H, W) in [-1, 1], rounded to 8 bits; N images in all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Meter:
 
     @torch.no_grad()
     def add(self, pixels: Tensor, positions: Tensor, num: int) -> None:
-        """Show images, (n, C, R, R) uint8 on the device, of these positions (n,) in a set of ``num``."""
+        """Show images, (n, C, H, W) uint8 on the device, of these positions (n,) in a set of ``num``."""
         inside = positions < num
         if self._error is None and inside.any():
             try:

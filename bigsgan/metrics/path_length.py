@@ -45,7 +45,7 @@ def path_length(
     Args:
         network: A generator whose first layer makes styles, on the device, whole on every rank, in evaluation mode, and
             in float32: half precision does not see such small differences.
-        decode: Makes images (n, C, R, R) in [-1, 1] of what the generator makes.
+        decode: Makes images (n, C, H, W) in [-1, 1] of what the generator makes.
         inputs: Returns latents, labels and seeds, given the first sample's number and the number of samples.
         features: The network to compare with, on the device.
         num: Number of paths, over all ranks.
@@ -70,7 +70,7 @@ def path_length(
 
 
 def _distances(features: Features, a: Tensor, b: Tensor) -> Tensor:
-    """Squared distances over EPSILON^2 between images (n, C, R, R) of two ends: (n,) on the host."""
+    """Squared distances over EPSILON^2 between images (n, C, H, W) of two ends: (n,) on the host."""
     look = features.look_for_paths or (lambda images: features.look(images).features)
     seen = [look(images).flatten(1).float() for images in (a, b)]  # millions of numbers an image, in LPIPS
     return (seen[0] - seen[1]).square().sum(1).double().cpu() / EPSILON**2

@@ -82,7 +82,7 @@ def each_real(
     """Yield this rank's share of the first ``num`` images in an order that is always the same. A collective.
 
     Yields:
-        Images (n, C, R, R) uint8 on the device, of pairs the targets; their positions (n,) in that order; and their
+        Images (n, C, H, W) uint8 on the device, of pairs the targets; their positions (n,) in that order; and their
         classes (n,). None if ``stopped``, which is called before each batch on all ranks, and nothing more.
     """
     total, rank = len(dataset), comm.rank()

@@ -1,6 +1,6 @@
 """Opens references for metrics instead of the run's data: an .npz file of images, of statistics, or of both.
 
-Shapes: N images (N, R, R, C) uint8, D features.
+Shapes: N images (N, H, W, C) uint8, D features.
 """
 
 from __future__ import annotations

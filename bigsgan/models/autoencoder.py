@@ -164,7 +164,7 @@ class DecoderOutput(nn.Module):
 def generator_layers(
     config: AutoencoderGenerator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, C, R, R), labels (N,), [seeds (N,)] -> images, and the bottleneck's outputs."""
+    """Flat layer list: images (N, C, H, W), labels (N,), [seeds (N,)] -> images, and the bottleneck's outputs."""
     widths = [config.channels * multiplier for multiplier in config.multipliers]
     encoder: list[nn.Module] = [EncoderInput(image_channels, widths[0])]
     for level, (before, width) in enumerate(pairwise([widths[0], *widths])):
@@ -212,5 +212,5 @@ def _bottleneck(config: AutoencoderGenerator) -> list[nn.Module]:
 def discriminator_layers(
     config: AutoencoderDiscriminator, size: Size, image_channels: int, num_classes: int
 ) -> list[nn.Module]:
-    """Flat layer list: images (N, image channels, R, R), labels (N,) -> (N, P)."""
+    """Flat layer list: images (N, image channels, H, W), labels (N,) -> (N, P)."""
     return pix2pix.discriminator_layers(config, size, image_channels, 0)

@@ -5,7 +5,7 @@ whole, or a list of functions without arguments that make one layer each, or a `
 (CONTRIBUTING.md, "Rules for layers"), which are initialized as ours are. Others are constructed on the CPU, from
 generators keyed by the network's seed and their place, and their values are then copied to where the network lies.
 
-Shapes: N samples, Z numbers in a latent, C channels, R pixels a side.
+Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 """
 
 from __future__ import annotations

@@ -144,9 +144,9 @@ def diversity(samples: Tensor, columns: int, reals: Tensor) -> float:
     """Return the mean distance between the images of a column, divided by that between real images.
 
     Args:
-        samples: (n, C, R, R) row by row; image i belongs to column i % columns.
+        samples: (n, C, H, W) row by row; image i belongs to column i % columns.
         columns: Columns of the grid.
-        reals: (m, C, R, R).
+        reals: (m, C, H, W).
     """
     within = torch.stack([_mean_distance(samples[column::columns]) for column in range(columns)])
     return float(within.mean() / _mean_distance(reals).clamp(min=1e-12))

@@ -98,7 +98,7 @@ def latent_grid(
 
 
 def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:
-    """Return a grid of samples of the data, (n, C', R, R) in [-1, 1]: input, translation and target side by side.
+    """Return a grid of samples of the data, (n, C', H, W) in [-1, 1]: input, translation and target side by side.
 
     Where a generator remakes its input, the target is left out.
     """
@@ -119,7 +119,7 @@ def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> S
 def translation_inputs(
     recipe: Recipe, samples: Tensor, labels: Tensor, seeds: np.ndarray, device: torch.device
 ) -> MicroBatch:
-    """Return the inputs of a generator from images, given samples of the data (n, C', R, R) or their first channels.
+    """Return the inputs of a generator from images, given samples of the data (n, C', H, W) or their first channels.
 
     Of two domains, the second image is grey where only the first is given, whose translation does not need it.
     """

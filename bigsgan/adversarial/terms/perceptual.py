@@ -2,7 +2,7 @@
 
 The network is VGG-16 with the heads of LPIPS (Zhang et al. 2018, arXiv 1801.03924), or a program.
 
-Shapes: n images of a micro-batch, C channels of R pixels a side; layer i has feature maps (n, C_i, H_i, W_i).
+Shapes: n images of a micro-batch, C channels of H x W pixels; layer i has feature maps (n, C_i, H_i, W_i).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EPS = 1e-10
 """LPIPS adds it to norms."""
 _TRIED = (2, 3)
 """Numbers of images with which a program is tried: it must accept any number."""
-_REMEDY = "give a program that makes a tuple of feature maps (n, C, H, W) of images (n, 3, R, R) in [-1, 1]"
+_REMEDY = "give a program that makes a tuple of feature maps (n, C, H, W) of images (n, 3, H, W) in [-1, 1]"
 _NAMES = {
     re.compile(r"(?:net\.slice\d|features)\.(\d+\.(?:weight|bias))"): "layers.",
     re.compile(r"lin(\d)\.model\.1\.weight"): "heads.",
@@ -65,7 +65,7 @@ class VGG(nn.Module):
         self.register_buffer("scale", torch.tensor(_SCALE).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(n, 3, R, R) in [-1, 1] -> five maps (n, C_i, H_i, W_i)."""
+        """(n, 3, H, W) in [-1, 1] -> five maps (n, C_i, H_i, W_i)."""
         h, found = (images - self.shift) / self.scale, []
         for number, layer in enumerate(self.layers):
             h = layer(h)
@@ -89,7 +89,7 @@ class Features:
         self.heads = list(network.heads) if isinstance(network, VGG) else []
 
     def __call__(self, images: Tensor) -> Sequence[Tensor]:
-        """Return maps (n, C_i, H_i, W_i), float32, of images (n, C, R, R) in [-1, 1]; grey ones get three channels.
+        """Return maps (n, C_i, H_i, W_i), float32, of images (n, C, H, W) in [-1, 1]; grey ones get three channels.
 
         Raises:
             UserError: A program fails, or returns something else.
@@ -119,7 +119,7 @@ class PerceptualDistance(Term):
         self._features = features
 
     def value(self, images: Tensor, real_images: Tensor) -> Tensor:
-        """Return the distance of images to targets (n, C, R, R) in [-1, 1], the mean over samples."""
+        """Return the distance of images to targets (n, C, H, W) in [-1, 1], the mean over samples."""
         assert self._features is not None, "ranks with D's first layers have it"
         with torch.no_grad():
             targets = [_unit(each) for each in self._features(real_images)]
