@@ -1,7 +1,7 @@
 """Generator inputs that depend on the real images that the discriminator sees.
 
-Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target, H x W
-pixels.
+Shapes: n samples of one micro-batch on one replica, Z numbers in a latent, C_in and C channels of input and target, H x
+W pixels.
 """
 
 from __future__ import annotations

@@ -355,10 +355,11 @@ class SelfAttention(TwiceDifferentiable):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.query = SpectralConv2d(channels, channels // 8, 1, bias=False)
-        self.key = SpectralConv2d(channels, channels // 8, 1, bias=False)
-        self.value = SpectralConv2d(channels, channels // 2, 1, bias=False)
-        self.out = SpectralConv2d(channels // 2, channels, 1, bias=False)
+        narrow, half = (max(1, channels // divisor) for divisor in (8, 2))
+        self.query = SpectralConv2d(channels, narrow, 1, bias=False)
+        self.key = SpectralConv2d(channels, narrow, 1, bias=False)
+        self.value = SpectralConv2d(channels, half, 1, bias=False)
+        self.out = SpectralConv2d(half, channels, 1, bias=False)
         self.gamma = nn.Parameter(torch.empty(1))  # DeepSpeed cannot broadcast a tensor without dimensions
 
     @torch.no_grad()

@@ -219,10 +219,11 @@ def test_orthogonal_regularization_beside_a_gradient_penalty_counts_once():
     assert_close(torch.autograd.grad(loss(), layer.weight)[0], expected)
 
 
-def test_self_attention_is_a_weighted_mean_of_pooled_values():
-    layer = SelfAttention(16)
+@pytest.mark.parametrize("channels", [16, 4])  # of which an eighth would be none
+def test_self_attention_is_a_weighted_mean_of_pooled_values(channels):
+    layer = SelfAttention(channels)
     initialize(layer, 0)
-    x = torch.randn(2, 16, 4, 6)
+    x = torch.randn(2, channels, 4, 6)
     assert torch.equal(layer(x), x)  # switched off at first
     layer.gamma.data.fill_(0.7)
     parts: list[SpectralLayer] = [layer.query, layer.key, layer.value, layer.out]
@@ -250,7 +251,7 @@ def test_self_attention_is_a_weighted_mean_of_pooled_values():
                 query = project(layer.query, image[:, r, c])
                 scores = torch.stack([query @ key for key in keys])
                 weights = (scores - scores.max()).exp()
-                mixed = sum((w * v for w, v in zip(weights / weights.sum(), values, strict=True)), torch.zeros(8))
+                mixed = sum((w * v for w, v in zip(weights / weights.sum(), values, strict=True)), torch.tensor(0.0))
                 expected[n, :, r, c] += 0.7 * project(layer.out, mixed)
     assert_close(layer(x), expected)
 
