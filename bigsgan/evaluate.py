@@ -169,6 +169,7 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     fixed = [
         "resolution",
         "image_channels",
+        "range",
         "num_classes",
         "condition_size",
         "multi_label",

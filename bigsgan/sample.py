@@ -24,6 +24,7 @@ from bigsgan.images.codec import encode
 from bigsgan.images.grids import image_grid, save_png
 from bigsgan.images.npz import write_images
 from bigsgan.images.size import Size
+from bigsgan.images.wide import ARRAYS, in_units
 from bigsgan.inference.columns import labels_of_columns, open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
@@ -280,7 +281,7 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
     """Write this rank's share of the images: ``class003_sample000012.png`` is sample 12 of the seed, of class 3."""
     (sampler, columns), num = _sampler(trained, options), options.num_latents
     names = [f"class{label:03d}" for label in columns.tolist()] if columns.dim() == 1 else []
-    names = names or [f"column{number:03d}" for number in range(len(columns))]
+    names, data = names or [f"column{number:03d}" for number in range(len(columns))], trained.recipe.data
     _refuse_files(out, lambda name: _is_name(name, names, num))
     sampler.prepare(options.truncation)
     with writing(out):
@@ -290,8 +291,18 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
         labels = columns[torch.tensor(numbers) % len(columns)]
         images = sampler.images(sampler.inputs(numbers.start, labels, options.truncation))
         for number, image in zip(numbers, images, strict=True):
-            save_png(encode(image), out / _file_name(names, number))
+            _save(image, data.range, out / _file_name(names, number))
     return counted(sum(map(len, shares)), "file")
+
+
+def _save(image: Tensor, values: Sequence[float] | None, path: Path) -> None:
+    """Write an image (C, H, W) as PNG; in the data's own ``values`` as float32 (H, W, C) in a .npy file."""
+    if values is None:
+        save_png(encode(image), path)
+        return
+    path = path.with_suffix(ARRAYS)
+    with writing(path), replacing(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, in_units(image, values).permute(1, 2, 0).contiguous().numpy())
 
 
 def _file_name(columns: Sequence[str], number: int) -> str:
@@ -300,6 +311,7 @@ def _file_name(columns: Sequence[str], number: int) -> str:
 
 def _is_name(name: str, columns: Sequence[str], num: int) -> bool:
     """Return whether one of ``num`` samples gets this name."""
+    name = name.removesuffix(ARRAYS) + ".png" * name.endswith(ARRAYS)
     found = re.fullmatch(r"(?:class|column)[0-9]{3,}_sample([0-9]{6,})\.png", name)
     number = int(found[1]) if found else num
     return number < num and name == _file_name(columns, number)
@@ -311,7 +323,7 @@ def _refuse_files(out: Path, is_name: Callable[[str], bool]) -> None:
         with writing(out):
             found = sorted(filter(is_name, os.listdir(out)))
         for name in found:
-            refuse_output(out / name, kind=_PNG)
+            refuse_output(out / name, kind=Path(name).suffix)
 
 
 def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: checkpoint.ObjectCollectives) -> str:
@@ -329,7 +341,8 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
 
     def made(first: int) -> np.ndarray:
         own = labels[first : first + options.batch]
-        images = encode(sampler.images(sampler.inputs(first, own, options.truncation)))
+        images = sampler.images(sampler.inputs(first, own, options.truncation))
+        images = encode(images) if data.range is None else in_units(images, data.range)
         return images.permute(0, 2, 3, 1).contiguous().numpy()
 
     batches = _in_turn(ranks, made, num, options.batch)
@@ -339,7 +352,8 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
         return ""
     shape = (num, *data.resolution, data.image_channels)
     with writing(out), replacing(out) as unfinished:
-        write_images(unfinished, shape, batches, labels.numpy() if data.condition_width else None)
+        dtype = np.dtype(np.uint8 if data.range is None else np.float32)
+        write_images(unfinished, shape, batches, labels.numpy() if data.condition_width else None, dtype)
     return counted(num, "image")
 
 

@@ -39,6 +39,9 @@ ADA_PIPELINES: dict[str, dict[str, float]] = {
 _UNUSED = {"ada": ("policy",), "diffaugment": ("pipeline", "p", "final_p", "target", "interval", "ramp_nimg")}
 
 
+_COLOURLESS = ("b", "geom", "filter", "noise", "cutout", "bg")
+
+
 class Augmentation(Section):
     """Augmentation of the discriminator's images.
 
@@ -88,6 +91,10 @@ class Augmentation(Section):
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
+        if self.kind == "ada" and data.image_channels not in (1, 3) and self.pipeline not in _COLOURLESS:
+            problem, detail = f"must be one of {', '.join(_COLOURLESS)} with these images", "others turn colours"
+            remedy = "choose one of these, or set augmentation.kind=diffaugment"
+            raise UserError("augmentation.pipeline", self.pipeline, problem, remedy, detail)
         if self.kind == "ada" and data.codec.kind != "pixels":
             problem, detail = f"must be diffaugment with data.codec.kind={data.codec.kind}", "ADA augments pixels"
             remedy = "set augmentation.kind=diffaugment, or augmentation=null"

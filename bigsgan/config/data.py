@@ -38,6 +38,7 @@ _READERS = {
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
     "num_images": ("synthetic", "synthetic_pairs"),
+    "range": ("folder", "zip", "tar", _OUTSIDE),
     "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
     "multi_label": (*_CONDITIONED, _OUTSIDE),
     "missing_labels": (*_CONDITIONED, _OUTSIDE),
@@ -63,6 +64,7 @@ _Kind = Literal[
 ]
 
 
+MOST_CHANNELS = 16
 MOST_NAMES, _LONGEST_NAME, _MOST_BYTES_OF_NAMES = 5_000, 200, 2**17
 """Of classes, as a recipe's file holds 10,000 values and 256 KiB."""
 _Name = Annotated[str, Field(min_length=1)]
@@ -138,7 +140,10 @@ class Data(Section):
     """What makes images of other proportions fit: their middle alone, black beside or above and below them, or another
     shape."""
     image_channels: PositiveInt = 1
-    """Channels of an image: 1 for grey, 3 for colour."""
+    """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16."""
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files or in
+    arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has."""
     multi_label: bool = False
@@ -258,6 +263,7 @@ class Data(Section):
         if self.kind == "latents":
             images = self.resolution.num_pixels * self.image_channels * keeps_images
             sample = 2 * self.channels * self.network_size.num_pixels * 4 + images  # means and deviations, float32
+        sample *= 1 if self.range is None else 4  # float32
         return (self.num_workers * self.prefetch + 1) * micro_batch * sample
 
     @model_validator(mode="after")
@@ -272,9 +278,15 @@ class Data(Section):
             remedy = "give the name of a class in torchvision.datasets, such as CIFAR10"
             raise UserError("data.dataset", self.dataset, "must be given with data.kind=torchvision", remedy)
         channels, classes = self.image_channels, self.num_classes
+        any_channels = self.range is not None or self.kind == "synthetic"
         for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
-            if number not in (1, 3):
-                raise UserError(field, number, "must be 1 or 3", f"set {field}=1 for greyscale or 3 for RGB")
+            if number not in (1, 3) and not (any_channels and number <= MOST_CHANNELS):
+                problem = f"must be at most {MOST_CHANNELS}" if any_channels else "must be 1 or 3"
+                remedy = f"set {field}=1 for greyscale or 3 for RGB" + ", or data.range" * (not any_channels)
+                raise UserError(field, number, problem, remedy)
+        if self.range is not None and not self.range[0] < self.range[1]:
+            remedy = "give the values of black and of white"
+            raise UserError("data.range", self.range, "must be two numbers, the lower one first", remedy)
         if self.crop_from is not None and not self.crop_from.exceeds(self.resolution):
             problem = f"must be greater than data.resolution ({self.resolution.text})"
             raise UserError("data.crop_from", self.crop_from.value, problem, "give a larger number, or remove it")

@@ -89,6 +89,8 @@ def _check_what_generator_reads(recipe: Any) -> None:
     what = "generator.reads=images" if is_outside(generator.family) else f"generator.family={generator.family}"
     if reads_images and data.codec.kind != "pixels":
         raise UserError("data.codec.kind", data.codec.kind, f"must be pixels with {what}", "remove it")
+    if reads_images and data.range is not None:
+        raise UserError("data.range", data.range, f"must be null with {what}", "remove it, and scale the images before")
     if reads_images and data.condition_width:
         key = "num_classes" if data.num_classes else "condition_size"
         problem, detail = f"must be 0 with {what}", "images to make others from come without labels"

@@ -123,6 +123,9 @@ def by_option(error: UserError) -> UserError:
 
 
 def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> None:
+    if "range" in keys:
+        problem, remedy = "is not supported, as images of 8 bits are made", "train on the files themselves"
+        raise UserError("data.range", keys["range"], problem, remedy)
     for key in keys:
         field = f"data.{key}"
         if field in OPTIONS and not (key == "root" and is_code):

@@ -360,6 +360,11 @@ def _check_objective(recipe: Recipe) -> None:
         problem, detail = f"must be null with discriminator.family={recipe.discriminator.family}", "it has no tokens"
         remedy = "remove it, or set discriminator.family to gat or cat"
         raise UserError("objective.teacher", objective.teacher.path, problem, remedy, detail)
+    if objective.teacher and recipe.data.image_channels not in (1, 3):
+        problem, detail = "must be 1 or 3 with objective.teacher", "it looks at colours"
+        raise UserError(
+            "data.image_channels", recipe.data.image_channels, problem, "set objective.teacher=null", detail
+        )
     if objective.teacher and not recipe.data.resolution.is_square:
         problem, detail = "must be square with objective.teacher", "its patches are a square grid"
         remedy = "set objective.teacher=null, or give one number"

@@ -161,7 +161,7 @@ def refuse_output(out: Path, option: str = "--out", kind: str | None = None) -> 
 
 
 _BEGINNINGS = {
-    ".png": rb"\x89PNG", ".gif": rb"GIF8", ".npz": rb"PK", ".pt2": rb"PK", ".onnx": rb"\x08",
+    ".png": rb"\x89PNG", ".npy": rb"\x93NUMPY", ".gif": rb"GIF8", ".npz": rb"PK", ".pt2": rb"PK", ".onnx": rb"\x08",
     ".safetensors": rb"(?s:.{8})\{", TRACE_FILE: rb'\s*\{\s*"schemaVersion"',
 }  # fmt: skip
 """How files begin that commands write."""

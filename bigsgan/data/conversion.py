@@ -69,7 +69,7 @@ class Result(NamedTuple):
     channels: int = 1  # C
     problem: str = ""  # why the image is unreadable; empty if it is readable
     pixels: bytes = b""  # uint8 (C, H, W), if they are wanted
-    values: Sequence[tuple[int, int]] = ()  # lowest and highest, if the image has more than 8 bits
+    values: Sequence[tuple[float, float]] = ()  # lowest and highest, if the image has more than 8 bits
 
 
 def convert(job: Job) -> Result:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import io
 import itertools
 import logging
 import os
@@ -27,7 +28,7 @@ from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, counted, reason
-from bigsgan.images.codec import decode
+from bigsgan.images.codec import images_of
 from bigsgan.images.reading import (
     CorruptImage,
     accepting_truncated,
@@ -36,6 +37,7 @@ from bigsgan.images.reading import (
     open_image,
     used_range,
 )
+from bigsgan.images.wide import outside_range, read_wide
 from bigsgan.runtime.paths import check_regular
 
 _SYNTHETIC_IMAGES, _SYNTHETIC_LABELS = 8_192, 1_009
@@ -69,6 +71,8 @@ class ImageDataset(Protocol):
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
         """Return image ``index``, uint8 (C, H, W), and its label, which is 0 if the recipe has none.
 
+        With ``data.range``, the image is float32 in [-1, 1].
+
         For latents, the tensor is float32 (2 * C, H, W): means and standard deviations.
 
         Raises:
@@ -93,7 +97,7 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
         found, problems = _readable(dataset, [index * len(dataset) // num for index in range(num)])
     for root in dict.fromkeys((data.input_root or data.root, data.root)):
         own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
-        if text := used_range(own):
+        if text := used_range(own) if data.range is None else outside_range(own, data.range):
             _log.warning("%s: of %d images, %s", root, num, text)
     if not found:
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
@@ -141,7 +145,7 @@ def _readable(dataset: ImageDataset, indices: Sequence[int]) -> tuple[dict[int, 
 
 def _decoded(found: list[Tensor], data: Data, device: torch.device) -> Tensor:
     if data.kind != "latents":
-        return decode(torch.stack(found))
+        return images_of(torch.stack(found))
     codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
     return codec.decode(codec.encode(means.to(device))).cpu()
 
@@ -240,6 +244,22 @@ def _vectors(data: Data) -> np.ndarray | None:
     return np.concatenate([classes, numbers], axis=1)
 
 
+def read_image(data: Data, path: str, content: bytes | None = None) -> Tensor:
+    """Read an image file, or ``content``, for which ``path`` is only a name, as the recipe has images.
+
+    Returns:
+        uint8 (C, H, W); with ``data.range`` float32 in [-1, 1].
+
+    Raises:
+        CorruptImage: It cannot be read.
+    """
+    if data.range is not None:
+        return read_wide(path, data.fitting, data.image_channels, data.range, content)
+    with accepting_truncated(data.accepts_truncated):
+        image = open_image(path, None if content is None else io.BytesIO(content))
+        return image_tensor(image, path, data.fitting, data.image_channels)
+
+
 class PathList:
     """A list of millions of paths, of files or archive members, that forked processes share."""
 
@@ -308,12 +328,10 @@ class FolderImages(LooseFiles, ImageDataset):
     def __init__(self, root: Path, names: list[str], labels: np.ndarray, class_names: list[str], data: Data) -> None:
         super().__init__(root, names, labels)
         self.class_names = class_names
-        self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
+        self.data = data
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
-        path = self.path(index)
-        with accepting_truncated(self.truncated):
-            return image_tensor(open_image(path), path, self.fitting, self.channels), self.label(index)
+        return read_image(self.data, self.path(index)), self.label(index)
 
 
 def build_folder(data: Data) -> FolderImages:
@@ -324,7 +342,7 @@ def build_folder(data: Data) -> FolderImages:
     """
     root = data_directory("data.root", data.root, "give the directory with the images")
     try:
-        files = files_below(root)
+        files = files_below(root, data.range is not None)
     except OSError as error:
         raise unreadable_root(data, error) from error
     return FolderImages(root, *with_classes(data, files, "a directory with files"), data)

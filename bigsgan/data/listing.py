@@ -143,9 +143,10 @@ def _is_stub(factory: object) -> bool:
     return isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile)
 
 
-def is_image(name: str) -> bool:
-    """Return whether a file counts as an image, by its name; hidden ones do not."""
-    return name.lower().endswith(image_suffixes()) and not name.startswith(".")
+def is_image(name: str, arrays: bool = False) -> bool:
+    """Return whether a file counts as an image, by its name, which one of ``arrays`` may be; hidden ones do not."""
+    suffixes = (*image_suffixes(), ".npy") if arrays else image_suffixes()
+    return name.lower().endswith(suffixes) and not name.startswith(".")
 
 
 def rarer_twins(names: Sequence[str], stem: Callable[[str], str] = lambda name: os.path.splitext(name)[0]) -> set[str]:
@@ -170,19 +171,21 @@ def is_hidden(name: str) -> bool:
     return name.startswith("__MACOSX/") or any(part.startswith(".") and part != "." for part in name.split("/"))
 
 
-def sort_files(names: Iterable[str], folders: Iterable[str], labels: Callable[[], bytes] | None) -> Files:
-    """Sort visible files into images and others."""
+def sort_files(
+    names: Iterable[str], folders: Iterable[str], labels: Callable[[], bytes] | None, arrays: bool = False
+) -> Files:
+    """Sort visible files into images, of which some may be ``arrays``, and others."""
     images: list[str] = []
     others: list[str] = []
     for name in names:
-        (images if is_image(name.rpartition("/")[2]) else others).append(name)
+        (images if is_image(name.rpartition("/")[2], arrays) else others).append(name)
     if twins := rarer_twins(images):
         images, others = [name for name in images if name not in twins], [*others, *sorted(twins)]
     return Files(sorted(images), [name for name in others if name != LABELS_FILE], sorted(folders), labels)
 
 
-def files_below(root: Path) -> Files:
-    """List the files below a directory; links are followed, as in ImageFolder.
+def files_below(root: Path, arrays: bool = False) -> Files:
+    """List the files below a directory; links are followed, as in ImageFolder. Images may be ``arrays``.
 
     Raises:
         UserError: A link points to one of its own parent directories, or links give a directory too many paths.
@@ -212,7 +215,7 @@ def files_below(root: Path) -> Files:
     start = len(os.path.join(root, ""))
     relative = [path[start:] for path in found]
     labels = functools.partial(_content, root / LABELS_FILE) if LABELS_FILE in relative else None
-    return sort_files(relative, folders, labels)
+    return sort_files(relative, folders, labels, arrays)
 
 
 def _identity(directory: str | Path) -> tuple[int, int]:

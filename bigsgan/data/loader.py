@@ -27,7 +27,7 @@ from bigsgan.data.latents import LatentFiles, check_images
 from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end, counted
-from bigsgan.images.codec import decode
+from bigsgan.images.codec import decode, images_of
 from bigsgan.images.reading import CorruptImage
 from bigsgan.images.size import Size
 from bigsgan.runtime.signals import kept_from_children
@@ -159,7 +159,7 @@ class RealImages:
             means, stds = images.chunk(2, dim=1)
             images = means + stds * noise.view_as(means)
         else:
-            images = decode(images)
+            images = images_of(images)
         found = self._codec.encode(images), self._to_device(batch.labels)
         if not self._shows:
             return LabelledImages(*found)
@@ -255,7 +255,7 @@ def _end_workers(batches: Iterator[Batch] | None) -> None:
 class Batch(NamedTuple):
     """One micro-batch from a loading process, and the unreadable images among its samples."""
 
-    images: Tensor  # uint8 (n, C, H, W), or latents, float32
+    images: Tensor  # uint8 (n, C, H, W), or float32: latents, or images of ``data.range``
     labels: Tensor  # int64 (n,), or float32 (n, K)
     corrupt: list[tuple[str, str]]  # path and reason of each unreadable image, which another image replaces
     complete: bool  # False if no readable image was found for some sample

@@ -86,7 +86,7 @@ class Originals:
             channels = own_channels(image) if channels is None else channels
             return image_tensor(image, self.name(index), fitting, channels), channels
 
-    def values(self, index: int) -> Sequence[tuple[int, int]]:
+    def values(self, index: int) -> Sequence[tuple[float, float]]:
         """Return the lowest and highest value of a readable image of more than 8 bits."""
         with noting_values() as found, accepting_truncated(self._data.accepts_truncated):
             self.image(index)
@@ -117,7 +117,7 @@ class LooseOriginals(Originals):
         """Read the file; see ``Originals.image``."""
         return _image_of(self._paths[index])
 
-    def values(self, index: int) -> Sequence[tuple[int, int]]:
+    def values(self, index: int) -> Sequence[tuple[float, float]]:
         """Decode only an image of more than 8 bits."""
         return values_of(self._paths[index])
 

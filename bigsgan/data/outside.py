@@ -26,6 +26,7 @@ from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
+from bigsgan.images.wide import wide_tensor
 
 _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
@@ -93,6 +94,8 @@ class OutsideImages(ImageDataset):
 
     def _converted(self, image: Any, name: str) -> Tensor:
         fitting, channels = self.data.fitting, self.data.image_channels
+        if self.data.range is not None:
+            return wide_tensor(_numbers(image), name, fitting, channels, self.data.range)
         if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
             return image.contiguous()
         return image_tensor(pil_image(image), name, fitting, channels)
@@ -141,7 +144,7 @@ def _check_sample(source: Any, data: Data) -> None:
     sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
         image, label = _parts(sample)
-        pil_image(image)
+        pil_image(image) if data.range is None else _numbers(image)
     except ValueError as error:
         problem = f"has a first sample that is no image: {error}"
         raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
@@ -188,6 +191,18 @@ def pil_image(image: Any) -> Image.Image:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4) or not image.size:
         raise ValueError(f"it is {image.dtype} of shape {image.shape} as (H, W, C)")
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
+
+
+def _numbers(image: Any) -> np.ndarray:
+    """Return the numbers of an image of any type.
+
+    Raises:
+        ValueError: It has none.
+    """
+    array = np.asarray(image.detach().cpu() if isinstance(image, Tensor) else image)
+    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3):
+        raise ValueError(f"it is {array.dtype} of shape {array.shape}")
+    return array
 
 
 def recipe_label(data: Data, label: Any) -> Label:

@@ -23,13 +23,13 @@ import numpy as np
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import ImageDataset, Label, PathList, label_at
+from bigsgan.data.datasets import ImageDataset, Label, PathList, label_at, read_image
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, plain_name, sort_files, unreadable_root
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import LOCAL_HEADER
-from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 # Half of a process's limit (often 1,024), as torch's queues between processes need open files too.
@@ -194,13 +194,10 @@ class PackedImages(PackedFiles, ImageDataset):
         """See ``PackedFiles``; ``data`` gives the size and the channels of images."""
         super().__init__(archives, names, entries, content)
         self.class_names = class_names
-        self.fitting, self.channels, self.truncated = data.fitting, data.image_channels, data.accepts_truncated
+        self.data = data
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
-        path, content = self.path(index), self.read(index)
-        with accepting_truncated(self.truncated):
-            image = image_tensor(open_image(path, io.BytesIO(content)), path, self.fitting, self.channels)
-        return image, self.label(index)
+        return read_image(self.data, self.path(index), self.read(index)), self.label(index)
 
 
 def build_zip(data: Data) -> PackedImages:
@@ -274,7 +271,8 @@ def zip_listing(data: Data, members: Mapping[str, zipfile.ZipInfo]) -> Files:
     visible = [name for name in members if not is_hidden(name)]
     folders = {name.partition("/")[0] for name in visible if "/" in name}
     labels = partial(zip_member, data, members[LABELS_FILE]) if LABELS_FILE in members else None
-    return sort_files((name for name in visible if not name.endswith("/")), folders, labels)
+    files = (name for name in visible if not name.endswith("/"))
+    return sort_files(files, folders, labels, data.range is not None)
 
 
 def zip_member(data: Data, info: zipfile.ZipInfo) -> bytes:

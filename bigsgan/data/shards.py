@@ -215,7 +215,9 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     key = label_key(data) if data.condition_width else ""
     if data.has_vectors:  # of which other numbers are valid with other keys
         key = repr((key, data.num_classes, data.condition_size, data.multi_label, data.missing_labels))
-    key = repr((key, zlib.crc32(" ".join(sorted(image_suffixes())).encode())))  # other Pillows may read more
+    key = repr(
+        (key, data.range is None, zlib.crc32(" ".join(sorted(image_suffixes())).encode()))
+    )  # other Pillows may read more
     known = _read_index(index, place_of(data), key)
     left = [(state, path) for state, path in zip(states, paths, strict=True) if state not in known]
     if left:

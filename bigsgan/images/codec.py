@@ -19,6 +19,11 @@ def decode(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
 
 
+def images_of(pixels: Tensor) -> Tensor:
+    """Return what a data set holds as images, float32 in [-1, 1]: bytes, or images already."""
+    return pixels if pixels.is_floating_point() else decode(pixels)
+
+
 def encode(images: Tensor) -> Tensor:
     """Turn images into bytes: uint8, rounded, on the same device.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bigsgan.images.codec import encode
+from bigsgan.images.wide import viewable
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import writing
 
@@ -26,12 +27,14 @@ def image_grid(images: Tensor, columns: int) -> Tensor:
 
     Args:
         images: (n, C, H, W) with n >= 1, any float dtype, on any device; -1 is black and 1 is white. Values outside
-            are clipped; NaN, which has no uint8, is drawn black.
+            are clipped; NaN, which has no uint8, is drawn black. Unless C is 1 or 3, the first three channels are
+            drawn, or the first.
         columns: Images in a row. Fewer images make one shorter row.
 
     Returns:
         uint8 (C, 2 + rows * (H + 2), 2 + columns * (W + 2)) on the host.
     """
+    images = viewable(images)
     num, channels, height, width = images.shape
     columns = min(columns, num)
     rows = -(-num // columns)

@@ -28,10 +28,17 @@ _DAMAGE = (zipfile.BadZipFile, struct.error, zlib.error, lzma.LZMAError, EOFErro
 """Errors of a damaged archive; the last is that of an archive with a password."""
 
 
+_BYTES = np.dtype(np.uint8)
+
+
 def write_images(
-    path: Path, shape: tuple[int, int, int, int], batches: Iterable[np.ndarray], labels: np.ndarray | None
+    path: Path,
+    shape: tuple[int, int, int, int],
+    batches: Iterable[np.ndarray],
+    labels: np.ndarray | None,
+    dtype: np.dtype = _BYTES,
 ) -> None:
-    """Write images as they come, with no more than one batch in memory.
+    """Write images of a type as they come, with no more than one batch in memory.
 
     The same images give the same bytes, as members have no date.
 
@@ -42,10 +49,10 @@ def write_images(
     left = shape[0]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         with archive.open(zipfile.ZipInfo(f"{IMAGES}.npy"), "w", force_zip64=True) as member:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(member, header)
             for batch in batches:
-                if batch.shape[1:] != shape[1:] or batch.dtype != np.uint8:
+                if batch.shape[1:] != shape[1:] or batch.dtype != dtype:
                     raise ValueError(f"a batch is {batch.dtype} {batch.shape}, of images {shape}")
                 member.write(np.ascontiguousarray(batch).data)
                 left -= len(batch)

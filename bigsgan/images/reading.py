@@ -51,7 +51,7 @@ class _LoadTruncated:
 ImageFile.LOAD_TRUNCATED_IMAGES = _LoadTruncated(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
 _WHITE = 65535  # of 16 bits
-_noted: ContextVar[tuple[list[tuple[int, int]], list[str]] | None] = ContextVar("noted", default=None)
+_noted: ContextVar[tuple[list[tuple[float, float]], list[str]] | None] = ContextVar("noted", default=None)
 
 _SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
 _EXIF_ORIENTATION = 0x0112
@@ -87,11 +87,10 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
         with Image.open(path if content is None else content) as image:
             is_wide = _is_wide(image)
             if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
-                raise ValueError("signed pixels of 8 bits are not supported; unsigned ones of 8 or 16 bits are")
+                raise ValueError("signed pixels of 8 bits need data.range")
             image.load()  # now, so that a truncated file fails here
-            if is_wide and (noted := _noted.get()) is not None:
-                noted[0].append(_values(image))
-                noted[1].append(path)
+            if is_wide and _noted.get() is not None:
+                note(path, _values(image))
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
         # Pillow's text has the repr of ``content``, with an address that differs from run to run.
@@ -99,12 +98,12 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
 
 
 @contextmanager
-def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[int, int]]]:
+def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[float, float]]]:
     """Yield a list of the lowest and highest value of each image of more than 8 bits that is opened in the block.
 
     Their paths are added to ``paths``.
     """
-    found: list[tuple[int, int]] = []
+    found: list[tuple[float, float]] = []
     token = _noted.set((found, [] if paths is None else paths))
     try:
         yield found
@@ -112,7 +111,14 @@ def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[int, in
         _noted.reset(token)
 
 
-def values_of(path: str) -> list[tuple[int, int]]:
+def note(path: str, values: tuple[float, float]) -> None:
+    """Note the lowest and highest value of an image, in a block of ``noting_values``."""
+    if (noted := _noted.get()) is not None:
+        noted[0].append(values)
+        noted[1].append(path)
+
+
+def values_of(path: str) -> list[tuple[float, float]]:
     """Return the lowest and highest value of an image of more than 8 bits; decode no other. The image is readable."""
     with Image.open(path) as image:
         if not _is_wide(image):
@@ -160,11 +166,11 @@ def _values(image: Image.Image) -> tuple[int, int]:
     return low, high
 
 
-def _fills(low: int, high: int) -> bool:
+def _fills(low: float, high: float) -> bool:
     return low >= 0 and high <= _WHITE and high - low > _WHITE / 2
 
 
-def used_range(values: Sequence[tuple[int, int]]) -> str:
+def used_range(values: Sequence[tuple[float, float]]) -> str:
     """Say which part of black to white these lowest and highest values use; an empty text if it is more than half.
 
     Images that use more themselves, such as one with a bright pixel, do not count, unless they are half of all.
@@ -181,7 +187,7 @@ def used_range(values: Sequence[tuple[int, int]]) -> str:
     images = "1 image of more than 8 bits has" if len(values) == 1 else f"{len(values)} images of more than 8 bits have"
     used = f"{100 * part:.3g} % of the range from 0 (black) to {_WHITE} (white)"
     clipped = "" if is_within else "; those outside it become black or white"
-    return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
+    return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it, or set data.range"
 
 
 def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channels: int) -> Tensor:
@@ -204,7 +210,7 @@ def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channel
 
 
 def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
-    box, inside = _placed(image, fitting)
+    box, inside = placed(image, fitting)
     image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
     size = fitting.size
     if inside == size:
@@ -214,7 +220,7 @@ def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
     return canvas
 
 
-def _placed(image: Image.Image, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:
+def placed(image: Image.Image, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:
     """Return the part of an image that is used, (left, top, right, bottom), and the size that this part gets."""
     (width, height), size = image.size, fitting.size
     whole = (0, 0, width, height)
@@ -238,7 +244,7 @@ def _reduced(image: Image.Image, fitting: Fitting) -> Image.Image:
         return image
     if _orientation(image) in _ON_ITS_SIDE:
         fitting = Fitting(Size(fitting.size.width, fitting.size.height), fitting.how)
-    (left, top, right, bottom), inside = _placed(image, fitting)
+    (left, top, right, bottom), inside = placed(image, fitting)
     size = inside.times(_REDUCTION)
     if right - left < 2 * size.width or bottom - top < 2 * size.height:
         return image
@@ -256,7 +262,7 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     if image.mode == "F":
         low, high = image.getextrema()
         given = f"here from {low:g} to {high:g}"
-        raise ValueError(f"floating-point pixels have no known range, {given}; 8 or 16 bits are supported")
+        raise ValueError(f"floating-point pixels have no known range, {given}; set data.range")
     if image.mode == "I" or image.mode.startswith("I;16"):
         wide = np.clip(np.asarray(image).astype(np.int64), 0, _WHITE)
         # 65535 = 255 * 257, so this is v / 257 to the nearest integer; Pillow's own conversions clip or truncate.

@@ -63,6 +63,11 @@ _USE = {
 
 
 _MOST_NAMES = 20
+_CHANNELS = {1: "grey", 3: "colour"}
+
+
+def _units(data: Data) -> str:
+    return "" if data.range is None else f", for values from {data.range[0]:g} to {data.range[1]:g}"
 
 
 def _classes(data: Data) -> str:
@@ -106,7 +111,7 @@ def model_card(
         height=size.height,
         width=size.width,
         made="encoded" if decoded else "images",
-        values=f", {scaled}" if decoded else " in [-1, 1]",
+        values=f", {scaled}" if decoded else f" in [-1, 1]{_units(data)}",
     )
     of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
     head = _HEAD.format(
@@ -114,7 +119,7 @@ def model_card(
         family=recipe.generator.family,
         name=run.absolute().name,
         grid="" if grid is None else f"\n![Samples]({grid})\n",
-        size=f"{size_text}, {'grey' if data.image_channels == 1 else 'colour'}{of_latents}",
+        size=f"{size_text}, {_CHANNELS.get(data.image_channels, f'{data.image_channels} channels')}{of_latents}",
         classes=_classes(data),
         parameters=f"{num_parameters / 1e6:.2f} M",
         weights=_name(header),

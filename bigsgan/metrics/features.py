@@ -24,6 +24,7 @@ from bigsgan.data.autoencoders import load_program, naming_program
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.images.size import Size
+from bigsgan.images.wide import viewable
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
 from bigsgan.metrics.weight_files import find_weights, load_weights
 from bigsgan.runtime import comm
@@ -55,11 +56,12 @@ class Features:
     look_for_paths: Callable[[Tensor], Tensor] | None = None
     width: int = 0  # D
     num_classes: int | None = None  # K; None without logits
+    channels: str = ""  # which of the images' channels it sees, unless all
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Seen:
-        """Compute float32 features and logits of images, ``CHUNK`` at a time."""
-        parts = [self.look(chunk) for chunk in images.split(CHUNK)]
+        """Compute float32 features and logits of images, ``CHUNK`` at a time, of the channels that one looks at."""
+        parts = [self.look(chunk) for chunk in viewable(images).split(CHUNK)]
         logits = [part.logits.float() for part in parts if part.logits is not None]
         return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
 
@@ -97,6 +99,8 @@ def open_features(section: FeatureNetwork, data: Data, cache: Path, fields: Mapp
     with _named(fields):
         features = _find(section, data)(cache)
         black = torch.zeros(1, data.image_channels, *data.resolution, dtype=torch.uint8)
+        if (num := viewable(black).shape[1]) != data.image_channels:
+            features.channels = f"first {num} of {data.image_channels}"
         try:
             seen = features(black)
             _, features.width = seen.features.shape

@@ -16,6 +16,7 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import Batch, CorruptImages, next_batch, read_batches
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.images.codec import encode
 from bigsgan.metrics import real_cache
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.impressions import Impressions
@@ -99,6 +100,7 @@ def each_real(
             tell(f"real image {int(part[0])} of {num}")
             corrupt.count(read)
             images = read.images[:, -data.image_channels :]  # the target of a pair, and of two domains the second
+            images = encode(images) if images.is_floating_point() else images
             classes = torch.zeros(len(part), dtype=torch.int64) if data.has_vectors else read.labels
             yield images.to(comm.device()), part, classes
 

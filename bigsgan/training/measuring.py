@@ -189,7 +189,8 @@ def records(found: Sequence[Measured], features: Features, about: Mapping[str, A
 
 
 def _of_features(features: Features) -> dict[str, str]:
-    return {"features": features.name, "features_sha256": features.hash, "resizer": features.resizer}
+    found = {"features": features.name, "features_sha256": features.hash, "resizer": features.resizer}
+    return found | ({"channels": features.channels} if features.channels else {})
 
 
 def keep_records(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
