@@ -323,8 +323,9 @@ class Kept(AbstractContextManager["Kept"]):
         return self
 
     def __exit__(self, *about: object) -> None:
-        """End."""
-        Kept.open = self._before
+        """End, unless an exception has ended it before."""
+        if Kept.open is self:
+            Kept.open = self._before
 
     def keep(self, *values: Tensor) -> None:
         """Keep values for the recomputation."""

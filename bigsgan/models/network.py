@@ -82,7 +82,11 @@ class LayerStack(nn.Module):
         if not self.checkpointing:
             return run(*carry)
         # No layer draws from torch's generators, so there is no state to restore for the recomputation.
-        return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False, context_fn=Kept.contexts)
+        before = Kept.open
+        try:
+            return checkpoint(run, *carry, use_reentrant=False, preserve_rng_state=False, context_fn=Kept.contexts)
+        finally:  # an older torch leaves the context of a layer that raises only with its frame
+            Kept.open = before
 
     def _run(self, number: str, segments: int, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply a layer with statistics. Sets their segments each time, as passes may come before a recomputation."""

@@ -15,10 +15,11 @@ from torch.testing import assert_close
 from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.images.size import Size
+from bigsgan.models import network as network_module
 from bigsgan.models import spectral
 from bigsgan.models.biggan import discriminator_layers, generator_layers
 from bigsgan.models.build import build_network
-from bigsgan.models.layers import SelfAttention, moving_state
+from bigsgan.models.layers import Kept, SelfAttention, moving_state
 from bigsgan.models.network import LayerStack, initialize
 from tests.networks import D_MAPS, D_WIDTHS, G_MAPS, G_WIDTHS, RESOLUTIONS, attention_numel, carried, numel
 from tests.tiny import tiny_recipe
@@ -273,6 +274,31 @@ def test_initialization_gathers_each_modules_own_parameters():
     initialize(plain, 0)
     assert all(torch.equal(a, b) for a, b in zip(g.state_dict().values(), plain.state_dict().values(), strict=True))
     assert not is_whole
+
+
+def test_a_checkpointed_layer_that_raises_leaves_nothing_open(monkeypatch):
+    """Though an older torch leaves its contexts only when the exception, which holds the frame, is dropped."""
+    left = []
+
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            assert Kept.open is left[-1]
+            raise MemoryError
+
+    def checkpoint(run: Any, *carry: Tensor, context_fn: Any, **others: Any) -> Any:
+        left.append(context_fn()[0])
+        left[-1].__enter__()
+        return run(*carry)
+
+    monkeypatch.setattr(network_module, "checkpoint", checkpoint)
+    stack = LayerStack([Raises()], checkpointing=True)
+    with pytest.raises(MemoryError):
+        stack(torch.ones(1))
+    assert Kept.open is None
+    with Kept([], is_full=False) as other:
+        left[-1].__exit__()
+        assert Kept.open is other
+    assert Kept.open is None
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
