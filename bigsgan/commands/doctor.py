@@ -36,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
     directory = None if options.run_directory is None else Path(options.run_directory)
     checks = chosen(options.only, directory is not None, options.list)
     if options.list:
-        for flag, is_given in (("--json", options.json), ("--config", options.config is not None)):
-            if is_given:
+        others = {"--json": options.json, "--config": options.config, "--run": directory}
+        for flag, given in {**others, "overrides": options.overrides or None}.items():
+            if given is not None and given is not False:
                 raise UserError("--list", None, f"cannot be combined with {flag}", "give only one of them")
         print(listed(checks))
         return 0

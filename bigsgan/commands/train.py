@@ -13,7 +13,7 @@ from bigsgan import shipped
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, import_quietly, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, RunPlan, load_recipe
-from bigsgan.config.run_directory import flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.run_directory import check_hosts, flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
         refuse_unknown(options.allowed, recipe)
     refuse_directory(out, "out")
     if options.list:
-        for flag, given in (("--dry-run", options.dry_run), ("--print", options.key), ("--nimg", options.nimg)):
+        others = {"--dry-run": options.dry_run, "--print": options.key, "--nimg": options.nimg}
+        for flag, given in {**others, "--allow-change": options.allowed or None}.items():
             if given is not None and given is not False:
                 raise UserError("--list", None, f"cannot be combined with {flag}", "give only one of them")
         if launched.rank() == 0:
@@ -83,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(planned: RunPlan, options: argparse.Namespace) -> None:
     """Check what a start would check. The data that a recipe of bigsgan's own names is an example."""
+    check_hosts(planned)
     data = planned.recipe.data
     is_example = options.config.resolve().parent == shipped.recipe("").parent
     if is_example and data.root and not os.path.exists(data.root) and data == load_recipe(options.config, []).data:

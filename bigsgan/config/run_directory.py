@@ -76,6 +76,18 @@ _FIXED = (
 )  # fmt: skip
 
 
+def check_hosts(plan: RunPlan) -> None:
+    """Refuse a plan that depends on the number of ranks on a host, which the launcher does not tell.
+
+    Raises:
+        UserError: It does.
+    """
+    is_told = any(map(os.environ.get, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")))
+    if plan.recipe.batch_statistics == "host" and plan.world_size > 1 and not is_told:
+        problem, remedy = "must be set with batch_statistics=host", "set it to the number of ranks on each host"
+        raise UserError("LOCAL_WORLD_SIZE", None, problem, remedy, "an environment variable")
+
+
 def same_on_hosts(plan: RunPlan) -> dict[str, Any]:
     """Return, by key, the recipe's values and contents of DeepSpeed files that must be equal on all hosts of a run."""
     recipe = flat(plan.recipe.model_dump(mode="json"))

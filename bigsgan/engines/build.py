@@ -19,6 +19,7 @@ from torch import nn
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.families.outside import is_outside
+from bigsgan.config.run_directory import check_hosts
 from bigsgan.engines.absent import AbsentEngine, share_outcomes
 from bigsgan.engines.base import DTYPES, Engine
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
@@ -38,7 +39,6 @@ from bigsgan.engines.pipeline.layout import StageDivision, comparable, describe_
 from bigsgan.engines.pipeline.observer import TRACE_FILE, Observer
 from bigsgan.engines.replicas import join_replicas
 from bigsgan.engines.zero import Root, ZeroEngine
-from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.initial import with_memory
@@ -58,10 +58,7 @@ def on_this_machine(plan: RunPlan) -> RunPlan:
     Raises:
         UserError: The plan depends on the number of ranks on a host, which the launcher does not tell.
     """
-    is_told = any(map(os.environ.get, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")))
-    if plan.recipe.batch_statistics == "host" and plan.world_size > 1 and not is_told:
-        problem, remedy = "must be set with batch_statistics=host", "set it to the number of ranks on each host"
-        raise UserError("LOCAL_WORLD_SIZE", None, problem, remedy, "an environment variable")
+    check_hosts(plan)
     return replace(plan, on_gpus=comm.device().type == "cuda", ranks_per_host=launched.local_size(os.environ))
 
 

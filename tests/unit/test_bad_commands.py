@@ -58,6 +58,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --list --dry-run": ("--list", "cannot be combined with --dry-run", "give only one of them"),
     "train --list --nimg 0": ("--list", "cannot be combined with --nimg", "give only one of them"),
     "train --list --print out": ("--list", "cannot be combined with --print", "give only one of them"),
+    "train --list --allow-change batch": ("--list", "cannot be combined with --allow-change", "give only one of them"),
+    "doctor --list seed=1": ("--list", "cannot be combined with overrides", "give only one of them"),
+    "doctor --list --deepspeed_config zero1": ("--list", "cannot be combined with overrides", "give only one of them"),
+    "doctor --list --run run": ("--list", "cannot be combined with --run", "give only one of them"),
     "doctor --list --json": ("--list", "cannot be combined with --json", "give only one of them"),
     "doctor --list --config digits": ("--list", "cannot be combined with --config", "give only one of them"),
     "export --run run --out x --format pickle": ("--format", "must be one of 'safetensors', 'hub',", "choose one of"),
@@ -263,7 +267,12 @@ def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypa
     assert cli.main(["train", "--config", "recipe.yaml", "--dry-run"]) == 0
     assert capsys.readouterr().out == ""
     monkeypatch.delenv("RANK")
-    check(capsys, ["train", "--config", "recipe.yaml", "--dry-run", "batch=63"], "batch", "on 2 ranks", "batch=64")
+    arguments = ["train", "--config", "recipe.yaml", "--dry-run"]
+    check(capsys, [*arguments, "batch=63"], "batch", "on 2 ranks", "batch=64")
+    told = "LOCAL_WORLD_SIZE", "must be set with batch_statistics=host", "number of ranks on each host"
+    check(capsys, [*arguments, "batch_statistics=host"], *told)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cli.main([*arguments, "batch_statistics=host"]) == 0
 
 
 def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
