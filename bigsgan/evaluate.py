@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from operator import attrgetter
@@ -86,6 +87,8 @@ def _evaluate(options: Options) -> None:
     metrics = [parse_metric(m.use, "--metrics", recipe.metrics) if m.use else m for m in options.metrics]
     needed = any(metric.needs_features for metric in metrics)
     features = open_features(options.features, recipe.data, directory()) if needed else no_features()
+    if needed and comm.rank() == 0 and (unread := options.features.unread(recipe.data.kind)):
+        print(f"no effect with features {features.name}: --{', --'.join(unread)}", file=sys.stderr)
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
     conditions = open_conditions(options.run, recipe.data)
     if reals.images is not None and options.reference is None:

@@ -99,8 +99,10 @@ def test_evaluate(run, capsys):
         ("is64", 32, 3, "ema"),
     ]
     assert 1 <= records[1]["is64"] <= 10
-    assert cli.main(arguments) == 0  # the same numbers again
-    again = json.loads(capsys.readouterr().out)
+    assert cli.main([*arguments, "--resizer", "antialiased"]) == 0  # the same numbers again
+    printed, said = capsys.readouterr()
+    again = json.loads(printed)
+    assert "no effect with features digits: --resizer\n" in said
     assert [record["fid64"] for record in again[:1]] == [records[0]["fid64"]]
 
 

@@ -36,7 +36,7 @@ ADA_PIPELINES: dict[str, dict[str, float]] = {
     "r3gan": _BLIT | _GEOMETRY | dict.fromkeys(_COLOR, 0.5) | _CUTOUT,
 }
 
-_UNUSED = {"ada": ("policy",), "diffaugment": ("pipeline", "p", "final_p", "target", "interval", "ramp_nimg")}
+_UNUSED = {"ada": ("policy",), "diffaugment": ("pipeline", "p", "final_p", "target")}
 
 
 _COLOURLESS = ("b", "geom", "filter", "noise", "cutout", "bg")
@@ -80,9 +80,6 @@ class Augmentation(Section):
         if self.target is not None and self.final_p is not None:
             problem, detail = "must be unset with augmentation.target", "only one of them can change p"
             raise UserError("augmentation.final_p", self.final_p, problem, "remove one of the two", detail)
-        if self.target is None:
-            keys = ("interval", "ramp_nimg") if self.final_p is None else ("interval",)
-            self.refuse_changed("augmentation", keys, "target=null" + " and final_p=null" * (len(keys) > 1))
         if self.kind == "ada" and not self.p and not self.final_p and self.target is None:
             problem, detail = "must be greater than 0 without target and final_p", "no image would ever change"
             remedy = "set augmentation.target=0.6, or p, or final_p; or augmentation=null for none"

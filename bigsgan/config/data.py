@@ -23,7 +23,7 @@ _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface",
 _FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
-_READERS = {
+READERS = {
     "root": (*_FILES, _OUTSIDE),
     "arguments": (_OUTSIDE,),
     "max_corrupt": (*_FILES, _OUTSIDE),
@@ -316,13 +316,13 @@ class Data(Section):
     def _refuse_unread(self) -> None:
         """Refuse keys that this kind of data does not read."""
         fields, kind = type(self).model_fields, _OUTSIDE if self.is_outside else self.kind
-        unread = [key for key, kinds in _READERS.items() if kind not in kinds]
+        unread = [key for key, kinds in READERS.items() if kind not in kinds]
         keys = [key for key in unread if getattr(self, key) != fields[key].default]
         shown = {key: "null" if fields[key].default is None else fields[key].default for key in keys}
         unset = " ".join(f"data.{key}={shown[key]}" for key in keys)
         for key in keys:
             removed = "remove it" if len(keys) == 1 else "remove them"
-            remedy = f"{removed}, set {unset}, or choose a data.kind that reads it ({', '.join(_READERS[key])})"
+            remedy = f"{removed}, set {unset}, or choose a data.kind that reads it ({', '.join(READERS[key])})"
             self.refuse_changed("data", [key], f"data.kind={self.kind}", remedy)
 
     def _check_codec(self) -> None:

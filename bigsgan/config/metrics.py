@@ -111,6 +111,16 @@ class FeatureNetwork(Section):
     """How images are resized to ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic with
     antialiasing as in clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
 
+    def resolved(self, kind: str) -> str:
+        """Return the network for a kind of data, which ``auto`` depends on."""
+        return self.network if self.network != "auto" else "digits" if kind == "digits" else "inception"
+
+    def unread(self, kind: str) -> list[str]:
+        """Return the keys that differ from their defaults, and which the network for a kind of data does not read."""
+        name = self.resolved(kind)
+        reads = {"weights": name == "inception" or name.startswith("torchvision:"), "resizer": name == "inception"}
+        return self.changed("", [key for key, is_read in reads.items() if not is_read])
+
 
 class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
@@ -146,11 +156,6 @@ class Metrics(Section):
             problem, remedy = "must be a name of your own code in metrics.names", "add it there, or remove this"
             raise UserError("metrics.arguments", min(unknown), problem, remedy)
         check_distinct(self.asked, "metrics.names")
-        if not outside:
-            self.refuse_changed("metrics", ["num"], "names of no code of your own")
-        if not self.needs_features:
-            keys = FeatureNetwork.model_fields
-            self.features.refuse_changed("metrics.features", keys, "metrics.names that compare no features")
         return self
 
     @property
@@ -170,6 +175,15 @@ def _listed(given: Any, info: ValidationInfo) -> Any:
 
 
 MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names of metrics without those that name a metric again."""
+    found = dict[str, str]()
+    for name in names:
+        own = name.strip().lower()
+        found.setdefault(own if _NAME.fullmatch(own) else name, name)
+    return list(found.values())
 
 
 def check_distinct(metrics: Sequence[Metric], field: str) -> None:

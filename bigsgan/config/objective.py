@@ -383,15 +383,10 @@ def check_penalties(objective: Objective) -> None:
         (first, method), *_, (last, other) = asked.items()
         problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
         raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    if not objective.adversarial.weight:
-        objective.adversarial.refuse_changed("objective.adversarial", ("from_nimg", "ramp_nimg"), "weight=0")
     for name, penalty in objective.gradient_norms.items():
         if penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
             raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        if penalty.form == "exact":
-            remedy = f"set objective.{name}.form=finite_difference, or remove it"
-            penalty.refuse_changed(f"objective.{name}", ("sigma", "antithetic", "check_every"), "form=exact", remedy)
         if penalty.decay_nimg is not None and penalty.final_weight is None:
             field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
             raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,14 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.data import Data
+from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
-from bigsgan.config.metrics import MaybeMetrics, check_targets
+from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct
 from bigsgan.config.objective import Objective, check_penalties
 from bigsgan.config.outside import Callback
-from bigsgan.config.saved_recipe import ONCE_ACCEPTED, RECIPE_FILE, is_lost, recipe_of_checkpoints
+from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
     EMA,
     NETWORKS,
@@ -217,8 +217,8 @@ def load_recipe(
 def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
     """Return the recipe that a run has saved, maybe by an earlier version.
 
-    That one accepted keys that others leave without effect, which are left out, and numbers that float32 has not, which
-    stay.
+    That one accepted keys of data that its kind does not read, and names given twice, which are left out, and numbers
+    that float32 has not, which stay.
 
     Raises:
         UserError: A key or a value is invalid.
@@ -227,15 +227,20 @@ def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
 
 
 def _without_unread(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested dictionaries of a saved recipe without values that others leave without effect."""
+    """Return the nested dictionaries of a saved recipe without second names, and without what is refused as unread."""
+    tree = copy.deepcopy(tree)
+    named: list[tuple[Any, str, Any]] = [(tree, "monitor", dict.fromkeys), (tree.get("metrics"), "names", distinct)]
+    for holder, key, once in named:
+        with suppress(AttributeError, KeyError, TypeError):  # of a file that is refused below
+            holder[key] = list(once(holder[key]))
     while True:
         try:
             _parse(tree, numbers_in(tree))
         except UserError as error:
-            *sections, key = error.field.split(".")
-            if error.problem.startswith("must be unset with ") and key in ONCE_ACCEPTED:
-                tree = copy.deepcopy(tree)
-                del functools.reduce(dict.__getitem__, sections, tree)[key]
+            section, _, key = error.field.rpartition(".")
+            fields = READERS if section == "data" else () if section else ("sample_statistics", "statistics")
+            if error.problem.startswith("must be unset with ") and key in fields:
+                del (tree[section] if section else tree)[key]
                 continue
         return tree
 
@@ -278,8 +283,6 @@ def _check_recipe(recipe: Recipe) -> None:
     check_data_and_networks(recipe)
     _check_objective(recipe)
     check_penalties(recipe.objective)
-    if all(recipe.engine(network).accumulation for network in NETWORKS):
-        recipe.refuse_changed("", ["accumulation"], "accumulation of both engines")
     for network in NETWORKS:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)

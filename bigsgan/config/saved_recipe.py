@@ -13,14 +13,6 @@ from bigsgan.runtime.paths import parse_json, read_text
 RECIPE_FILE = "config.yaml"
 """The recipe in a run directory."""
 
-ONCE_ACCEPTED = {
-    "accumulation", "betas", "check_every", "dataset", "depth", "embedding_size", "eps", "expansion", "from_nimg",
-    "groups", "input_channels", "input_root", "input_side", "interval",
-    "max_corrupt", "max_ignored", "mbstd_group", "network", "num", "num_blocks", "num_images", "ramp_nimg", "resizer",
-    "root", "sample_statistics", "sigma", "statistics", "weights",
-}  # fmt: skip
-"""Last parts of keys that earlier versions accepted where another one leaves them without effect."""
-
 _MOST_MANIFEST_BYTES = 1 << 26
 
 

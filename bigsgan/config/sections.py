@@ -88,11 +88,13 @@ class Section(BaseModel):
         """
         for key in keys:
             for field in self.changed(name, [key]):
-                raise UserError(field.strip("."), getattr(self, key), f"must be unset with {condition}", remedy)
+                raise UserError(field, getattr(self, key), f"must be unset with {condition}", remedy)
 
     def changed(self, name: str, keys: Iterable[str]) -> list[str]:
         """Return those of ``keys`` whose values are not their defaults, behind the section's ``name``."""
-        return [f"{name}.{key}" for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+        return [
+            f"{name}.{key}".strip(".") for key in keys if getattr(self, key) != type(self).model_fields[key].default
+        ]
 
 
 class Muon(Section):
@@ -173,11 +175,6 @@ class Optimizer(Section):
         if self.warmup_nimg >= total_nimg:
             problem, remedy = f"must be less than total_nimg ({total_nimg})", "shorten the warm-up or raise total_nimg"
             raise UserError(f"{field}.warmup_nimg", self.warmup_nimg, problem, remedy)
-        if self.kind == "sgd":
-            self.refuse_changed(field, ("betas", "eps"), "kind=sgd", f"remove it, or set {field}.kind=adam")
-        if self.kind == "rmsprop" and (first := self.betas[0]):
-            remedy, detail = f"set {field}.betas=[0.0,{self.betas[1]}]", "rmsprop takes the second alone"
-            raise UserError(f"{field}.betas.0", first, "must be 0 with kind=rmsprop", remedy, detail)
         if self.momentum and self.has_adam:
             own = "muon.momentum" if self.kind == "muon" else "betas"
             remedy = f"set {field}.{own}, or {field}.kind to sgd or rmsprop"

@@ -66,11 +66,9 @@ class Features:
         return Seen(torch.cat([part.features.float() for part in parts]), torch.cat(logits) if logits else None)
 
 
-COMMAND = {name: f"--{name}" for name in ("features", "weights", "resizer")}
-RECIPE = {"features": "metrics.features.network"} | {
-    name: f"metrics.features.{name}" for name in ("weights", "resizer")
-}
-"""Where the user gives the network, its weights and the resizer: fields of messages."""
+COMMAND = {"features": "--features", "weights": "--weights"}
+RECIPE = {"features": "metrics.features.network", "weights": "metrics.features.weights"}
+"""Where the user gives the network and its weights: fields of messages."""
 
 
 def check_features(section: FeatureNetwork, data: Data, fields: Mapping[str, str] = COMMAND) -> None:
@@ -126,15 +124,10 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
 
 def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
     """Find the files of a network, and return a function that builds it, given the directory of the cache."""
-    name = section.network
-    if name == "auto":
-        name = "digits" if data.kind == "digits" else "inception"
+    name = section.resolved(data.kind)
     if name == "digits" and data.kind != "digits":
         raise UserError("features", name, "needs data.kind=digits", "choose inception", f"data.kind is {data.kind}")
-    if name != "inception":
-        section.refuse_changed("", ["resizer"], f"features {name}")
     if name == "digits":
-        section.refuse_changed("", ["weights"], "features digits")
         return lambda cache: _digits(data.resolution, cache)
     if name == "inception":
         inception = importlib.import_module("bigsgan.metrics.inception")  # and torchvision, which takes seconds
@@ -147,7 +140,6 @@ def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
     if not path.is_file():
         remedy = "give inception, digits, torchvision:NAME or the path of a TorchScript file"
         raise UserError("features", str(path), "must be a feature network or a file", remedy)
-    section.refuse_changed("", ["weights"], f"features {name}")
     return lambda _: _torchscript(path)
 
 

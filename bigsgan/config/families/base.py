@@ -36,7 +36,6 @@ class NetworkSection(Section):
             be predicted.
         has_statistics: Whether some layer keeps statistics while training, of batch norm, spectral norm or styles.
         of_classes: Keys without effect where the data has no classes.
-        bf16_key: Key by which layers compute in bf16, without effect in a bf16 or fp16 engine; empty if there is none.
         is_transformer: Whether it consists of a transformer's blocks, whose matrices Muon updates.
     """
 
@@ -52,7 +51,6 @@ class NetworkSection(Section):
     has_tokens: ClassVar[bool] = False
     has_statistics: ClassVar[bool] = True
     of_classes: ClassVar[tuple[str, ...]] = ()
-    bf16_key: ClassVar[str] = ""
     is_transformer: ClassVar[bool] = False
     family: str
 

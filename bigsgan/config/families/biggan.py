@@ -18,7 +18,7 @@ from bigsgan.config.families.base import (
     nearest_doubled,
     unfit_size,
 )
-from bigsgan.config.families.blocks import BlockSection, check_block
+from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
@@ -112,10 +112,8 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
             remedy = f"set generator.latent_size={nearest} or generator.hierarchical=false"
             detail = f"it is split into chunks for the input and {blocks} blocks"
             raise UserError("generator.latent_size", self.latent_size, problem, remedy, detail)
-        if not self.shared_embedding:
-            self.refuse_changed("generator", ["embedding_size"], "shared_embedding=false")
         check_attention("generator", self.attention, [bottom_of(size).shorter << (i + 1) for i in range(blocks)])
-        check_block("generator", self, self.steps(size.nominal))
+        check_groups("generator", self, self.steps(size.nominal))
 
 
 class BigGANDiscriminator(ScaledSection, NetworkSection):
@@ -129,7 +127,7 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
         """Raise UserError if the section does not fit the data."""
         check_resolution("BigGAN", BIGGAN_DISCRIMINATOR, data)
         check_attention("discriminator", self.attention, biggan_discriminator_resolutions(data.network_size))
-        check_block("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.network_size.nominal]))
+        check_groups("discriminator", self, self.widths(BIGGAN_DISCRIMINATOR[data.network_size.nominal]))
 
 
 def biggan_discriminator_resolutions(size: Size) -> list[int]:

@@ -22,12 +22,8 @@ class BlockSection(Section):
     """Channels inside an ``inverted_residual`` per channel of its output."""
 
 
-def check_block(network: str, section: BlockSection, widths: Iterable[int]) -> None:
-    """Raise UserError if keys are another variant's, or if ``widths`` of feature maps do not divide into groups."""
-    for key, block in (("groups", "grouped"), ("expansion", "inverted_residual")):
-        if section.block != block:
-            remedy = f"remove it, or set {network}.block={block}"
-            section.refuse_changed(network, [key], f"block={section.block}", remedy)
+def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:
+    """Raise UserError if ``widths`` of feature maps between grouped convolutions do not divide into groups."""
     if section.block != "grouped":
         return
     for width in widths:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import GeneratorSection, NetworkSection, check_doubled
-from bigsgan.config.families.blocks import BlockSection, check_block
+from bigsgan.config.families.blocks import BlockSection, check_groups
 from bigsgan.config.sections import Width
 
 
@@ -20,7 +20,7 @@ class _DCGAN(BlockSection, NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         check_doubled(data, "DCGAN")
-        check_block(self.network, self, [self.channels])
+        check_groups(self.network, self, [self.channels])
 
 
 class DCGANGenerator(_DCGAN, GeneratorSection):

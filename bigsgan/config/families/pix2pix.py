@@ -13,8 +13,6 @@ from bigsgan.images.size import Size
 
 MOST_LEVELS = 8
 
-_OF_RESNET = "remove it, or set generator.architecture=resnet"
-
 Norm = Literal["batch", "instance", "none"]
 """Norm after a convolution. Only convolutions before an instance norm have a bias, as in the public PyTorch project."""
 
@@ -46,7 +44,6 @@ class Pix2PixGenerator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         if self.architecture == "unet":
-            self.refuse_changed("generator", ["num_blocks"], "architecture=unet", _OF_RESNET)
             pix2pix_levels(data.network_size)
         elif data.network_size.shorter < 8 or not data.network_size.is_multiple_of(4):
             problem = "must be a multiple of 4 of at least 8 with architecture=resnet"
@@ -78,8 +75,6 @@ class Pix2PixDiscriminator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         size = data.network_size
-        if self.architecture == "pixels":
-            self.refuse_changed("discriminator", ["depth"], "architecture=pixels")
         if self.architecture == "patches" and size.shorter >> self.depth < 3:
             most = max(1, (size.shorter // 3).bit_length() - 1)
             problem = f"must be at most {most} with images of {size}"

@@ -22,7 +22,6 @@ class R3GANNetwork(NetworkSection):
     without_half = "bf16_stages=0"
     has_statistics = False
     of_classes = ("embedding_size",)
-    bf16_key = "bf16_stages"
     widths: list[Width] = Field(min_length=1)
     """Channels of each stage."""
     cardinalities: list[Width] = Field(min_length=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -58,12 +57,6 @@ class _StyleGAN2(NetworkSection):
         """Return whether the block at ``size`` is computed in half precision in a network for ``resolution``."""
         return size > BOTTOM and size << self.half_resolutions > resolution
 
-    def check_mapping(self, num_layers: int, relu: Sequence[str]) -> None:
-        """Raise UserError if a part is of a mapping network's layers, and there are none."""
-        if not num_layers and "mapping" in relu:
-            problem = "must not name mapping with mapping_layers=0"
-            raise UserError(f"{self.network}.relu", relu, problem, "remove that part")
-
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         network = self.network
@@ -108,7 +101,6 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or if latents are to be styles and cannot be."""
         super().check(data)
-        self.check_mapping(self.mapping_layers, self.relu)
         if not self.mapping_layers and data.condition_width:
             remedy = "set generator.mapping_layers=1 or more, or data.num_classes=0"
             raise UserError("generator.mapping_layers", 0, "must be at least 1 with classes", remedy)
@@ -140,9 +132,6 @@ class StyleGAN2Discriminator(_StyleGAN2):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         super().check(data)
-        self.check_mapping(self.mapping_layers, self.relu)
-        if not self.mbstd_channels:
-            self.refuse_changed("discriminator", ["mbstd_group"], "mbstd_channels=0")
         bottom = self.channels(data.network_size.nominal)[BOTTOM]
         if self.mbstd_channels and bottom % self.mbstd_channels:
             problem = f"must divide the {bottom} channels at {BOTTOM}x{BOTTOM}"

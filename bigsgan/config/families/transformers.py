@@ -24,7 +24,6 @@ class TransformerNetwork(NetworkSection):
     convolves = False
     has_statistics = False
     of_classes = ("embedding_size",)
-    bf16_key = "bf16"
     is_transformer = True
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
