@@ -48,7 +48,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 def sampler(run: Path, seed: int = 0) -> Sampler:
     trained = open_trained(run, "generator", False, None, CPU)
-    return Sampler(trained, seed, 100, open_conditions(trained.recipe.data))
+    return Sampler(trained, seed, 100, open_conditions(run, trained.recipe.data))
 
 
 def cells(path: Path, size: int) -> np.ndarray:
