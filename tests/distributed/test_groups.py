@@ -53,7 +53,8 @@ def test_collectives_until_the_first_update_do_not_grow_with_the_ranks(layout, t
         (out := tmp_path / str(num)).mkdir()
         options = [f"batch={2 * num}", "accumulation=1", *LAYOUTS[layout][0]]
         found.append(as_one_of_many(first_update, num // 2 + 1, num, out, options)["collectives"])
-    assert found[0] == found[1] == found[2] > 0
+    # Nothing is sent, so that numbers which are not finite may make a rank skip its update, with the message after it.
+    assert 0 < max(found) - 1 <= min(found)
 
 
 def gathered(size):
