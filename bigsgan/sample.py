@@ -296,8 +296,8 @@ def _write_files(trained: TrainedNetwork, options: Options, out: Path, rank: int
 
 
 def _save(image: Tensor, values: Sequence[float] | None, path: Path) -> None:
-    """Write an image (C, H, W) as PNG; in the data's own ``values`` as float32 (H, W, C) in a .npy file."""
-    if values is None:
+    """Write an image (C, H, W) as PNG; in the data's own ``values``, or of other channels, as .npy (H, W, C)."""
+    if values is None and len(image) in (1, 3):
         save_png(encode(image), path)
         return
     path = path.with_suffix(ARRAYS)

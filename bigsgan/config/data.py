@@ -282,7 +282,9 @@ class Data(Section):
         for field, number in (("data.image_channels", channels), ("data.input_channels", self.input_channels)):
             if number not in (1, 3) and not (any_channels and number <= MOST_CHANNELS):
                 problem = f"must be at most {MOST_CHANNELS}" if any_channels else "must be 1 or 3"
-                remedy = f"set {field}=1 for greyscale or 3 for RGB" + ", or data.range" * (not any_channels)
+                remedy = f"set {field}=1 for greyscale or 3 for RGB" + ", or data.range" * (
+                    not any_channels and field == "data.image_channels"
+                )
                 raise UserError(field, number, problem, remedy)
         if self.range is not None and not self.range[0] < self.range[1]:
             remedy = "give the values of black and of white"

@@ -124,7 +124,10 @@ def by_option(error: UserError) -> UserError:
 
 def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> None:
     if "range" in keys:
-        problem, remedy = "is not supported, as images of 8 bits are made", "train on the files themselves"
+        problem, remedy = (
+            "is not supported here, as images are read as 8 bits",
+            "train on the files themselves",
+        )
         raise UserError("data.range", keys["range"], problem, remedy)
     for key in keys:
         field = f"data.{key}"

@@ -98,6 +98,7 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
     for root in dict.fromkeys((data.input_root or data.root, data.root)):
         own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
         if text := used_range(own) if data.range is None else outside_range(own, data.range):
+            text += ", or set data.range" * (data.range is None)
             _log.warning("%s: of %d images, %s", root, num, text)
     if not found:
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
@@ -253,9 +254,9 @@ def read_image(data: Data, path: str, content: bytes | None = None) -> Tensor:
     Raises:
         CorruptImage: It cannot be read.
     """
-    if data.range is not None:
-        return read_wide(path, data.fitting, data.image_channels, data.range, content)
     with accepting_truncated(data.accepts_truncated):
+        if data.range is not None:
+            return read_wide(path, data.fitting, data.image_channels, data.range, content)
         image = open_image(path, None if content is None else io.BytesIO(content))
         return image_tensor(image, path, data.fitting, data.image_channels)
 

@@ -26,7 +26,7 @@ from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
-from bigsgan.images.wide import wide_tensor
+from bigsgan.images.wide import picture_array, wide_tensor
 
 _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
@@ -95,7 +95,7 @@ class OutsideImages(ImageDataset):
     def _converted(self, image: Any, name: str) -> Tensor:
         fitting, channels = self.data.fitting, self.data.image_channels
         if self.data.range is not None:
-            return wide_tensor(_numbers(image), name, fitting, channels, self.data.range)
+            return wide_tensor(_numbers(image, channels), name, fitting, channels, self.data.range)
         if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
             return image.contiguous()
         return image_tensor(pil_image(image), name, fitting, channels)
@@ -144,7 +144,7 @@ def _check_sample(source: Any, data: Data) -> None:
     sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
         image, label = _parts(sample)
-        pil_image(image) if data.range is None else _numbers(image)
+        pil_image(image) if data.range is None else _numbers(image, data.image_channels)
     except ValueError as error:
         problem = f"has a first sample that is no image: {error}"
         raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
@@ -193,13 +193,22 @@ def pil_image(image: Any) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
 
 
-def _numbers(image: Any) -> np.ndarray:
-    """Return the numbers of an image of any type.
+def _numbers(image: Any, channels: int) -> np.ndarray:
+    """Return the numbers of an image of any type: of a tensor (C, H, W) as (H, W, C).
 
     Raises:
         ValueError: It has none.
     """
-    array = np.asarray(image.detach().cpu() if isinstance(image, Tensor) else image)
+    if isinstance(image, Image.Image):
+        return picture_array(image, channels)
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = image.float() if image.is_floating_point() and image.dtype != torch.float64 else image
+        image = image.permute(1, 2, 0) if image.dim() == 3 else image
+    try:
+        array = np.asarray(image)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
     if array.dtype.kind not in "biuf" or array.ndim not in (2, 3):
         raise ValueError(f"it is {array.dtype} of shape {array.shape}")
     return array

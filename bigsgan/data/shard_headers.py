@@ -78,7 +78,7 @@ def read_headers(data: Data, path: Path) -> Shard:
                 parts = _KEY_AND_FIELD.fullmatch(member.name)
                 key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
                 is_array = f".{field}".endswith(".npy")
-                is_image = f".{field}" in image_suffixes() or (is_array and data.range is not None)
+                is_image = f".{field}" in image_suffixes() or (field == "npy" and data.range is not None)
                 if member.isreg() and (is_image or (is_array and latents)):
                     check_member(data, f"{member.name} in {path.name}", member.size)
                     if is_image and latents:

@@ -5,6 +5,7 @@ Shapes: C channels (1 grey, 3 RGB), H x W pixels.
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,12 @@ def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[float, 
         _noted.reset(token)
 
 
+def is_wide(content: bytes) -> bool:
+    """Return whether the pixels of a file that Pillow reads have more than 8 bits."""
+    with Image.open(io.BytesIO(content)) as image:
+        return _is_wide(image)
+
+
 def note(path: str, values: tuple[float, float]) -> None:
     """Note the lowest and highest value of an image, in a block of ``noting_values``."""
     if (noted := _noted.get()) is not None:
@@ -187,7 +194,7 @@ def used_range(values: Sequence[tuple[float, float]]) -> str:
     images = "1 image of more than 8 bits has" if len(values) == 1 else f"{len(values)} images of more than 8 bits have"
     used = f"{100 * part:.3g} % of the range from 0 (black) to {_WHITE} (white)"
     clipped = "" if is_within else "; those outside it become black or white"
-    return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it, or set data.range"
+    return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
 
 
 def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channels: int) -> Tensor:
@@ -201,7 +208,7 @@ def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channel
         CorruptImage: The image has a mode that cannot be converted; ``name`` is its name in the report.
     """
     try:
-        image = _eight_bits(upright(image if fitting is None else _reduced(image, fitting)), channels)
+        image = eight_bits(upright(image if fitting is None else _reduced(image, fitting)), channels)
         image = image if fitting is None else _fitted(image, fitting)
         pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
         return pixels.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
@@ -220,9 +227,9 @@ def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
     return canvas
 
 
-def placed(image: Image.Image, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:
+def placed(image: Image.Image | Size, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:
     """Return the part of an image that is used, (left, top, right, bottom), and the size that this part gets."""
-    (width, height), size = image.size, fitting.size
+    width, height, size = image.width, image.height, fitting.size
     whole = (0, 0, width, height)
     if fitting.how == "stretch":
         return whole, size
@@ -242,7 +249,7 @@ def _reduced(image: Image.Image, fitting: Fitting) -> Image.Image:
     """Average the pixels of the used part of a very large image, as all else would copy it several times."""
     if image.width * image.height <= _MANY_PIXELS:
         return image
-    if _orientation(image) in _ON_ITS_SIDE:
+    if orientation(image) in _ON_ITS_SIDE:
         fitting = Fitting(Size(fitting.size.width, fitting.size.height), fitting.how)
     (left, top, right, bottom), inside = placed(image, fitting)
     size = inside.times(_REDUCTION)
@@ -252,7 +259,7 @@ def _reduced(image: Image.Image, fitting: Fitting) -> Image.Image:
     return plain.resize((size.width, size.height), Image.Resampling.BOX, (left, top, right, bottom))
 
 
-def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
+def eight_bits(image: Image.Image, channels: int) -> Image.Image:
     """Convert to mode L (1 channel) or RGB (3).
 
     Alpha is composited over white: the colour under a transparent pixel is often arbitrary. 16 bits are scaled, 65535
@@ -262,7 +269,7 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     if image.mode == "F":
         low, high = image.getextrema()
         given = f"here from {low:g} to {high:g}"
-        raise ValueError(f"floating-point pixels have no known range, {given}; set data.range")
+        raise ValueError(f"floating-point pixels have no known range, {given}; data.range gives one to train on them")
     if image.mode == "I" or image.mode.startswith("I;16"):
         wide = np.clip(np.asarray(image).astype(np.int64), 0, _WHITE)
         # 65535 = 255 * 257, so this is v / 257 to the nearest integer; Pillow's own conversions clip or truncate.
@@ -275,7 +282,8 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     return image if image.mode == wanted else image.convert(wanted)  # which would copy
 
 
-def _orientation(image: Image.Image) -> int | None:
+def orientation(image: Image.Image) -> int | None:
+    """Return the EXIF orientation of an image; None without one."""
     try:
         found: int | None = image.getexif().get(_EXIF_ORIENTATION)
     except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
@@ -286,9 +294,9 @@ def _orientation(image: Image.Image) -> int | None:
 def upright(image: Image.Image) -> Image.Image:
     """Turn an image as its EXIF data says, and drop these; damaged ones count as none, as the pixels are still good."""
     image.load()  # which turns a TIFF
-    orientation = _orientation(image)
-    if orientation not in _UPRIGHT:
+    given = orientation(image)
+    if given not in _UPRIGHT:
         return image
-    turned = image.transpose(_UPRIGHT[orientation])
+    turned = image.transpose(_UPRIGHT[given])
     turned.info = {key: value for key, value in turned.info.items() if key == "transparency"}
     return turned

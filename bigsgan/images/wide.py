@@ -15,10 +15,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bigsgan.errors import counted, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.npz import array_header
-from bigsgan.images.reading import CorruptImage, note, open_image, placed, upright
-from bigsgan.images.size import Fitting
+from bigsgan.images.reading import (
+    CorruptImage,
+    eight_bits,
+    is_wide,
+    note,
+    open_image,
+    orientation,
+    placed,
+    upright,
+)
+from bigsgan.images.size import Fitting, Size
+from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 
 ARRAYS = ".npy"
@@ -36,20 +46,21 @@ def read_wide(
 
     Raises:
         CorruptImage: It cannot be read, or has other channels.
+        UserError: A package is missing.
     """
     try:
         if content is None:
             check_regular(path)
             content = Path(path).read_bytes()
-        return wide_tensor(_array(path, content), path, fitting, channels, values)
-    except CorruptImage:
+        return wide_tensor(_array(path, content, channels), path, fitting, channels, values)
+    except (CorruptImage, UserError):
         raise
     except Exception as error:  # damaged bytes make readers raise all kinds
         raise CorruptImage(path, reason(error, path)) from error
 
 
-def _array(path: str, content: bytes) -> np.ndarray:
-    """Return the numbers of a file, in any layout."""
+def _array(path: str, content: bytes, channels: int) -> np.ndarray:
+    """Return the numbers of a file (H, W) or (H, W, C); of .npy in its own layout."""
     suffix = Path(path).suffix.lower()
     if suffix == ARRAYS:
         file = io.BytesIO(content)
@@ -58,16 +69,60 @@ def _array(path: str, content: bytes) -> np.ndarray:
             raise ValueError("it is cut off, or has Python objects")
         found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return found
-    if suffix in _TIFF:
-        tiff = importlib.import_module("tifffile")
-        return np.asarray(tiff.imread(io.BytesIO(content)))
+    if suffix in _TIFF and (found_tiff := _tiff(content)) is not None:
+        return found_tiff
+    image = open_image(path, io.BytesIO(content))  # which refuses what is damaged: libpng would end the process
     if content[:4] == _PNG and content[_BIT_DEPTH] == 16:
         vision = importlib.import_module("torchvision.io")
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         pixels: np.ndarray = vision.decode_png(data, vision.ImageReadMode.UNCHANGED).numpy()
-        return pixels.transpose(1, 2, 0)
-    image = upright(open_image(path, io.BytesIO(content)))
-    return np.asarray(image.convert("RGB") if image.mode in ("P", "PA") else image)
+        return turned(pixels.transpose(1, 2, 0), orientation(image))
+    if image.format == "PPM" and is_wide(content):
+        raise ValueError("more than 8 bits are read from PNG, TIFF and .npy files alone")
+    return picture_array(image, channels)
+
+
+def picture_array(image: Image.Image, channels: int) -> np.ndarray:
+    """Return the numbers of a picture of 8 bits, upright, with ``channels`` if there is a way to convert to these."""
+    image = upright(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return np.asarray(image)
+    if channels in (1, 3):
+        return np.asarray(eight_bits(image, channels))
+    if (channels, image.mode) != (4, "CMYK"):
+        image = image.convert({2: "LA", 4: "RGBA"}.get(channels, image.mode))
+    return np.asarray(image)
+
+
+def _tiff(content: bytes) -> np.ndarray | None:
+    """Return the numbers of a TIFF file of more than 8 bits or other channels; None for a picture that Pillow reads.
+
+    Raises:
+        ValueError: Its values are indices of colours, or 0 is white.
+        UserError: A package is missing.
+    """
+    require("tiff", "data.range")
+    with importlib.import_module("tifffile").TiffFile(io.BytesIO(content)) as file:
+        page, series = file.pages.first, file.series[0]
+        meaning = getattr(page.photometric, "name", "")
+        is_picture = page.bitspersample <= 8 and page.dtype in (np.uint8, np.bool_) and len(file.pages) == 1
+        if is_picture and page.samplesperpixel in (1, 3, 4):
+            return None
+        if meaning in ("MINISWHITE", "PALETTE"):
+            raise ValueError(f"TIFF of the kind {meaning} is not supported with more than 8 bits")
+        found = np.asarray(series.asarray())
+        if found.ndim == 3 and series.axes[-1] != "S":  # planes, or pages
+            found = np.moveaxis(found, 0, 2)
+        tag = page.tags.get("Orientation")
+        return turned(found, None if tag is None else int(tag.value))
+
+
+def turned(array: np.ndarray, given: int | None) -> np.ndarray:
+    """Turn an array (H, W, ...) upright, as EXIF's or TIFF's orientation says."""
+    axes = {2: (0, 1, False), 3: (1, 1, False), 4: (1, 0, False), 5: (0, 0, True), 6: (0, 1, True), 7: (1, 1, True)}
+    upside_down, mirrored, transposed = {**axes, 8: (1, 0, True)}.get(given or 1, (0, 0, False))
+    array = array.swapaxes(0, 1) if transposed else array
+    return array[:: -1 if upside_down else 1, :: -1 if mirrored else 1]
 
 
 def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, values: Sequence[float]) -> Tensor:
@@ -89,21 +144,20 @@ def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, v
     if array.shape[2] != channels and array.shape[0] == channels:
         array = array.transpose(1, 2, 0)
     if array.shape[2] != channels:
-        raise CorruptImage(name, f"it has {counted(array.shape[2], 'channel')}, not {channels}")
+        raise CorruptImage(name, f"it has {counted(array.shape[2], 'channel')}, not {channels}, of shape {array.shape}")
     lowest, highest = float(array.min()), float(array.max())
     if not np.isfinite([lowest, highest]).all():
         raise CorruptImage(name, "it has numbers that are not finite")
     note(name, (lowest, highest))
-    low, high = values
-    scaled = np.clip((array.astype(np.float64) - low) * (2 / (high - low)) - 1, -1, 1).astype(np.float32)
-    size = fitting.size
+    (low, high), size = values, fitting.size
+    (left, top, right, bottom), inside = placed(Size(*array.shape[:2]), fitting)
     found = np.full((channels, *size), -1, np.float32)
-    for channel, plane in zip(found, np.moveaxis(scaled, 2, 0), strict=True):
-        image = Image.fromarray(np.ascontiguousarray(plane))
-        box, inside = placed(image, fitting)
-        image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
-        top, left = (size.height - inside.height) // 2, (size.width - inside.width) // 2
-        channel[top : top + inside.height, left : left + inside.width] = np.clip(np.asarray(image), -1, 1)
+    for number, channel in enumerate(found):
+        plane = array[top:bottom, left:right, number].astype(np.float64)
+        plane = np.clip((plane - low) * (2 / (high - low)) - 1, -1, 1).astype(np.float32)
+        image = Image.fromarray(plane).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
+        first, start = (size.height - inside.height) // 2, (size.width - inside.width) // 2
+        channel[first : first + inside.height, start : start + inside.width] = np.clip(np.asarray(image), -1, 1)
     return torch.from_numpy(found)
 
 
@@ -121,7 +175,8 @@ def outside_range(noted: Sequence[tuple[float, float]], values: Sequence[float])
 def in_units(images: Tensor, values: Sequence[float] | None) -> Tensor:
     """Return images in [-1, 1] in the units of the data, float32, where ``values`` are those of black and white."""
     low, high = values or (-1.0, 1.0)
-    return (images.float() + 1) * ((high - low) / 2) + low
+    images = images.double()
+    return ((1 + images) * (high / 2) + (1 - images) * (low / 2)).float()
 
 
 def viewable(images: Tensor) -> Tensor:

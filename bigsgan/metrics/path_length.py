@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bigsgan.engines.base import MicroBatch
 from bigsgan.images.codec import byte_range
+from bigsgan.images.wide import viewable
 from bigsgan.metrics.features import Features
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm
@@ -62,7 +63,7 @@ def path_length(
         with torch.no_grad():
             styles, _ = mapping.fold(latents, labels, seeds)  # (2n, S, W)
             ends = torch.cat([styles[:n], torch.lerp(styles[:n], styles[n:], EPSILON)])
-            images = _comparable(decode(synthesis(ends, seeds)))
+            images = _comparable(viewable(decode(synthesis(ends, seeds))))
             pairs = zip(*(end.split(_PAIRS) for end in images.split(n)), strict=True)
             distances += [_distances(features, a, b) for a, b in pairs]
     gathered = comm.gather_objects(torch.cat(distances) if distances else torch.empty(0, dtype=torch.float64))

@@ -12,7 +12,7 @@ PACKAGES = {
     "hub": ("huggingface_hub",),
     "huggingface": ("datasets",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "tiff": ("tifffile",),
+    "tiff": ("imagecodecs", "tifffile"),
     "wandb": ("wandb",),
 }
 """The packages of each extra, as in pyproject.toml."""

@@ -223,7 +223,7 @@ def test_signed_bytes_are_not_taken_for_unsigned_ones(byte_order):
 
 def test_floating_point_pixels_name_their_range(tmp_path):
     Image.fromarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "x.tif")
-    with pytest.raises(CorruptImage, match=r"no known range, here from -1 to 1; set data\.range"):
+    with pytest.raises(CorruptImage, match=r"no known range, here from -1 to 1; data\.range gives one"):
         image_tensor(open_image(str(tmp_path / "x.tif")), "x", Fitting(Size.of(8)), 1)
 
 

@@ -24,8 +24,8 @@ from bigsgan.data import RealImages, Slice, build_dataset, readable_images
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.grids import image_grid
-from bigsgan.images.reading import CorruptImage
-from bigsgan.images.wide import in_units
+from bigsgan.images.reading import CorruptImage, open_image, upright
+from bigsgan.images.wide import in_units, turned
 from bigsgan.models.build import build_network, example_labels
 from tests.networks import filled
 from tests.runs import make_run
@@ -143,7 +143,7 @@ def test_values_outside_the_range_are_clipped_and_told(tmp_path, caplog):
 
 
 UNREADABLE = {
-    "it has 2 channels, not 3": npy(numbers("f4", 2)),
+    "it has 2 channels, not 3, of shape (8, 8, 2)": npy(numbers("f4", 2)),
     "it has numbers that are not finite": npy(np.full((SIDE, SIDE, 3), np.nan)),
     "it is complex128 of shape (8, 8, 3), and no image": npy(np.zeros((SIDE, SIDE, 3), complex)),
     "it is float64 of shape (8,), and no image": npy(np.zeros(SIDE)),
@@ -157,6 +157,65 @@ def test_what_is_no_image_is_counted(tmp_path, problem):
     (tmp_path / "x.npy").write_bytes(UNREADABLE[problem])
     with pytest.raises(CorruptImage, match=re.escape(problem)):
         build_dataset(section(tmp_path, 3, [0, 1]))[0]
+
+
+@pytest.mark.parametrize("damage", range(6))
+def test_a_damaged_png_of_16_bits_is_counted(tmp_path, damage):
+    """libpng, which torchvision uses, would end the process."""
+    content = bytearray(png16(numbers("u2", 3)))
+    place = content.index(b"IDAT") + 4
+    if damage < 4:
+        content[place + 7 * damage + 2] ^= 0xFF
+    else:
+        content = content[: place + 10] if damage == 4 else content[:place] + bytes(len(content) - place)
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(CorruptImage):
+        build_dataset(section(tmp_path, 3, [0, 4095]))[0]
+
+
+@pytest.mark.parametrize("given", range(1, 9))
+def test_arrays_are_turned_upright_as_pictures_are(tmp_path, given):
+    pixels = np.arange(6 * 4, dtype=np.uint8).reshape(6, 4)
+    exif = Image.Exif()
+    exif[0x0112] = given
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
+    expected = np.array(upright(open_image(str(tmp_path / "x.png"))))
+    np.testing.assert_array_equal(turned(pixels, given), expected)
+    (tmp_path / "x.png").unlink()
+    wide = pixels.astype("u2") * 100
+    (tmp_path / "x.tif").write_bytes(tiff(wide, extratags=[(274, "H", 1, given, False)]))
+    data = Data(kind="folder", root=str(tmp_path), num_classes=0, range=[0, 2550], resolution=list(expected.shape))
+    found = build_dataset(data)[0][0][0]
+    torch.testing.assert_close((found + 1) * 12.75, torch.from_numpy(expected).float(), atol=1e-3, rtol=0)
+
+
+def test_pictures_of_8_bits_are_converted(tmp_path):
+    """As without a range; 4 channels are those of RGBA."""
+    palette = Image.fromarray(numbers("u1", 3, 0, 256)).quantize(4)
+    palette.save(tmp_path / "x.png")
+    for channels, mode in ((1, "L"), (3, "RGB"), (4, "RGBA"), (2, "LA")):
+        expected = np.array(palette.convert("RGB").convert(mode)).reshape(SIDE, SIDE, channels)
+        image = build_dataset(section(tmp_path, channels, [0, 255]))[0][0]
+        np.testing.assert_allclose((image.permute(1, 2, 0) + 1) * 127.5, expected, atol=1e-3)
+
+
+def test_files_whose_values_another_reader_scales_are_refused(tmp_path):
+    (tmp_path / "x.pgm").write_bytes(b"P5 2 2 4095\n" + np.arange(4, dtype=">u2").tobytes())
+    with pytest.raises(CorruptImage, match=r"more than 8 bits are read from PNG, TIFF and \.npy files alone"):
+        build_dataset(section(tmp_path, 1, [0, 4095]))[0]
+    (tmp_path / "x.pgm").unlink()
+    (tmp_path / "x.tif").write_bytes(tiff(numbers("u2")[:, :, 0], photometric="miniswhite"))
+    with pytest.raises(CorruptImage, match="TIFF of the kind MINISWHITE is not supported"):
+        build_dataset(section(tmp_path, 1, [0, 4095]))[0]
+    (tmp_path / "x.tif").write_bytes(tiff(numbers("u2")[:, :, 0], compression="lzw"))
+    assert build_dataset(section(tmp_path, 1, [0, 4095]))[0][0].shape == (1, SIDE, SIDE)
+
+
+def test_planes_as_many_as_pixels_a_side(tmp_path):
+    pages = np.arange(SIDE, dtype="f4")[:, None, None].repeat(SIDE, 1).repeat(SIDE, 2)
+    (tmp_path / "x.tif").write_bytes(tiff(pages, photometric="minisblack"))
+    image = build_dataset(section(tmp_path, SIDE, [0, SIDE - 1]))[0][0]
+    torch.testing.assert_close(image, torch.from_numpy(pages) * 2 / (SIDE - 1) - 1, atol=1e-5, rtol=0)
 
 
 class Own(torch.utils.data.Dataset):
@@ -234,7 +293,7 @@ def test_samples_come_in_the_units_of_the_data(tmp_path, monkeypatch, capsys):
     with Image.open("hub/samples.png") as grid:
         assert grid.mode == "RGB"
     assert main(["data", "prepare", "x", "y", "--resolution", "8", "--format", "zip", "data.range=[0,1]"]) == 2
-    assert "data.range: [0, 1] is not supported, as images of 8 bits are made" in capsys.readouterr().err
+    assert "data.range: [0, 1] is not supported here, as images are read as 8 bits" in capsys.readouterr().err
 
 
 FAMILIES = ["biggan_deep", "biggan_unshared", "cat", "dcgan_light", "gat", "r3gan", "stylegan2"]
