@@ -35,7 +35,8 @@ def state(loop):
     return found
 
 
-SEED = "seed=1"  # with others a value may lie so near 0 that ReLU has it on either side, by the order of a sum
+# With seed 1 the reference differs from itself by 2e-4 where oneDNN is off: a ReLU's input lies so near 0.
+SEED = "seed=2"
 
 
 @pytest.mark.slow
