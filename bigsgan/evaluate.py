@@ -90,9 +90,10 @@ def _evaluate(options: Options) -> None:
     if needed and comm.rank() == 0 and (unread := options.features.unread(recipe.data.kind)):
         print(f"no effect with features {features.name}: --{', --'.join(unread)}", file=sys.stderr)
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
-    conditions = open_conditions(options.run, recipe.data)
     if reals.images is not None and options.reference is None:
         conditions = conditions_of(data, reals.images)
+    else:
+        conditions = open_conditions(options.run, recipe.data)
     of_images = each_once([metric for metric in metrics if metric.kind != "ppl"], recipe, reals.images)
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         tell = bar.set_description_str

@@ -230,7 +230,7 @@ def _sampler(trained: TrainedNetwork, options: Options) -> tuple[Sampler, Tensor
     conditions = functools.cache(functools.partial(open_conditions, trained.run, data))
     columns = labels_of_columns(data, options.classes, options.num_latents, conditions, given)
     stands = options.standing and has_standing_statistics(trained.recipe)
-    needed = conditions() if stands or given is None else range(1)
+    needed = conditions() if stands or (options.classes is None and given is None) else range(1)
     return Sampler(trained, options.seed, options.batch, needed, options.standing), columns
 
 
@@ -250,7 +250,7 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
     for numbers in shares:
         for number, image in zip(numbers, translations.of_own_sizes(numbers, options.batch), strict=True):
             save_png(encode(image), out / names[number])
-    return f"{counted(sum(map(len, shares)), 'file')}"
+    return counted(sum(map(len, shares)), "file")
 
 
 def _shares(num: int, batch: int, rank: int, num_ranks: int) -> list[range]:

@@ -101,7 +101,7 @@ def finish(directory: Path, mark: Return) -> None:
 
 def note_saved(directory: Path) -> None:
     """Note that a save is complete which has removed the checkpoints that the run left; remove its other files."""
-    mark = read(directory) if os.path.lexists(directory / MARK) else None
+    mark = read(directory)
     if mark is not None and not mark.saved:
         write(directory, Return(mark.nimg, {}, {}, saved=True))
     shutil.rmtree(directory / LEFT, ignore_errors=True)

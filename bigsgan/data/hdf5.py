@@ -127,7 +127,9 @@ def _labels(data: Data, file: Any, num: int) -> np.ndarray | None:
         return None
     found = file.get(key)
     if data.has_vectors and getattr(found, "shape", ())[:1] == (num,):
-        return vectors_of(data, np.asarray(found).tolist(), lambda row: f"row {row}")
+        labels = np.asarray(found)  # of numbers as they are: lists of them take ten times the memory
+        each = labels if labels.dtype.kind in "biuf" else labels.tolist()
+        return vectors_of(data, each, lambda row: f"row {row}")
     if found is None or getattr(found, "shape", ()) != (num,) or found.dtype.kind not in "iu":
         what = "nothing" if found is None else f"{getattr(found, 'dtype', 'a group')} {getattr(found, 'shape', '')}"
         problem = f"has no label for each of {counted(num, 'image')} in {key!r}"

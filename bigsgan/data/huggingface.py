@@ -19,6 +19,7 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.config.origin import PARQUET, SPLITS_FILE, STATE_FILE
 from bigsgan.data.datasets import Label, label_at
+from bigsgan.data.label_tables import numbered
 from bigsgan.data.labels import vectors_of
 from bigsgan.data.listing import some_names, wrong_num_classes
 from bigsgan.data.tables import TableImages, check_classes
@@ -183,8 +184,7 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
     if data.has_vectors:
         names, labels = _names(library, kind), column.to_pylist()
         if isinstance(labels[0], str):
-            names = sorted({label for label in labels if label is not None})
-            labels = [None if label is None else names.index(label) for label in labels]
+            labels, names = numbered(labels)
         if names and len(names) != data.num_classes:
             raise wrong_num_classes(data, len(names), f"classes in {name!r}")
         if isinstance(getattr(kind, "feature", None), library.ClassLabel):  # the numbers of an image's classes
@@ -195,8 +195,8 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
         raise UserError("data.root", data.root, f"has rows without a class in {name!r}", remedy)
     dtype = str(getattr(kind, "dtype", type(kind).__name__))
     if dtype in ("string", "large_string"):
-        unique, labels = np.unique(np.array(column.to_pylist()), return_inverse=True)
-        return labels.astype(np.int64), unique.tolist()
+        labels, names = numbered(column.to_pylist())
+        return np.array(labels, np.int64), names
     if not dtype.startswith(("int", "uint")):
         raise UserError("data.root", data.root, f"has no class numbers in {name!r}, but {shown(dtype)}", remedy)
     return column.to_numpy().astype(np.int64), _names(library, kind)

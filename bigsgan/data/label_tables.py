@@ -54,13 +54,20 @@ def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], lis
     filled = [name for name, row in cells.items() if any(row)]
     odd = [name for name in filled if _numbers(cells[name]) is None]
     if odd and len(odd) == len(filled) and len(rows[0]) == 2 and not data.condition_size:
-        classes = sorted({text for (text,) in cells.values() if text})
-        return {name: classes.index(text) if text else None for name, (text,) in cells.items()}, classes
+        numbers, classes = numbered([text or None for (text,) in cells.values()])
+        return dict(zip(cells, numbers, strict=True)), classes
     if odd:
         kind = "an empty cell" if "" in cells[odd[0]] else "a cell that is no number"
         raise refused(f"has {kind} in the row of {odd[0]}")
     listed = {name: _label(data, _numbers(row)) for name, row in cells.items()}
     return listed, head[1 : 1 + data.num_classes] if data.multi_label else []
+
+
+def numbered(texts: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
+    """Return the class of each name, None for None, and the names in order, which number the classes."""
+    names = sorted({text for text in texts if text is not None})
+    numbers = {name: number for number, name in enumerate(names)}
+    return [None if text is None else numbers[text] for text in texts], names
 
 
 def _numbers(cells: Sequence[str]) -> list[float] | None:

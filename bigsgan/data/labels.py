@@ -248,7 +248,7 @@ def _problem(data: Data, vectors: np.ndarray) -> str:
     )
 
 
-def vectors_of(data: Data, labels: Sequence[Any], name: Callable[[int], str]) -> np.ndarray:
+def vectors_of(data: Data, labels: Sequence[Any] | np.ndarray, name: Callable[[int], str]) -> np.ndarray:
     """Return the vectors (N, K) float32 of images' labels; see ``as_vector``. ``name`` names an image.
 
     Raises:

@@ -22,7 +22,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.signature import build, takes
 from bigsgan.data.datasets import ImageDataset, Label
 from bigsgan.data.fingerprint import Fingerprint, of_attributes
-from bigsgan.data.labels import as_vector
+from bigsgan.data.labels import as_vector, vectors_of
 from bigsgan.data.listing import wrong_num_classes
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
@@ -58,8 +58,9 @@ class OutsideImages(ImageDataset):
                     np.array_equal(recipe_label(data, values[index]), recipe_label(data, self.sample(index)[1]))  # type: ignore[index]
                     for index in some
                 ):
-                    found = [recipe_label(data, value) for value in values]  # type: ignore[union-attr]
-                    return np.array(found, np.float32 if data.has_vectors else np.int64)
+                    if data.has_vectors:
+                        return vectors_of(data, values, str)  # type: ignore[arg-type]
+                    return np.array([class_of(value) for value in values], np.int64)  # type: ignore[union-attr]
         return None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:

@@ -99,7 +99,7 @@ def _members(path: Path, names: Collection[str]) -> Iterator[tuple[zipfile.ZipFi
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most_bytes: int) -> np.ndarray:
     with archive.open(info) as member:  # the header first: it alone says how much memory the array takes
         shape, _, dtype = array_header(member)
-        if dtype.hasobject or _size(shape, dtype) > most_bytes:
+        if dtype.hasobject or num_bytes(shape, dtype) > most_bytes:
             raise ValueError(f"{info.filename} is larger than {most_bytes >> 20} MiB, or has Python objects")
     with archive.open(info) as member:
         found: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
@@ -114,7 +114,7 @@ def _mapped(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> np.ndarray:
     start = info.header_offset + LOCAL_HEADER.size + sum(lengths)
     file.seek(start)
     shape, in_columns, dtype = array_header(file)
-    offset, size = file.tell(), _size(shape, dtype)
+    offset, size = file.tell(), num_bytes(shape, dtype)
     if dtype.hasobject or offset + size > start + info.file_size:
         raise ValueError(f"{info.filename} is damaged, or has Python objects")
     if not size:
@@ -140,6 +140,6 @@ def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return _HEADERS[version](file)
 
 
-def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
+def num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
     """Return the bytes of an array of any size, as Python's integers do not overflow."""
     return int(np.prod([dtype.itemsize, *map(int, shape)], dtype=object))

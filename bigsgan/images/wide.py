@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.errors import UserError, counted, reason
-from bigsgan.images.npz import array_header
+from bigsgan.images.npz import array_header, num_bytes
 from bigsgan.images.reading import (
     CorruptImage,
     eight_bits,
@@ -35,6 +35,11 @@ ARRAYS = ".npy"
 _TIFF = (".tif", ".tiff")
 _PNG = b"\x89PNG"
 _BIT_DEPTH = 24  # byte of a PNG file: PNG specification, 11.2.1
+_UPRIGHT = {
+    2: (1, -1, False), 3: (-1, -1, False), 4: (-1, 1, False),
+    5: (1, 1, True), 6: (1, -1, True), 7: (-1, -1, True), 8: (-1, 1, True),
+}  # fmt: skip
+"""Steps through rows and columns, after these were swapped or not, that turn an image with this orientation upright."""
 
 
 def read_wide(
@@ -65,7 +70,7 @@ def _array(path: str, content: bytes, channels: int) -> np.ndarray:
     if suffix == ARRAYS:
         file = io.BytesIO(content)
         shape, _, dtype = array_header(file)
-        if dtype.hasobject or len(content) - file.tell() < int(np.prod(shape)) * dtype.itemsize:
+        if dtype.hasobject or len(content) - file.tell() < num_bytes(shape, dtype):
             raise ValueError("it is cut off, or has Python objects")
         found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return found
@@ -119,10 +124,8 @@ def _tiff(content: bytes) -> np.ndarray | None:
 
 def turned(array: np.ndarray, given: int | None) -> np.ndarray:
     """Turn an array (H, W, ...) upright, as EXIF's or TIFF's orientation says."""
-    axes = {2: (0, 1, False), 3: (1, 1, False), 4: (1, 0, False), 5: (0, 0, True), 6: (0, 1, True), 7: (1, 1, True)}
-    upside_down, mirrored, transposed = {**axes, 8: (1, 0, True)}.get(given or 1, (0, 0, False))
-    array = array.swapaxes(0, 1) if transposed else array
-    return array[:: -1 if upside_down else 1, :: -1 if mirrored else 1]
+    rows, columns, transposed = _UPRIGHT.get(given or 1, (1, 1, False))
+    return (array.swapaxes(0, 1) if transposed else array)[::rows, ::columns]
 
 
 def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, values: Sequence[float]) -> Tensor:

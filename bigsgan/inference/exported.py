@@ -45,8 +45,8 @@ class Exported:
         wanted = network.state_dict()
         if self._header.get("network") != kind:
             raise self._error(f"has a {self._header.get('network')}", f"give an export of the {kind}")
-        state = {name: value.float() if value.is_floating_point() else value for name, value in self._state.items()}
-        state = {name: value for name, value in state.items() if name in wanted}
+        own = {name: value for name, value in self._state.items() if name in wanted}
+        state = {name: value.float() if value.is_floating_point() else value for name, value in own.items()}
         parameters = {name for name, _ in network.named_parameters()}
         lacking = sorted(parameters - state.keys())
         odd = sorted(name for name, value in state.items() if value.shape != wanted[name].shape)

@@ -6,7 +6,7 @@ Shapes: n images (n, C, H, W) in [-1, 1] on the host, Z numbers in a latent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -95,12 +95,8 @@ class Sampler:
         """
         self.prepare(truncation)
         latents, labels, *rest = self.inputs(0, columns, truncation)
-        are_vectors = labels.dim() > 1
-        if (
-            morph
-            and not are_vectors
-            and not any(isinstance(module, _TABLES) for module in self._trained.network.modules())
-        ):
+        by_table = morph and labels.dim() == 1
+        if by_table and not any(isinstance(module, _TABLES) for module in self._trained.network.modules()):
             family = self._recipe.generator.family
             raise UserError("--morph", None, f"is not supported by generators of family {family}", "remove the option")
         rows = []
@@ -110,11 +106,9 @@ class Sampler:
                 share = step / steps
                 z = slerp(latents[i], latents[j], share)[None]
                 label, seeds = labels[i : i + 1], [entry[i : i + 1] for entry in rest]
-                if are_vectors or not morph:
-                    label = label.lerp(labels[j : j + 1], share) if morph else label
-                    rows.append(self.images((z, label, *seeds)))
-                    continue
-                with self._between(int(labels[i]), int(labels[j]), share):
+                if morph and not by_table:
+                    label = label.lerp(labels[j : j + 1], share)
+                with self._between(int(labels[i]), int(labels[j]), share) if by_table else nullcontext():
                     rows.append(self.images((z, label, *seeds)))
         return Sheet(torch.cat(rows), steps)
 

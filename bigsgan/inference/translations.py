@@ -135,8 +135,8 @@ def _images(directory: Path) -> list[Path]:
         problem = f"cannot be read: {reason(error, directory)}"
         raise UserError("--input", str(directory), problem, "give a directory of images") from None
     names = sort_files((path.name for path in files), [], None).images
-    paths = [directory / name for name in names]
-    others = ignored([path.name for path in files if path.name not in set(names)], names)
+    paths, read = [directory / name for name in names], set(names)
+    others = ignored([path.name for path in files if path.name not in read], names)
     if not paths:
         remedy = f"give a directory with files of {KINDS_OF_IMAGES}"
         raise UserError("--input", str(directory), "contains no images", remedy, others.text())

@@ -109,7 +109,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     if start.found is not None:
         refuse_other_codec(start.found.layout.get(DATA), recipe.data)
     batch = batch_slices(plan, comm.rank())["generator"]["generator"].num_samples
-    measuring = Measuring(plan, out, shown, batch, rank_log) if recipe.metrics else None
+    measuring = Measuring(plan, out, shown, conditions, batch, rank_log) if recipe.metrics else None
     return Inputs(shown, dataset, conditions, frozen, own, measuring)
 
 

@@ -63,7 +63,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             _log.warning("%s has no %s: it starts from random weights", found.path, network)
             continue
         theirs, ours = (_shapes(each, network) for each in (other, recipe))
-        kept = _kept(theirs, ours) - _of_other_labels(recipe, other, network)
+        kept = _kept(theirs, ours) - _of_other_labels(recipe, other, network, ours)
         if left := sorted(ours.keys() - kept):
             text = "%s: %d tensors depend on the classes or a teacher and start from random values, such as %s"
             _log.warning(text, network, len(left), left[0])
@@ -114,14 +114,17 @@ def _kept(theirs: dict[str, torch.Size], ours: dict[str, torch.Size]) -> set[str
     return kept
 
 
-def _of_other_labels(recipe: Recipe, other: Recipe, network: str) -> set[str]:
-    """Return the names of what depends on the labels, if these are others, though a label may have as many numbers."""
+def _of_other_labels(recipe: Recipe, other: Recipe, network: str, shapes: dict[str, torch.Size]) -> set[str]:
+    """Return the names of what depends on the labels, if these are others, though a label may have as many numbers.
+
+    ``shapes`` are the network's own.
+    """
     ours, theirs = ((each.data.num_classes, each.data.condition_size) for each in (recipe, other))
     if ours == theirs:
         return set()
     data = recipe.data.model_copy(update={"condition_size": recipe.data.condition_size + 1})
     wider = _shapes(recipe.model_copy(update={"data": data}), network)
-    return {name for name, shape in _shapes(recipe, network).items() if wider.get(name) != shape}
+    return {name for name, shape in shapes.items() if wider.get(name) != shape}
 
 
 def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,13 @@ def table(recipe: Recipe) -> str:
         problem, remedy = "has no complete checkpoint", "give the `out` directory of a run that has saved one"
         raise UserError("out", recipe.out, problem, remedy)
     mark = returns.read(directory)
-    left = {each.path for each in returns.left(directory, mark)} if mark else set()
-    kept, notes = recipe.checkpoints.keep_best, dict[Path, list[str]]()
-    stay = [each for each in found if each.path not in left]
+    left = returns.left(directory, mark) if mark else []
+    notes = defaultdict[Path, list[str]](list, {each.path: ["until the next save"] for each in left})
+    stay, kept = [each for each in found if each.path not in notes], recipe.checkpoints.keep_best
     if stay:
-        notes.setdefault(stay[0].path, []).append("newest")
+        notes[stay[0].path].append("newest")
     if kept and (top := best(stay, kept.metric, kept.goal == "max")):
-        notes.setdefault(top.path, []).append("best")
-    for each in found:
-        if each.path in left:
-            notes.setdefault(each.path, []).append("until the next save")
+        notes[top.path].append("best")
     rows = [_row(each, ", ".join(notes.get(each.path, []))) for each in reversed(found)]
     return "\n".join(aligned([_TITLES, *rows], len(_TITLES)))
 

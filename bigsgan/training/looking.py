@@ -16,7 +16,7 @@ from bigsgan.config.metrics import FeatureNetwork, Metrics
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.config.signature import typed
 from bigsgan.data import build_dataset
-from bigsgan.data.conditions import checked_vectors
+from bigsgan.data.conditions import checked_vectors, some_conditions
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.runtime import comm, division
@@ -108,7 +108,8 @@ def evaluated(
     )
     plan = dataclasses.replace(plan, recipe=recipe.model_copy(update={"metrics": section}))
     dataset = open_alike(build_dataset, recipe.data)
-    measuring = Measuring(plan, run.out, dataset, run.sampling_batch, run.rank_log)
+    conditions = some_conditions(recipe.data, dataset)
+    measuring = Measuring(plan, run.out, dataset, conditions, run.sampling_batch, run.rank_log)
     values = None
     if run.step.generator.is_held:
         with division.within_part():

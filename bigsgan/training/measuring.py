@@ -18,7 +18,7 @@ from torch import Tensor
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.metrics import OUTSIDE, Metric
 from bigsgan.config.run_directory import RECORDS_FILE
-from bigsgan.data.conditions import some_conditions
+from bigsgan.data.conditions import Conditions
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.draws import Draws
@@ -56,11 +56,13 @@ class Measuring:
         has_outside: Whether some metric is of the user's own code.
     """
 
-    def __init__(self, plan: RunPlan, out: Path, dataset: ImageDataset, batch: int, rank_log: RankLog) -> None:
+    def __init__(
+        self, plan: RunPlan, out: Path, dataset: ImageDataset, conditions: Conditions, batch: int, rank_log: RankLog
+    ) -> None:
         """Open the feature network for a run whose recipe asks for metrics. Every rank calls this.
 
-        ``batch`` samples are made at a time: no more than a micro-batch, for which there is memory. ``rank_log`` is
-        told the progress of a measurement, which the watchdog reads.
+        Samples are of ``conditions``, and ``batch`` are made at a time: no more than a micro-batch, for which there is
+        memory. ``rank_log`` is told the progress of a measurement, which the watchdog reads.
 
         Raises:
             UserError: The feature network or the reference cannot be read, or does not fit the metrics or the data.
@@ -78,7 +80,6 @@ class Measuring:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
         asked = each_once(section.asked, plan.recipe, dataset)
-        conditions = some_conditions(plan.recipe.data, dataset)
         self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell, conditions)
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()

@@ -21,7 +21,7 @@ from bigsgan.runtime.paths import parse_json, writing
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.start import Start
 
-_REPORTS = ("metrics.jsonl", "metrics.csv")
+_REPORTS = ("metrics.jsonl", "metrics.csv", RECORDS_FILE)
 _DIRECTORIES = {"samples": re.compile(r".*_([0-9]{12,})\.png"), SNAPSHOTS: re.compile("([0-9]{12,})")}
 """Names that end in the images seen, by directory."""
 
@@ -70,7 +70,7 @@ def begin(out: Path, start: Start) -> None:
         files[_EVENTS] = [path.name for path in (out / _EVENTS).glob("events.*")]
         returns.write(directory, returns.Return(start.nimg, dict(start.left), files))
         kept.mkdir()
-        for name in (*_REPORTS, RECORDS_FILE):
+        for name in _REPORTS:
             if (out / name).is_file():
                 with replacing(kept / name) as copy:
                     shutil.copyfile(out / name, copy)
@@ -107,7 +107,7 @@ def undo(out: Path) -> None:
                 path.unlink()
         if (kept / RECORDS_FILE).exists():
             _merge(kept / RECORDS_FILE, out / RECORDS_FILE, mark.nimg)
-        for name in (*_REPORTS, RECORDS_FILE):
+        for name in _REPORTS:
             if (kept / name).exists():
                 os.replace(kept / name, out / name)
         shutil.rmtree(kept, ignore_errors=True)

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from bigsgan.models.build import build_network
 from tests.networks import filled
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES, tiny_recipe
+from tests.unit.test_data_packed import write_tar
 
 NAMES = ["a.png", "b.png", "sub/c.png"]
 VECTORS = [[0.5, -1.0, 2.0], [1.5, 0.0, 0.25], [0.0, 3.0, -2.0]]
@@ -202,13 +202,7 @@ def test_files_of_labels_that_cannot_be_read(tmp_path, problem):
 
 
 def shard(root: Path, members) -> Path:
-    root.mkdir(exist_ok=True)
-    with tarfile.open(root / "0.tar", "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return root
+    return write_tar(root / "0.tar", members).parent
 
 
 def png(value: int) -> bytes:

@@ -97,7 +97,8 @@ def test_training_measures_latents_against_a_reference(tmp_path):
     engine = SimpleNamespace(network=trained.network, infer_everywhere=trained.infer)
     ema = SimpleNamespace(swapped=nullcontext)
     with closing(open_rank_log(run / "logs", 0, print)) as rank_log:
-        found = Measuring(plan, run, build_dataset(trained.recipe.data), 8, rank_log)(engine, ema, [], 64)
+        measuring = Measuring(plan, run, build_dataset(trained.recipe.data), range(2), 8, rank_log)
+        found = measuring(engine, ema, [], 64)
 
     labels = drawn_labels(0, 10, torch.ones(2))
     latents = torch.from_numpy(Draws(seed).normal("metrics", (0,), 0, 10, 64))

@@ -59,39 +59,6 @@ def test_a_job_in_the_background_ignores_what_its_shell_or_nohup_has_set(name, n
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
 
 
-EARLY = """
-import importlib, os, signal, sys
-from bigsgan import __main__ as command
-imported = importlib.import_module
-def interrupted(name):
-    importlib.import_module = imported
-    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
-    return imported(name)
-importlib.import_module = interrupted
-sys.exit(command.main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, tmp_path):
-    tiny_recipe(tmp_path)
-    words = ["train", "--config", "tiny.yaml", "--stopped-status", "85"]
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY, name, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert "Traceback" not in done.stderr
-    message = f"bigsgan: stopped by {name} before training started; the same command resumes"
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (85, message)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
-
-
-def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback(tmp_path):
-    command = [sys.executable, "-c", EARLY, "SIGINT", "plan", "--config", "missing.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 INTERRUPTED = """
 import importlib, os, signal, sys
 from bigsgan import __main__ as command
@@ -103,6 +70,30 @@ def interrupted(name, package=None):
 importlib.import_module = interrupted
 sys.exit(command.main(sys.argv[3:]))
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, tmp_path):
+    tiny_recipe(tmp_path)
+    words = ["train", "--config", "tiny.yaml", "--stopped-status", "85"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, name, "bigsgan.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr
+    message = f"bigsgan: stopped by {name} before training started; the same command resumes"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (85, message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
+
+
+def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback(tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, "SIGINT", "bigsgan.cli", "plan", "--config", "missing.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("where", ["bigsgan.cli", "bigsgan.commands.choosing", "bigsgan.trainer"])
