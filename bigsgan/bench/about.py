@@ -44,7 +44,7 @@ def print_results(form: str | None, record: Mapping[str, Any], *tables: Table) -
         print(as_json({**facts, **record}))
         return
     cuda = f", CUDA {facts['cuda']}" if facts["cuda"] else ""
-    ranks = f"{facts['ranks']} rank{'s' if facts['ranks'] > 1 else ''} of {facts['threads']} threads"
+    ranks = f"{counted(facts['ranks'], 'rank')} of {facts['threads']} threads"
     versions = f"torch {facts['torch']}, deepspeed {facts['deepspeed']}{cuda}"
     tables[-1].notes += [f"{facts['device']}; {ranks}; {versions}", f"command: {facts['command']}"]
     print("\n\n".join(shown(table, form == "markdown") for table in tables))

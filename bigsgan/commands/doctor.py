@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bigsgan.commands.parsing import Commands, add_recipe, import_quietly, path_type
+from bigsgan.commands.parsing import Commands, add_recipe, import_quietly, path_type, refuse_beside
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import load_recipe
 from bigsgan.config.run_directory import check_run_directory
@@ -37,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
     checks = chosen(options.only, directory is not None, options.list)
     if options.list:
         others = {"--json": options.json, "--config": options.config, "--run": directory}
-        for flag, given in {**others, "overrides": options.overrides or None}.items():
-            if given is not None and given is not False:
-                raise UserError("--list", None, f"cannot be combined with {flag}", "give only one of them")
+        refuse_beside("--list", {**others, "overrides": options.overrides})
         print(listed(checks))
         return 0
     if options.overrides and options.config is None:

@@ -55,9 +55,10 @@ def run(options: argparse.Namespace) -> int:
     metrics = [parse_metric(name, "--metrics") for name in names]
     check_distinct(metrics, "--metrics")
     if not any(metric.needs_features for metric in metrics):
-        for flag, key in (("--features", "network"), ("--weights", "weights"), ("--resizer", "resizer")):
-            if (value := getattr(features, key)) != FeatureNetwork.model_fields[key].default:
-                raise UserError(flag, value, "must be unset with metrics that compare no features", "remove it")
+        flags = {"network": "--features", "weights": "--weights", "resizer": "--resizer"}
+        problem = "must be unset with metrics that compare no features"
+        for key in features.changed("", flags):
+            raise UserError(flags[key], getattr(features, key), problem, "remove it")
     module = import_quietly("bigsgan.evaluate")
     others = {"run": options.run_directory, "width": options.ema_width, "metrics": metrics, "features": features}
     return int(module.main(picked(module.Options, options, **others)))

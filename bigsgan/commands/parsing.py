@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -151,6 +151,17 @@ def add_truncation(command: argparse.ArgumentParser) -> None:
     """Add the option of a single truncation."""
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT)"
     add_number(command, "--truncation", float, None, text)
+
+
+def refuse_beside(flag: str, others: Mapping[str, object]) -> None:
+    """Refuse options beside one that excludes them. Those that are left out are None, False or an empty list.
+
+    Raises:
+        UserError: One is given.
+    """
+    for other, value in others.items():
+        if value is not None and value is not False and value != []:  # 0 is given
+            raise UserError(flag, None, f"cannot be combined with {other}", "give only one of them")
 
 
 def add_sampling(command: argparse.ArgumentParser, batch: int | None = 100) -> None:

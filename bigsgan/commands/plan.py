@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_quietly
+from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_quietly, refuse_beside
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
@@ -70,9 +70,7 @@ def _check_speed(options: argparse.Namespace) -> tuple[float, float] | None:
     if missing:
         other = next(flag for flag in given if flag not in missing)
         raise UserError(other, None, f"needs {missing[0]}", f"add {missing[0]}, such as --mfu 0.4 --peak-tflops 989")
-    for flag, given_with in (("--gpu-memory", options.gpu_memory is not None), ("--pipeline", options.pipeline)):
-        if given_with:
-            raise UserError("--mfu", None, f"cannot be combined with {flag}", "give only one of them")
+    refuse_beside("--mfu", {"--gpu-memory": options.gpu_memory, "--pipeline": options.pipeline})
     if not 0 < options.mfu <= 1:
         raise UserError("--mfu", options.mfu, "must be greater than 0 and at most 1", "give a share such as 0.4")
     remedy = "give the speed that --mfu is a share of, such as a data sheet's 989"

@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 from bigsgan import shipped
-from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_late, import_quietly, path_type
+from bigsgan.commands.parsing import (
+    Commands,
+    add_number,
+    add_recipe,
+    import_late,
+    import_quietly,
+    path_type,
+    refuse_beside,
+)
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, RunPlan, load_recipe
 from bigsgan.config.run_directory import check_hosts, flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
@@ -55,9 +63,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_directory(out, "out")
     if options.list:
         others = {"--dry-run": options.dry_run, "--print": options.key, "--nimg": options.nimg}
-        for flag, given in {**others, "--allow-change": options.allowed or None}.items():
-            if given is not None and given is not False:
-                raise UserError("--list", None, f"cannot be combined with {flag}", "give only one of them")
+        refuse_beside("--list", {**others, "--allow-change": options.allowed})
         if launched.rank() == 0:
             print(import_quietly("bigsgan.training.listing").table(recipe))
         return 0

@@ -39,7 +39,7 @@ ADA_PIPELINES: dict[str, dict[str, float]] = {
 _UNUSED = {"ada": ("policy",), "diffaugment": ("pipeline", "p", "final_p", "target")}
 
 
-_COLOURLESS = ("b", "geom", "filter", "noise", "cutout", "bg")
+_COLOURLESS = tuple(name for name, scales in ADA_PIPELINES.items() if not scales.keys() & _COLOR.keys())
 
 
 class Augmentation(Section):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from bigsgan.config.recipe import Recipe
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 
 _MOST_TRIES = 100
 """Batches that are tried for a remedy."""
@@ -23,8 +23,7 @@ def check_division(recipe: Recipe, divisions: Sequence[tuple[str, int, int]]) ->
         parts = accumulation * replicas
         if recipe.batch % parts:
             problem = f"must be a multiple of {parts}"
-            micro_batches = f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}"
-            detail = f"{micro_batches} on {replicas} rank{'s' if replicas > 1 else ''} for the {network}"
+            detail = f"{counted(accumulation, 'micro-batch')} on {counted(replicas, 'rank')} for the {network}"
             remedy = f"set batch={_larger_batch(recipe, divisions)}"
             raise UserError("batch", recipe.batch, problem, remedy, detail)
         getattr(recipe, network).check_micro_batch(recipe.batch // parts, parts)

@@ -318,8 +318,7 @@ class Data(Section):
     def _refuse_unread(self) -> None:
         """Refuse keys that this kind of data does not read."""
         fields, kind = type(self).model_fields, _OUTSIDE if self.is_outside else self.kind
-        unread = [key for key, kinds in READERS.items() if kind not in kinds]
-        keys = [key for key in unread if getattr(self, key) != fields[key].default]
+        keys = self.changed("", [key for key, kinds in READERS.items() if kind not in kinds])
         shown = {key: "null" if fields[key].default is None else fields[key].default for key in keys}
         unset = " ".join(f"data.{key}={shown[key]}" for key in keys)
         for key in keys:

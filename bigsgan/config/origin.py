@@ -58,7 +58,6 @@ class Origin(NamedTuple):
     """A source of images."""
 
     data: Data  # the section of a recipe that reads it
-    num_classes: int | None = None  # None for as many as the data has
     keys: Mapping[str, Any] = {}  # that were given, besides the root
 
     @property
@@ -71,10 +70,9 @@ class Origin(NamedTuple):
     @property
     def keys_of_vectors(self) -> dict[str, Any]:
         """The keys of a recipe that reads labels which are vectors; none where they are classes."""
-        fields, data = Data.model_fields, self.data
-        values = {key: getattr(data, key) for key in _KEYS_OF_LABELS if data.has_vectors}
-        changed = {key: value for key, value in values.items() if value != fields[key].default}
-        return {key: value if isinstance(value, str) else shown(value) for key, value in changed.items()}
+        keys = self.data.changed("", _KEYS_OF_LABELS) if self.data.has_vectors else []
+        values = {key: getattr(self.data, key) for key in keys}
+        return {key: value if isinstance(value, str) else shown(value) for key, value in values.items()}
 
 
 class _Given(Section):
@@ -114,7 +112,7 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
     except (ValidationError, UserError) as error:
         told = error if isinstance(error, UserError) else explain(error, _Given)
         raise by_option(told) from None
-    return Origin(data, keys.get("num_classes"), keys)
+    return Origin(data, keys)
 
 
 def by_option(error: UserError) -> UserError:
@@ -148,7 +146,6 @@ def is_shard(name: str, streams: bool = False) -> bool:
 
 def _detected(source: Path) -> str:
     """Return the kind of a source, by names and by how a file begins; its reader tells what is wrong with it."""
-    names: set[str] = set()
     try:
         if os.path.isfile(source):
             with open(source, "rb") as file:
@@ -156,10 +153,10 @@ def _detected(source: Path) -> str:
         names = set(os.listdir(source))
         if {STATE_FILE, "dataset_info.json"} <= names or SPLITS_FILE in names:
             return "huggingface"
-        below = {name: os.listdir(source / name) for name in sorted(names) if os.path.isdir(source / name)}
+        below = [os.listdir(source / name) for name in sorted(names) if os.path.isdir(source / name)]
     except OSError:
         return "folder"
-    inner = [name for each in below.values() for name in sorted(each)]
+    inner = [name for each in below for name in sorted(each)]
     is_packed = [any(is_shard(name, streams=True) for name in names)]
     is_packed.append(any(name.endswith(PARQUET) for name in [*names, *inner]))  # in folders of a repository of the Hub
     if not any(is_packed):

@@ -223,7 +223,10 @@ def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         UserError: A key or a value is invalid.
     """
-    return _parse(_without_unread(tree), numbers_in(tree))
+    numbers = numbers_in(tree)
+    with suppress(UserError):  # as of most
+        return _parse(tree, numbers)
+    return _parse(_without_unread(tree), numbers)
 
 
 def _without_unread(tree: dict[str, Any]) -> dict[str, Any]:

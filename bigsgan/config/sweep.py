@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bigsgan.config.yaml_file import parse_override
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.paths import read_text
 
 
@@ -90,6 +90,6 @@ def own_overrides(path: Path, environment: Mapping[str, str]) -> Task:
     if not text:
         raise UserError("--sweep", None, "needs a task of a job array", remedy)
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= len(tasks):
-        lines = f"{len(tasks)} line{'s' if len(tasks) > 1 else ''}"
-        raise UserError("--sweep", str(path), f"has {lines} of overrides, none for task {text}", remedy)
+        problem = f"has {counted(len(tasks), 'line')} of overrides, none for task {text}"
+        raise UserError("--sweep", str(path), problem, remedy)
     return tasks[int(text) - 1]

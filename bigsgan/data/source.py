@@ -83,14 +83,14 @@ def open_source(origin: Origin, workers: int) -> Source:
     Raises:
         UserError: The source cannot be read, is damaged, contains no images, or has classes that do not fit.
     """
-    data, wants_classes = origin.data, origin.num_classes != 0
+    data, num_classes = origin.data, origin.keys.get("num_classes")  # None for as many as the data has
     try:
-        found = _READERS.get(data.kind, _outside)(data, wants_classes, workers)
+        found = _READERS.get(data.kind, _outside)(data, num_classes != 0, workers)
     except UserError as error:
         raise by_option(error) from None
     if not found.labels:
         raise UserError("SRC", data.root, "contains no images", "give a source with images", found.ignored.text())
-    if origin.num_classes and not data.has_vectors and origin.num_classes != len(found.classes):
+    if num_classes and not data.has_vectors and num_classes != len(found.classes):
         raise wrong_num_classes(data, len(found.classes), "classes")
     return found
 

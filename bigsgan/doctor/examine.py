@@ -16,7 +16,7 @@ from bigsgan.config import RunPlan
 from bigsgan.doctor.checks import GROUP_SECONDS, NEEDS, Check, Finding, Need, Ranks, Result, Subject, not_applicable
 from bigsgan.doctor.report import Report
 from bigsgan.doctor.single_process import SingleProcess
-from bigsgan.errors import EXIT_FAILED, UserError, end_process
+from bigsgan.errors import EXIT_FAILED, UserError, counted, end_process
 from bigsgan.runtime import launched
 
 _LONGEST = 400
@@ -109,7 +109,7 @@ class Examiner:
             rank, worst = max(sorted(having, key=lambda each: each[0]), key=lambda each: each[1].severity)
         others = len(having) - 1
         if ranks.size > 1 and status == "fail" and not worst.of_all:
-            more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
+            more = f" (and {counted(others, 'more rank')})" if others else ""
             worst = replace(worst, said=f"rank {rank} on {ranks.hosts[rank]}{more}: {worst.said}")
         by_rank = {rank: finding for rank, (finding, _) in found}
         seconds = max(seconds for _, (_, seconds) in found)

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from bigsgan.doctor.checks import Check, Ranks, Result
+from bigsgan.errors import counted
 from bigsgan.preflight import versions
 from bigsgan.table import aligned, finite
 
@@ -117,7 +118,7 @@ def describe(facts: dict[str, Any]) -> str:
     num_hosts, ranks = len(facts["hosts"]), facts["ranks"]
     where = facts["hosts"][0] if num_hosts == 1 else f"{num_hosts} hosts"
     packages = ", ".join(f"{name} {facts.get(name, 'not installed')}" for name in ("bigsgan", "torch", "deepspeed"))
-    return f"{facts['date']}: {where}, {ranks} rank{'s' if ranks > 1 else ''}, {packages}, Python {facts['python']}"
+    return f"{facts['date']}: {where}, {counted(ranks, 'rank')}, {packages}, Python {facts['python']}"
 
 
 def tally(results: Sequence[Result]) -> str:

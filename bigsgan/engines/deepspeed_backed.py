@@ -78,7 +78,7 @@ class DeepSpeedBacked:
         keys = internals.keys(engine)
         spread_matrices(engine.basic_optimizer, network, keys, self._pieces, copied=is_copied, group=replicas)
         self._buffers = list(saved_buffers(network).values())
-        self._partial, self._num_replicas = partial_statistics(network), num_replicas
+        self._partial = partial_statistics(network)
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         # Without an optimizer wrapper (ZeRO 0 in float32) DeepSpeed would apply NaN, where the others skip the update,
         # and each stage of a pipeline would clip by a norm of its own.
@@ -217,7 +217,7 @@ class DeepSpeedBacked:
         """Count an update. Restore the buffers of a skipped one: running statistics may have overflowed too."""
         self.outcomes.add(applied)
         if self._partial:
-            share(self._partial, self._num_replicas, self._replicas)
+            share(self._partial, self._replicas)
         if isinstance(applied, Tensor):
             for buffer, kept in zip(self._buffers, self._kept_buffers, strict=True):
                 torch.where(applied, buffer, kept, out=buffer)

@@ -60,7 +60,7 @@ def partial_statistics(network: LayerStack) -> list[Tensor]:
 
 
 @torch.no_grad()
-def share(statistics: Sequence[Tensor], num_replicas: int, group: dist.ProcessGroup | None) -> None:
+def share(statistics: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     """Replace running statistics by their mean over all replicas, in one message. Every replica calls this."""
-    flat = comm.sum_over_ranks(torch.cat(list(statistics)), group) / num_replicas
+    flat = comm.mean_over_ranks(torch.cat(list(statistics)), group)
     torch._foreach_copy_(list(statistics), flat.split([len(each) for each in statistics]))

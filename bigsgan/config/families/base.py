@@ -50,6 +50,7 @@ class NetworkSection(Section):
     has_tangents: ClassVar[bool] = True
     has_tokens: ClassVar[bool] = False
     has_statistics: ClassVar[bool] = True
+    normalizes_batch: ClassVar[bool] = False
     of_classes: ClassVar[tuple[str, ...]] = ()
     is_transformer: ClassVar[bool] = False
     family: str
@@ -85,7 +86,7 @@ class NetworkSection(Section):
     @property
     def has_batch_norm(self) -> bool:
         """Whether the network has batch norm."""
-        return getattr(self, "norm", None) == "batch"
+        return self.normalizes_batch or getattr(self, "norm", None) == "batch"
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -64,15 +64,11 @@ class ScaledSection(BlockSection):
 class NormSection(Section):
     """The epsilons of G's batch norm."""
 
+    normalizes_batch: ClassVar[bool] = True
     norm_eps: PositiveFloat = 1e-5
     """Added to the variance by the blocks' batch norm (BigGAN-PyTorch's ``BN_eps``)."""
     output_norm_eps: PositiveFloat = 1e-5
     """Added to the variance by the last batch norm, before the image; BigGAN-PyTorch's is 1e-5 with any ``BN_eps``."""
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the network has batch norm."""
-        return True
 
 
 class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):

@@ -27,14 +27,10 @@ class DCGANGenerator(_DCGAN, GeneratorSection):
     """DCGAN's generator."""
 
     of_classes = ("embedding_size",)
+    normalizes_batch = True
     latent_size: Width = 100
     embedding_size: Width = 32
     """Size of the class embedding beside the latent; ignored without classes."""
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the network has batch norm."""
-        return True
 
 
 class DCGANDiscriminator(_DCGAN):

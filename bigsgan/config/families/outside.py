@@ -23,6 +23,7 @@ class _Outside(NetworkSection):
     """A function or class from outside the package that makes the network (docs/how-to/own-network.md)."""
 
     has_tangents = False
+    normalizes_batch = True  # it may
     family: str = OUTSIDE
     arguments: dict[str, JsonValue] = Field(default={})
     """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``condition_size``,
@@ -38,11 +39,6 @@ class _Outside(NetworkSection):
     def draws(self) -> bool:  # type: ignore[override]
         """Whether its inputs carry a seed for each sample."""
         return self.seeds
-
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the network may have batch norm."""
-        return True
 
 
 class OutsideGenerator(_Outside):
