@@ -143,7 +143,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
-    source, standing = _build_source(plan, slices, sample_draws, dataset, counters)
+    source, standing = _build_source(plan, slices, sample_draws, dataset, conditions, counters)
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
     rank_log.follow(executor)
@@ -362,12 +362,19 @@ def build_reals(
 
 
 def _build_source(
-    plan: RunPlan, slices: dict[str, dict[str, Slice]], draws: SampleDraws, dataset: ImageDataset, counters: Counters
+    plan: RunPlan,
+    slices: dict[str, dict[str, Slice]],
+    draws: SampleDraws,
+    dataset: ImageDataset,
+    conditions: Conditions,
+    counters: Counters,
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
-    """Build the source of the generator's inputs, and draw the inputs for standing statistics."""
+    """Build the source of the generator's inputs, and draw the inputs for standing statistics.
+
+    These have ``conditions``, which samples have, where fakes have the labels of reals.
+    """
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     labels = recipe.objective.fake_labels
-    conditions: Conditions = range(max(recipe.data.num_classes, 1))  # which none reads if labels are those of reals
     if labels != "data":
         conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]

@@ -455,13 +455,29 @@ def test_an_export_of_a_run_without_its_data(moved):
     torch.testing.assert_close(network(latents), network(latents, torch.zeros(2, 3)))
 
 
+def labelled_section(root: Path) -> str:
+    """Write images with LABELS, and return the override of the section ``data`` that reads them."""
+    names = [f"{number:02}.png" for number in range(len(LABELS))]
+    data = listed(images(root, names), [*zip(names, LABELS.tolist(), strict=True)])
+    return f"data={{kind: folder, root: {data}, resolution: 16, num_workers: 0, image_channels: 1}}"
+
+
+@pytest.mark.slow
+def test_standing_statistics_are_of_the_datas_vectors_where_fakes_have_those_of_reals(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = labelled_section(tmp_path / "data")
+    game = ["objective.fake_labels=data", "objective.reuse_fakes=true", "batch=8", "monitor=[]", "metrics=null"]
+    small = ["generator.channels=8", "discriminator.channels=8", "total_nimg=16"]
+    with bigsgan.Trainer(Recipe.read("digits_dcgan", "out=run", section, *game, *small, *KEYS[1:])) as trainer:
+        labels = torch.cat([batch[1] for batch in trainer.build().standing]).cpu().numpy()
+    assert {tuple(row) for row in labels} == {tuple(row) for row in LABELS}
+
+
 @pytest.mark.slow
 def test_a_run_on_vectors(tmp_path, monkeypatch):
     """It keeps labels, makes samples of those that are given, and lends its weights but for the labels'."""
     monkeypatch.chdir(tmp_path)
-    names = [f"{number:02}.png" for number in range(len(LABELS))]
-    root = listed(images(tmp_path / "data", names), [*zip(names, LABELS.tolist(), strict=True)])
-    section = f"data={{kind: folder, root: {root}, resolution: 16, num_workers: 0, image_channels: 1}}"
+    section = labelled_section(tmp_path / "data")
     small = ["total_nimg=16", "batch=8", "monitor=[]", "metrics=null", "report_nimg=64", "sample_nimg=64"]
     options = ["generator.channels=8", "discriminator.channels=8", section, *small]
     with bigsgan.Trainer(Recipe.read("digits_dcgan", "out=run", *options, *KEYS[1:])) as trainer:
