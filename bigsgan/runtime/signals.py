@@ -15,7 +15,7 @@ a terminal or of its connection SIGHUP."""
 _OFTEN_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """A shell has a job in the background ignore Ctrl-C; `nohup` has its command ignore SIGHUP."""
 
-_CHECKING = ("--dry-run", "--print", "--help")
+_CHECKING = ("--dry-run", "--print", "--list", "--help")
 """Options with which `bigsgan train` does not train."""
 
 

@@ -112,7 +112,7 @@ def test_a_dry_run_ends_at_once(name, status, where, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
-@pytest.mark.parametrize("word", ["--dry-run", "--dr", "--print=batch", "--pr", "--help", "-h"])
+@pytest.mark.parametrize("word", ["--dry-run", "--dr", "--print=batch", "--pr", "--list", "--help", "-h"])
 def test_what_only_checks_or_prints_does_not_train(word):
     assert is_training(["train", "--config", "tiny.yaml", "--data-root=--dry-run"])
     assert not is_training(["--local_rank=0", "train", "--config", "tiny.yaml", word])
