@@ -4,9 +4,11 @@ The recipe has every kind of layer of BigGAN. It begins where no tensor's change
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from unittest import mock
 
@@ -191,10 +193,17 @@ TINY_GAMES: dict[str, list[str]] = {
 """Overrides that turn the tiny recipe into another game's."""
 
 
+def _write_text(path: Path, text: str) -> None:
+    """Write a file that other ranks may write and read at the same time, with the same text."""
+    with NamedTemporaryFile("w", dir=path.parent, delete=False) as unfinished:
+        unfinished.write(text)
+    os.replace(unfinished.name, path)
+
+
 def tiny_recipe(directory: Path, *overrides: str) -> Recipe:
     """The tiny recipe with overrides; its file and its ``out`` are below ``directory``."""
     path = directory / "tiny.yaml"
-    path.write_text(TINY)
+    _write_text(path, TINY)
     return load_recipe(path, [f"out={directory / 'run'}", *overrides])
 
 
@@ -205,7 +214,7 @@ def tiny_plan(
     files = []
     for network, content in ds.items():
         path = directory / f"{network}.json"
-        path.write_text(json.dumps(content))
+        _write_text(path, json.dumps(content))
         files.append(f"engines.{network}.ds_config={path}")
     if recipe is not None:
         return plan_run(load_recipe(recipe, [f"out={directory / 'run'}", *files, *overrides]), world_size)
