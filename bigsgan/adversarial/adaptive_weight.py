@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.terms import Sum
-from bigsgan.config.objective import Adaptive
+from bigsgan.config.adversarial_weight import Adaptive
 from bigsgan.monitor import Statistics
 
 STATISTIC = "adversarial_weight"

@@ -62,6 +62,8 @@ class Inputs(NamedTuple):
 
     generator: Callable[[int], MicroBatch]  # G's inputs
     conditions: Callable[[int], MicroBatch]  # D's inputs beside G's images
+    # The latents (n, Z) of the images that D sees; None of a generator from images.
+    latents: Callable[[int], Tensor] | None = None
 
 
 class InputSource(Protocol):
@@ -152,7 +154,16 @@ class LatentSource(DataSource):
         def conditions(index: int) -> MicroBatch:
             return (self._labels(stream, counters, judged.positions(index)),)
 
-        return Inputs(self.phase(stream, counters, slices["generator"]), conditions)
+        generator = self.phase(stream, counters, slices["generator"])
+        return Inputs(generator, conditions, self.latents(generator, stream, counters, slices))
+
+    def latents(
+        self, generator: Callable[[int], MicroBatch], stream: str, counters: tuple[int, ...], slices: dict[str, Slice]
+    ) -> Callable[[int], Tensor]:
+        """Return those of the images that D sees; G's inputs have them where both compute the same samples."""
+        is_same = slices["generator"] == slices["discriminator"]
+        seen = generator if is_same else self.phase(stream, counters, slices["discriminator"])
+        return lambda index: seen(index)[0]
 
     def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
         return self._draws.labels(f"{stream}/label", counters, samples, self._conditions)

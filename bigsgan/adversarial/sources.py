@@ -49,7 +49,8 @@ class LatentsOfClasses(DataSource):
             latents, _, *seeds = drawn(index)
             return latents, batches()[index].labels, *seeds
 
-        return Inputs(generator, lambda index: (reals()[index].labels,))
+        latents = self._latents.latents(drawn, stream, counters, slices)
+        return Inputs(generator, lambda index: (reals()[index].labels,), latents)
 
 
 class ImageSource(DataSource):

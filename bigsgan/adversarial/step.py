@@ -7,7 +7,7 @@
     G differentiates    the slope of G at its styles                       for path length in forward mode
     G makes images      fakes = G(latents)
     D judges            grads = dL/d(fakes), L = g_loss(D(fakes))
-    G weighs            the slopes of L's parts at one parameter           for an adaptive weight
+    G weighs            the sizes of the gradients of L's parts             for a weight that follows from them
     G pulls back        update G by the backward pass of sum(fakes * grads)
 
 If a step of D and G's update share their fakes, G makes images once. ``objective.schedule`` may let G's update come
@@ -38,6 +38,7 @@ from bigsgan.adversarial.objectives import (
 )
 from bigsgan.adversarial.stale_images import StaleImages
 from bigsgan.adversarial.terms import (
+    GradientNormalization,
     InnerTerm,
     Term,
     due,
@@ -112,6 +113,7 @@ class AdversarialStep:
         self._plan, self._section, self._sources = plan, plan.objective, sources
         self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
+        self._normalization = next((term for term in terms if isinstance(term, GradientNormalization)), None)
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare("grad_norm/generator", "grad_norm/discriminator")
@@ -125,8 +127,10 @@ class AdversarialStep:
             if scheduled.augmentation is not None:
                 self._augmentation.fill_(scheduled.augmentation)
             self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
-        adaptive = self._section.adversarial.adaptive is not None  # it has the factor then
-        weights = {**scheduled.penalty_weights, "generator": 1.0 if adaptive else scheduled.adversarial}
+        weighs = self._section.adversarial.weighs  # the weight has the factor then
+        weights = {**scheduled.penalty_weights, "generator": 1.0 if weighs else scheduled.adversarial}
+        if self._normalization is not None:
+            weights[self._normalization.name] = scheduled.adversarial
         for term in self._terms:
             term.begin_update(weights)
         self.executor(self._works(update, scheduled))
@@ -160,7 +164,7 @@ class AdversarialStep:
             later, number = divmod(d_step, section.d_steps)
             return self._inputs("discriminator", (update + later, number), reals_of_g if later else reals[number])
 
-        adaptive = self._adaptive_weight(scheduled.adversarial)
+        weight = self._normalization or self._adaptive_weight(scheduled.adversarial)
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
         for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
@@ -168,8 +172,8 @@ class AdversarialStep:
                 own_inputs = inputs_of(phase.d_step)
                 own = self._make_images(phase, own_inputs, regularizer)
                 own.of_outputs = of_outputs
-                if adaptive is not None:
-                    own.exposed, own.weighted = adaptive.parameter, adaptive.weighted
+                if weight is not None:
+                    own.exposed, own.weighted = weight.parameter, weight.weighted
                 yield own
             elif isinstance(phase, phases.MakesImages):
                 yield self._make_images(phase, inputs_of(phase.d_step))
@@ -179,8 +183,8 @@ class AdversarialStep:
             elif isinstance(phase, phases.Judges):
                 yield self._judge(phase, own_inputs, update, reals_of_g)
             elif isinstance(phase, phases.Weighs):
-                assert adaptive is not None, "G weighs for an adaptive weight"
-                yield dataclasses.replace(own, phase=phase, weigh=adaptive.weigh, outputs={})
+                assert weight is not None, "G weighs for a weight"
+                yield dataclasses.replace(own, phase=phase, weigh=weight.weigh, outputs={})
             elif isinstance(phase, phases.PullsBack):
                 # With the graphs of G's forward passes, or the inputs to repeat them.
                 graphs = own.graphs if phase.graphs_from is not None else {}
@@ -293,7 +297,9 @@ class AdversarialStep:
         part = self._sources.slices["generator"]["discriminator"]
         objective = GeneratorObjective(self._terms, self._statistics, update, self._section.pairs)
         terms, num = [t for t in due(self._terms, "generator", update) if t.of_images], part.num_samples
-        reads_reals = any(not {"real_images", "input_images"}.isdisjoint(term.reads) for term in terms)
+        weighs = self._section.adversarial.weighs
+        names = {name for term in terms for name in term.reads}
+        reads_reals = not {"real_images", "input_images"}.isdisjoint(names)
 
         def batch(j: int, images: Tensor | None) -> MicroBatch:
             assert images is not None, "D judges G's images"
@@ -304,13 +310,14 @@ class AdversarialStep:
             return objective.batch(real, fake)
 
         def gradient(j: int, images: Tensor, grads: Tensor) -> Tensor:
-            own = [grads[-num:]]
+            own = grads[-num:]
             if not terms:
-                return own[0]
+                return torch.cat([own, torch.zeros_like(own)], dim=1) if weighs else own
             real = self._sources.inputs.real(reals()[j])[0] if reads_reals else None
-            read = images_read(images[-num:], inputs.conditions(j), real)
-            own.append(image_gradient(terms, read, self._statistics))
-            return torch.cat(own, dim=1) if self._section.adversarial.adaptive else own[0] + own[1]
+            latents = inputs.latents(j) if inputs.latents is not None and "latents" in names else None
+            read = images_read(images[-num:], inputs.conditions(j), real, latents)
+            of_images = image_gradient(terms, read, self._statistics)
+            return torch.cat([own, of_images], dim=1) if weighs else own + of_images
 
         return Work(phase, batch, objective, gradient=gradient)
 

@@ -9,7 +9,7 @@ from bigsgan.config.sections import NETWORKS
 from bigsgan.errors import UserError
 
 READ_BY_TERMS = (
-    *("images", "real_images", "labels", "input_images", "fake_logits", "real_logits"),
+    *("images", "real_images", "labels", "latents", "input_images", "fake_logits", "real_logits"),
     *("fake_gradients", "real_gradients", "features"),
 )
 """Names of what terms may read besides G's outputs (adversarial/terms/term.py)."""
@@ -25,6 +25,7 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_families(recipe)
     _check_what_generator_reads(recipe)
     _check_images_from_images(recipe)
+    _check_transport(recipe)
     _check_terms_of_outputs(recipe)
 
 
@@ -44,6 +45,19 @@ def _check_images_per_sample(recipe: Any) -> None:
         remedy, detail = "remove it, or give both networks family cat or gat", "it compares the images of one sample"
         weight = f"weight={recipe.objective.consistency.weight}"
         raise UserError("objective.consistency", weight, problem, remedy, detail)
+
+
+def _check_transport(recipe: Any) -> None:
+    """Refuse the distance between images and latents of other shapes."""
+    if recipe.objective.transport is None:
+        return
+    given, data = f"weight={recipe.objective.transport.weight}", recipe.data
+    if recipe.translates or recipe.generator.images_per_sample > 1:
+        problem = f"must be null with generator.family={recipe.generator.family}"
+        raise UserError("objective.transport", given, problem, "remove it", "G's images and latents have other shapes")
+    if recipe.latent_size != (needed := data.channels * data.network_size.num_pixels):
+        problem, remedy = f"needs latents of {needed} numbers", f"set generator.latent_size={needed}, or remove it"
+        raise UserError("objective.transport", given, problem, remedy, f"generator.latent_size is {recipe.latent_size}")
 
 
 def _check_families(recipe: Any) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from bigsgan.config.adversarial_weight import Adversarial
 from bigsgan.config.outside import outside_name
-from bigsgan.config.reconstruction import Codebook, Huber, Perceptual
+from bigsgan.config.reconstruction import Codebook, Huber, Perceptual, Transport
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -206,43 +207,6 @@ class OwnTerm(Section):
         return "auto"
 
 
-class Adaptive(Section):
-    """Weighs the adversarial loss by |gradient of the rest| / (|gradient of it| + 1e-4) at one of G's parameters.
-
-    The rest is what terms of images add to G's loss, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
-    """
-
-    parameter: Annotated[str, Field(min_length=1)]
-    """The end of the parameter's name, such as ``decoder.conv_out.weight``: the last that the images depend on."""
-    largest: PositiveFloat = 1e4
-    """The ratio is at most this."""
-    over: Literal["batch", "micro_batch"] = "batch"
-    """The gradients: of the whole batch, the same in any layout; or of each rank's micro-batch by itself, as in public
-    trainers, whose result depends on the number of ranks."""
-
-
-class Adversarial(Section):
-    """The weight of the loss on logits in G's loss."""
-
-    weight: NaturalFloat = 1.0
-    """Factor of the loss on logits in G's loss, beside the ratio if it is adaptive."""
-    from_nimg: NaturalInt = 0
-    """Images before which it is 0."""
-    ramp_nimg: NaturalInt = 0
-    """Images, after these, over which it rises to its value along a line."""
-    adaptive: Adaptive | None = None
-
-    @property
-    def parts(self) -> int:
-        """Number of parts of G's loss whose gradients at the images travel from D to G."""
-        return 2 if self.adaptive else 1
-
-    def factor(self, nimg: int) -> float:
-        """Return the factor in the update that begins at ``nimg`` images."""
-        since = nimg - self.from_nimg
-        return self.weight * (0.0 if since < 0 else min(1.0, (since + 1) / (self.ramp_nimg + 1)))
-
-
 def _named(value: Any) -> Any:
     return {"use": value} if isinstance(value, str) and ":" in value else value
 
@@ -286,6 +250,10 @@ class Objective(Section):
     r2: Penalty | None = None
     gradient_penalty: GradientPenalty | None = None
     lecam: LeCam | None = None
+    centering: NaturalFloat = 0.0
+    """Weight of the mean of (D(x) + D(G(z)))^2, which keeps a relativistic D's logits near 0 (Lin et al. 2025, arXiv
+    2511.22475)."""
+    transport: Transport | None = None
     path_length: PathLength | None = None
     teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
@@ -298,7 +266,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _check(self) -> Objective:
         taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
-        taken += ["kl", "codebook"]
+        taken += ["kl", "codebook", "centering", "transport"]
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"
@@ -326,6 +294,12 @@ class Objective(Section):
     def gradient_norms(self) -> dict[str, Penalty]:
         """R1 and R2, by name, if they are given."""
         return {name: penalty for name, penalty in (("r1", self.r1), ("r2", self.r2)) if penalty}
+
+    @property
+    def scheduled(self) -> dict[str, Penalty | Transport]:
+        """The parts of the losses whose weights follow a schedule, by name."""
+        found = {**self.gradient_norms, "transport": self.transport}
+        return {name: section for name, section in found.items() if section and section.final_weight is not None}
 
     @property
     def exact_penalties(self) -> dict[str, Penalty | GradientPenalty | OwnTerm]:
@@ -387,6 +361,16 @@ def check_penalties(objective: Objective) -> None:
         if penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
             raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        if penalty.decay_nimg is not None and penalty.final_weight is None:
-            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-            raise UserError(field, penalty.decay_nimg, "must be unset without final_weight", remedy)
+        _check_schedule(name, penalty)
+    if objective.transport:
+        _check_schedule("transport", objective.transport)
+    if objective.adversarial.adaptive and objective.adversarial.normalize:
+        problem, remedy = "must be null with objective.adversarial.adaptive", "remove either: both weigh one gradient"
+        field = "objective.adversarial.normalize"
+        raise UserError(field, f"decay={objective.adversarial.normalize.decay:g}", problem, remedy)
+
+
+def _check_schedule(name: str, section: Penalty | Transport) -> None:
+    if section.decay_nimg is not None and section.final_weight is None:
+        field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
+        raise UserError(field, section.decay_nimg, "must be unset without final_weight", remedy)

@@ -379,9 +379,10 @@ def _check_objective(recipe: Recipe) -> None:
         key = "reuse_fakes=true" if objective.reuse_fakes else "schedule=overlapped"
         problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"
         raise UserError("statistics", "every_pass", problem, "remove it, or change that key", detail)
-    if recipe.statistics == "every_pass" and objective.adversarial.adaptive:
-        problem, detail = "must be every_update with objective.adversarial.adaptive", "G's passes are repeated then"
-        raise UserError("statistics", "every_pass", problem, "remove it, or give a fixed weight", detail)
+    if recipe.statistics == "every_pass" and objective.adversarial.weighs:
+        key = objective.adversarial.weighs
+        problem, detail = f"must be every_update with objective.adversarial.{key}", "G's passes are repeated then"
+        raise UserError("statistics", "every_pass", problem, "remove it, or that key", detail)
     if objective.feature_matching and objective.adversarial.adaptive:
         problem, detail = "must be 0 with objective.adversarial.adaptive", "it would be weighed with the loss on logits"
         remedy = "remove it, or give a fixed weight"

@@ -1,8 +1,8 @@
-"""Sections of the recipe's ``objective`` that compare G's images with targets, and latents with codes."""
+"""Sections of the recipe's ``objective`` that compare G's images with targets or latents, and latents with codes."""
 
 from __future__ import annotations
 
-from bigsgan.config.sections import NaturalFloat, PathText, PositiveFloat, Section
+from bigsgan.config.sections import NaturalFloat, PathText, PositiveFloat, PositiveInt, Section
 
 
 class Huber(Section):
@@ -28,6 +28,21 @@ class Perceptual(Section):
     """Weight relative to the loss on logits."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+
+
+class Transport(Section):
+    """weight * E[(x - z)^2], the mean squared distance of G's images to their latents, which have the same shape.
+
+    It chooses among the maps from noise to images that D cannot tell apart one that moves little (Lin et al. 2025,
+    arXiv 2511.22475).
+    """
+
+    weight: PositiveFloat = 0.2
+    """Weight relative to the loss on logits."""
+    final_weight: NaturalFloat | None = None
+    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
+    decay_nimg: PositiveInt | None = None
+    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
 
 
 class Codebook(Section):

@@ -103,11 +103,11 @@ class RunPlan:
         # A ZeRO engine alternates forward and backward, so it recomputes if D needs all micro-batches before the first
         # gradient. If G's update comes first, or updates overlap, it does not.
         objective, section = self.recipe.objective, self.engines["generator"].section
-        weighs = objective.adversarial.adaptive is not None  # all micro-batches before the first is pulled back
-        # G weighs by going backward through its last modules, once for each part of its loss. Compiled code goes
+        weighs = bool(objective.adversarial.weighs)  # all micro-batches before the first is pulled back
+        # An adaptive weight goes backward through G's last modules, once for each part of its loss. Compiled code goes
         # backward once and as a whole, a checkpointed layer is recomputed each time, and ZeRO 3 gathers for one pass.
         repeats = section.activation_checkpointing or self.engines["generator"].file.stage == 3
-        if weighs and (repeats or section.compile != "none"):
+        if objective.adversarial.adaptive and (repeats or section.compile != "none"):
             return False
         needs_all = weighs or self.images_travel or (objective.reuse_fakes and objective.schedule == "exact")
         return not needs_all or self.recipe.accumulation_of("generator") == 1
@@ -243,8 +243,9 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if stages == 1:
         return
     field = f"engines.{network}.pipeline_stages"
-    if network == "generator" and recipe.objective.adversarial.adaptive and recipe.pipeline.generator_phase == "keep":
-        problem, remedy = "must be recompute with objective.adversarial.adaptive", "set it so"
+    key = recipe.objective.adversarial.weighs
+    if network == "generator" and key and recipe.pipeline.generator_phase == "keep":
+        problem, remedy = f"must be recompute with objective.adversarial.{key}", "set it so"
         detail = "gradients of all micro-batches are weighed before the first is pulled back"
         raise UserError("pipeline.generator_phase", "keep", problem, remedy, detail)
     if file.stage > 1:

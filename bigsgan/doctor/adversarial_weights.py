@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigsgan.config.objective import Adversarial
+from bigsgan.config.adversarial_weight import Adversarial, Normalize
 
 
 def adversarial_weights(section: Adversarial, nimg: int, network: Any, parts: Sequence[Any]) -> list[Tensor | float]:
@@ -24,3 +24,16 @@ def adversarial_weights(section: Adversarial, nimg: int, network: Any, parts: Se
         grads = [[sum(each) / len(parts) for each in zip(*grads, strict=True)]] * len(parts)
     ratios = (rest.norm() / (adversarial.norm() + 1e-4) for adversarial, rest in grads)
     return [weight * ratio.clamp(max=section.adaptive.largest) for ratio in ratios]
+
+
+def normalized(
+    section: Normalize, mean_square: Any, weights: Sequence[Any], parts: Sequence[Any], images: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor | float]]:
+    """Return the moved average, and weights divided by its root, given each micro-batch's loss and images (n, ...)."""
+    squares = [
+        len(x) * torch.autograd.grad(len(x) * part[0], x, retain_graph=True)[0].flatten(1).norm(dim=1).pow(2).mean()
+        for part, x in zip(parts, images, strict=True)
+    ]
+    size = images[0][0].numel() * sum(squares) / sum(map(len, images))
+    mean_square = section.decay * mean_square + (1 - section.decay) * size
+    return mean_square, [weight / (mean_square.sqrt() + 1e-8) for weight in weights]

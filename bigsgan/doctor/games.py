@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from bigsgan.config import Recipe, RunPlan, load_recipe, plan_run
-from bigsgan.models import cat, dcgan, gat, pix2pix
+from bigsgan.models import cat, dcgan, dit, gat, pix2pix
 from bigsgan.models.layers import SelfAttention
 
 
@@ -36,6 +36,7 @@ def awake() -> Iterator[None]:
         mock.patch.object(SelfAttention, "initialize", attend),
         mock.patch.object(dcgan, "_STD", 0.2),
         mock.patch.object(pix2pix, "_STD", 0.2),
+        mock.patch.multiple(dit, _STD=1.0, _MODULATION_GAIN=0.5, _HEAD_GAIN=1.0),
         mock.patch.multiple(gat, _STD=1.0, _MAPPING_RATE=1.0, _MODULATION_GAIN=1.0, _LAYER_SCALE=0.5),
         mock.patch.object(cat, "_STD", 1.0),
     ):
@@ -123,6 +124,15 @@ TINY_GAMES: dict[str, list[str]] = {
         "objective={loss: relativistic, reuse_fakes: true, consistency: {weight: 1}}",
         "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
         "optimizer.generator.lr=0.2",
+        "optimizer.discriminator.lr=0.05",
+    ],
+    "dit": [  # an adversarial flow model
+        "data={kind: synthetic, resolution: [8, 12], num_images: 64, num_classes: 3, image_channels: 3}",
+        "generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}",
+        "discriminator={family: dit, depth: 2, width: 16, heads: 2}",
+        "objective={loss: relativistic, reuse_fakes: true, centering: 0.3, transport: {weight: 0.2, final_weight: 0}}",
+        "objective.adversarial.normalize={decay: 0.5}",
+        "optimizer.generator.lr=0.05",
         "optimizer.discriminator.lr=0.05",
     ],
     "mlp": [

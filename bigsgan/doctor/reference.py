@@ -19,8 +19,8 @@ from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.data.conditions import conditions_of
-from bigsgan.doctor.adversarial_weights import adversarial_weights
-from bigsgan.doctor.distance import Distance
+from bigsgan.doctor.adversarial_weights import adversarial_weights, normalized
+from bigsgan.doctor.distance import Distance, distance_to_teacher
 from bigsgan.doctor.games import awake
 from bigsgan.doctor.losses import LOSSES, of_latents
 from bigsgan.draws import Draws
@@ -84,6 +84,7 @@ class Reference:
         self.signs: list[Any] = []
         self.lengths: list[Any] = []
         self.mean_length: Any = 0.0
+        self.mean_square: Any = 0.0
         self.ema = {k: v.clone() for k, v in self.g.state_dict().items()}
         self.phases: dict[tuple[int, int], Any] = {}
         self.kept: dict[int, Any] = {}  # images for D's steps, by update, if updates overlap
@@ -147,28 +148,6 @@ class Reference:
         channels = self.recipe.data.channels
         copies = self.recipe.generator.images_per_sample if x.shape[1] == channels else 1
         return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
-
-    def _distance_to_teacher(self, shown, x, *y):
-        """Distance from what D's heads compute of the full image's tokens to the teacher's features of this image."""
-        d: Any = self.recipe.discriminator
-        side, h = self.recipe.data.network_size.height // d.patch, (torch.cat([x] * d.images_per_sample, dim=1), *y)
-        *others, last = self.d.layers.values()
-        for layer in others:
-            h = layer(*h)
-        head = last.teacher
-        ours = F.linear(h[0][:, -1 - side**2 :], head.first.weight, head.first.bias)
-        for layer in (head.second, head.third):
-            ours = F.linear(ours * ours.sigmoid(), layer.weight, layer.bias)
-        with torch.no_grad():
-            of_class, of_patches = self.teacher(shown, *y[1:])
-        own = math.isqrt(of_patches.shape[1])
-        if side != own:
-            grid = F.interpolate(of_patches.mT.reshape(len(x), -1, own, own), (side, side), mode="bicubic")
-            of_patches = grid.flatten(2).mT
-        theirs = torch.cat([of_class[:, None], of_patches], dim=1)
-        cosines = (ours * theirs).sum(-1) / (ours.norm(dim=-1) * theirs.norm(dim=-1))
-        section: Any = self.recipe.objective.teacher
-        return section.weight * (2 - cosines[:, 0].mean() - cosines[:, 1:].mean())
 
     def _penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
@@ -251,8 +230,10 @@ class Reference:
             logits_real = self._judged(x, *y, moving=every or j == 0)
             logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake) + self.penalty(phase, (x, logits_real), (fake, logits_fake))
+            if section.centering:
+                loss = loss + section.centering * ((logits_real + logits_fake) ** 2).mean()
             if self.teacher is not None:
-                loss = loss + self._distance_to_teacher(reals[j], x, *y)
+                loss = loss + distance_to_teacher(self.recipe, self.d, self.teacher, reals[j], x, *y)
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
                 if penalty and phase % penalty.every == 0:
@@ -277,7 +258,7 @@ class Reference:
 
     def _g_backward(self, update):
         """Compute G's gradient with D as it is now."""
-        part, self.own_images, parts = self.parts["generator"], [], []
+        part, self.own_images, parts, made = self.parts["generator"], [], [], []
         latents = self.last_latents
         if not self.recipe.objective.reuse_fakes:
             latents = self.generator_inputs("generator", (update,), part)
@@ -297,6 +278,9 @@ class Reference:
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
             loss = loss + of_latents(self.recipe.objective, *self.outputs)
             rest = rest + self.distance(images, self._targets(x))
+            if transport := self.recipe.objective.transport:
+                weight = self._penalty_weight(transport, update * self.recipe.batch)
+                rest = rest + weight * (images.flatten(1) - inputs[0]).pow(2).mean()
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)
                 apart = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
@@ -310,7 +294,11 @@ class Reference:
             if path_length and update % path_length.every == 0:
                 loss = loss + path_length.every * path_length.weight * self._path_length(inputs)
             parts.append((adversarial, rest, loss))
-        weights = adversarial_weights(self.recipe.objective.adversarial, update * self.recipe.batch, self.g, parts)
+            made.append(images)
+        section = self.recipe.objective.adversarial
+        weights = adversarial_weights(section, update * self.recipe.batch, self.g, parts)
+        if section.normalize:
+            self.mean_square, weights = normalized(section.normalize, self.mean_square, weights, parts, made)
         for weight, (adversarial, rest, loss) in zip(weights, parts, strict=True):
             ((weight * adversarial + rest + loss) / part.accumulation).backward()
         self.opt_d.zero_grad()
@@ -384,13 +372,13 @@ class Reference:
 
     def memory(self) -> Any:
         """Return the state that an update leaves to the next, besides ``result``."""
-        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept
+        own = self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.mean_square, self.kept
         return copy.deepcopy((own, self.opt_g.state_dict(), self.opt_d.state_dict()))
 
     def go_back(self, state: Any, memory: Any) -> None:
         """Set the state to one from ``result``, whose tensors may have other shapes, and one from ``memory``."""
         own, of_g, of_d = copy.deepcopy(memory)
-        self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.kept = own
+        self.seen, self.anchors, self.signs, self.lengths, self.mean_length, self.mean_square, self.kept = own
         for optimizer, saved in ((self.opt_g, of_g), (self.opt_d, of_d)):
             optimizer.load_state_dict(saved)
             optimizer.zero_grad()

@@ -124,12 +124,18 @@ class DeepSpeedBacked:
     def _exposing(self, ending: str) -> AbstractContextManager[Exposure]:
         return exposed(self.network, ending, self._holder_of(ending))
 
-    def _weigh(self, work: Work, index: int, graph: Graph, grads: Tensor | None) -> None:
-        """Differentiate by the exposed parameter, and hand the gradients at images on to the phase that pulls back."""
+    def _weigh(self, work: Work, index: int, graph: Graph | None, grads: Tensor | None) -> None:
+        """Weigh a micro-batch's gradients, and hand those at images on to the phase that pulls back.
+
+        Given a graph, the exposed parameter is differentiated by; else the gradients at images are weighed.
+        """
         assert work.weigh is not None, "a phase weighs"
         assert grads is not None, "a phase that weighs reads gradients"
-        assert graph.weighed is not None, "the pass has exposed a parameter"
-        work.weigh(index, gradients(*graph.weighed, grads))
+        if graph is None:
+            work.weigh(index, grads.chunk(2, dim=1))
+        else:
+            assert graph.weighed is not None, "the pass has exposed a parameter"
+            work.weigh(index, gradients(*graph.weighed, grads))
         work.outputs[index] = grads
 
     def _scale_of(self, phase: Phase) -> float:

@@ -172,7 +172,7 @@ class Judges(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighs(Phase):
-    """G finds how far the parts of its loss would move one of its parameters, before it pulls gradients back.
+    """G finds how large the gradients of the parts of its loss are, at its images or at one of its parameters.
 
     They are weighed over the whole batch, so all its micro-batches come before the first that is pulled back.
     """
@@ -180,7 +180,7 @@ class Weighs(Phase):
     network, update_of, label, forward, backward = "generator", "generator", "G weighs", False, True
     only_on = -1
     grads_from: int
-    graphs_from: int
+    graphs_from: int | None  # None if gradients are weighed at the images
     keeps_graphs: bool
 
 
@@ -288,7 +288,8 @@ class _Update:
         self._plan, self._objective = plan, plan.recipe.objective
         self._steps = steps
         self._regularized, self._keeps_graphs = regularized, plan.keeps_generator_graphs
-        self._weighs = self._objective.adversarial.adaptive is not None
+        self._weighs = self._objective.adversarial.weighs
+        self._exposes = self._objective.adversarial.adaptive is not None  # a parameter, by which it weighs
 
     def take_turns(self) -> None:
         """Let each network learn from the current state of the other."""
@@ -357,7 +358,7 @@ class _Update:
         """Make the images of G's update, which may also serve one of D's steps."""
         keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
         tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
-        how = {"keeps_graphs": keeps, "exposes": self._weighs and not keeps}
+        how = {"keeps_graphs": keeps, "exposes": self._exposes and not keeps}
         return self._add(MakesOwnImages(*size, d_step=d_step, tangents_from=tangents, num_twice=twice, **how))
 
     def _train(self, d_step: int, images: int | None) -> None:
@@ -383,7 +384,8 @@ class _Update:
         made, keeps = self.phases[images], self._keeps_graphs
         if self._weighs:
             size = self._size(Weighs)
-            grads = self._add(Weighs(*size, grads_from=grads, graphs_from=images, keeps_graphs=keeps))
+            exposing = images if self._exposes else None
+            grads = self._add(Weighs(*size, grads_from=grads, graphs_from=exposing, keeps_graphs=keeps))
         tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
         size, graphs = self._size(PullsBack), images if keeps else None
         self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))

@@ -204,6 +204,9 @@ class ZeroEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward; the gradients may travel until the network's next task."""
+        if work.weigh is not None and work.phase.graphs_from is None:
+            self._weigh(work, index, None, grads)
+            return
         self._choose_kernels(work)
         graph = work.graphs[index] if work.phase.keeps_graphs else work.graphs.pop(index)
         if work.phase.frozen:

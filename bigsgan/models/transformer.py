@@ -109,43 +109,29 @@ class Block(nn.Module):
     """A layer of attention and a perceptron. Its linear maps are those whose weights Muon updates."""
 
 
-class Attention(TwiceDifferentiable):
-    """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
-
-    Tokens are squares of patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
-    2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). With ``class_tokens`` each square is
-    behind one more token, which is not rotated.
+class SelfAttention(TwiceDifferentiable):
+    """Self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
 
     Attributes:
         exact: Write the weights out, as torch's attention kernels have no second derivatives.
-        rotation: Buffer (T, E / 2, 2) float32: a cosine and a sine for each pair of features. It is computed and not
-            saved.
     """
 
-    rotation: Tensor
-
-    def __init__(self, width: int, heads: int, sizes: Sequence[Size], bf16: bool, class_tokens: bool = False) -> None:
+    def __init__(self, width: int, heads: int, bf16: bool) -> None:
         super().__init__()
-        self.heads, self.sizes, self.class_tokens = heads, list(sizes), class_tokens
+        self.heads = heads
         self.qkv = Linear(width, 3 * width, bf16)
-        self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
         self.out = Linear(width, width, bf16)
-        self.register_buffer("rotation", rotations(sizes, width // heads, class_tokens), persistent=False)
-
-    @torch.no_grad()
-    def initialize(self, generators: Generators) -> None:
-        """Compute the rotations again, whose memory may be new."""
-        features = 2 * self.rotation.shape[1]
-        self.rotation.copy_(rotations(self.sizes, features, self.class_tokens, "cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) -> (N, T, W)."""
         n, num, width = x.shape
-        query, key, value = self.qkv(x).view(n, num, 3, self.heads, -1).unbind(2)  # (N, T, A, E) each
-        query, key, rotation = self.query_norm(query), self.key_norm(key), self.rotation[:, None]
-        query, key = (rotated(each, rotation).to(value.dtype) for each in (query, key))
+        query, key, value = self.placed(*self.qkv(x).view(n, num, 3, self.heads, -1).unbind(2))  # (N, T, A, E) each
         mixed = self.attended(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.out(mixed.transpose(1, 2).reshape(n, num, width))
+
+    def placed(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Make queries and keys depend on their tokens' places, (N, T, A, E) each; here they do not."""
+        return query, key, value
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to all tokens, (N, A, T, E) each -> (N, A, T, E); a subclass may attend to some."""
@@ -156,6 +142,38 @@ class Attention(TwiceDifferentiable):
         if self.exact or self.written_out or has_tangent(query):
             return torch.matmul(softmax(torch.matmul(query, key.mT) * query.shape[-1] ** -0.5), value)
         return attention.attend(query, key, value)
+
+
+class Attention(SelfAttention):
+    """Self-attention with normalized queries and keys (Henry et al. 2020, arXiv 2010.04245) and rotary positions.
+
+    Tokens are squares of patches row by row, whose queries and keys are rotated by their rows and columns (Su et al.
+    2021, arXiv 2104.09864; in two dimensions as EVA-02 has it, arXiv 2303.11331). With ``class_tokens`` each square is
+    behind one more token, which is not rotated.
+
+    Attributes:
+        rotation: Buffer (T, E / 2, 2) float32: a cosine and a sine for each pair of features. It is computed and not
+            saved.
+    """
+
+    rotation: Tensor
+
+    def __init__(self, width: int, heads: int, sizes: Sequence[Size], bf16: bool, class_tokens: bool = False) -> None:
+        super().__init__(width, heads, bf16)
+        self.sizes, self.class_tokens = list(sizes), class_tokens
+        self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
+        self.register_buffer("rotation", rotations(sizes, width // heads, class_tokens), persistent=False)
+
+    @torch.no_grad()
+    def initialize(self, generators: Generators) -> None:
+        """Compute the rotations again, whose memory may be new."""
+        features = 2 * self.rotation.shape[1]
+        self.rotation.copy_(rotations(self.sizes, features, self.class_tokens, "cpu"))
+
+    def placed(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalize and rotate queries and keys."""
+        query, key, rotation = self.query_norm(query), self.key_norm(key), self.rotation[:, None]
+        return rotated(query, rotation).to(value.dtype), rotated(key, rotation).to(value.dtype), value
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         outputs = seam
     elif phase.gives_slopes and part.is_first:
         outputs = slope
-    arrives = isinstance(phase, Weighs) or (phase.grads_from is not None and not plan.objective.adversarial.adaptive)
+    arrives = isinstance(phase, Weighs) or (phase.grads_from is not None and not plan.objective.adversarial.weighs)
     to_others = seam if plan.images_travel and part.is_last and arrives else 0
     teaches = isinstance(phase, Trains) and plan.recipe.objective.teacher is not None
     program, distance = (traces.program(plan.recipe, name) for name in PROGRAMS)

@@ -7,7 +7,7 @@ import math
 from bigsgan.adversarial import Scheduled
 from bigsgan.config import Recipe
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.objective import Penalty
+from bigsgan.config.objective import Penalty, Transport
 from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
 
@@ -15,11 +15,7 @@ from bigsgan.engines import Rates
 def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
     """Return the scheduled numbers of the update that begins at ``nimg`` images."""
     total_nimg, objective = recipe.total_nimg, recipe.objective
-    weights = {
-        name: penalty_weight(penalty, nimg, total_nimg)
-        for name, penalty in objective.gradient_norms.items()
-        if penalty.final_weight is not None
-    }
+    weights = {name: penalty_weight(section, nimg, total_nimg) for name, section in objective.scheduled.items()}
 
     def rates(network: str) -> Rates:
         section = getattr(recipe.optimizer, network)
@@ -53,7 +49,7 @@ def beta2(section: Optimizer, nimg: int, total_nimg: int) -> float | None:
     return section.final_beta2 + (section.betas[1] - section.final_beta2) * _left(section, nimg, total_nimg)
 
 
-def penalty_weight(section: Penalty, nimg: int, total_nimg: int) -> float:
+def penalty_weight(section: Penalty | Transport, nimg: int, total_nimg: int) -> float:
     """Return a penalty's weight in the update that begins at ``nimg``: ``final_weight`` from ``decay_nimg`` on."""
     if section.final_weight is None:
         return section.weight

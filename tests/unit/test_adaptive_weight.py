@@ -7,7 +7,7 @@ from torch import nn
 from bigsgan import plugins
 from bigsgan.adversarial.adaptive_weight import AdaptiveWeight
 from bigsgan.adversarial.terms import Own
-from bigsgan.config.objective import Adaptive, Adversarial
+from bigsgan.config.adversarial_weight import Adaptive, Adversarial
 from bigsgan.config.run_plan import plan_run
 from bigsgan.engines.exposing import exposed, gradients
 from bigsgan.engines.phases import MakesOwnImages, PullsBack, Weighs, game_of, phases_of

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability
 from bigsgan.adversarial.terms.adversarial import OfDiscriminator, OfGenerator
+from bigsgan.adversarial.terms.centering import centering
 from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
+from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
@@ -39,6 +41,7 @@ from bigsgan.adversarial.terms.term import (
     inner_term,
     targets_of,
 )
+from bigsgan.adversarial.terms.transport import TransportCost
 from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
 from bigsgan.config.objective import Objective, OwnLoss
@@ -55,6 +58,7 @@ __all__ = [
     "FiniteDifference",
     "FunctionTerm",
     "GradientNorm",
+    "GradientNormalization",
     "InnerTerm",
     "Own",
     "Sum",
@@ -123,6 +127,8 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
         value = partial(consistency, recipe.generator.images_per_sample)
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
     found += reconstruction_terms(objective)
+    if objective.transport:
+        found.append(TransportCost(objective.transport))
     if objective.perceptual:
         features = build_features(recipe, device) if rank.sees_images else None
         found.append(PerceptualDistance(objective.perceptual, features))
@@ -136,9 +142,14 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
         found.append(FeatureMatching(objective.feature_matching))
     if objective.lecam:
         found.append(LeCam(objective.lecam, device, rank.sum_over_ranks))
+    if objective.centering:
+        found.append(FunctionTerm("centering", "discriminator", objective.centering, LOGITS, centering))
     if objective.teacher:
         found.append(TeacherDistance(objective.teacher, build_teacher(recipe, device) if rank.predicts else None))
     found += gradient_terms(objective)
+    if normalize := objective.adversarial.normalize:
+        total = rank.sum_over_generator or rank.sum_over_ranks
+        found.append(GradientNormalization(normalize, rank.statistics, device, rank.sum_over_ranks, total))
     if objective.path_length:
         sums = rank.sum_over_ranks, rank.sum_over_generator
         found.append(PathLengthPenalty(objective.path_length, rank.statistics, device, *sums))

@@ -33,7 +33,7 @@ class OutputLoss:
             outputs: What G returns after them, each (n, ...).
             inputs: G's inputs: latents or images, and labels (n,).
         """
-        read = {"images": images, "input_images": inputs[0], "labels": inputs[1]}
+        read = {"images": images, "latents": inputs[0], "input_images": inputs[0], "labels": inputs[1]}
         read |= zip(self._names, outputs, strict=True)
         return torch.stack([term.loss(read, self._statistics) for term in self._terms]).sum()
 

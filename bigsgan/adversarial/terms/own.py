@@ -178,7 +178,8 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     """Return what the term's network can show it in an update."""
     if section.network == "discriminator":
         return (*LOGITS, *GRADIENTS)
-    images = IMAGES if recipe.translates else IMAGES[:-1]
+    other = "latents" if recipe.translates else "input_images"
+    images = [name for name in IMAGES if name != other]
     return (*images, *recipe.outputs, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
 
 
@@ -278,7 +279,9 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
     }
     found |= {"fake_logits": logits(), "real_logits": logits()}
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
-    return found | ({"input_images": images(recipe.input_channels)} if recipe.translates else {})
+    if recipe.translates:
+        return found | {"input_images": images(recipe.input_channels)}
+    return found | {"latents": torch.randn(2, recipe.latent_size, generator=generator).to(device)}
 
 
 def _random_outputs(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:

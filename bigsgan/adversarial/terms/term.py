@@ -22,8 +22,8 @@ from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.engines import LossFunction, MicroBatch, Outcome, Regularizer
 from bigsgan.monitor import Statistics
 
-IMAGES = ("images", "real_images", "labels", "input_images")
-"""What a term of G may read where images arrive at D: G's images, real ones, classes, and the images that G reads."""
+IMAGES = ("images", "real_images", "labels", "latents", "input_images")
+"""What a term of G may read where images arrive at D: G's images, real ones, classes, and what G makes images from."""
 
 LOGITS = ("fake_logits", "real_logits")
 """What a term may read where D's logits are computed."""
@@ -167,7 +167,9 @@ def inner_term(terms: Iterable[Term]) -> InnerTerm | None:
     return found[0] if found else None
 
 
-def images_read(images: Tensor, conditions: MicroBatch, real: Tensor | None) -> dict[str, Tensor]:
+def images_read(
+    images: Tensor, conditions: MicroBatch, real: Tensor | None, latents: Tensor | None = None
+) -> dict[str, Tensor]:
     """Return what terms of images read, by name.
 
     Args:
@@ -175,10 +177,11 @@ def images_read(images: Tensor, conditions: MicroBatch, real: Tensor | None) -> 
         conditions: D's inputs beside them: labels (n,), and the input images of pairs.
         real: The real images of the batch, which G reads too if it makes images from images that are no pairs; None if
             no term reads any.
+        latents: Those that G made the images from (n, Z), if a term reads them.
     """
     labels, *inputs = conditions
     read = {"images": images, "labels": labels}
-    found = {"real_images": real, "input_images": inputs[0] if inputs else real}
+    found = {"real_images": real, "latents": latents, "input_images": inputs[0] if inputs else real}
     return read | {name: each for name, each in found.items() if each is not None}
 
 

@@ -17,6 +17,7 @@ from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
+from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.outside import OUTSIDE, OutsideDiscriminator, OutsideGenerator, is_outside
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "biggan_deep": (BigGANDeepGenerator, BigGANDeepDiscriminator),
     "cat": (CATGenerator, CATDiscriminator),
     "dcgan": (DCGANGenerator, DCGANDiscriminator),
+    "dit": (DiTGenerator, DiTDiscriminator),
     "gat": (GATGenerator, GATDiscriminator),
     "mlp": (MLPGenerator, MLPDiscriminator),
     "pix2pix": (Pix2PixGenerator, Pix2PixDiscriminator),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
+from bigsgan.config.families.transformers import LeveledTransformer, TransformerGenerator
 from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
@@ -14,7 +14,7 @@ SIZES = {"B": (12, 768, 12), "M": (24, 768, 12), "H": (32, 1280, 16)}
 """Depth, width and heads of those published sizes for which they are known."""
 
 
-class CATNetwork(TransformerNetwork):
+class CATNetwork(LeveledTransformer):
     """Keys of both networks."""
 
     sizes = SIZES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.transformers import TransformerGenerator, TransformerNetwork
+from bigsgan.config.families.transformers import LeveledTransformer, TransformerGenerator
 from bigsgan.config.sections import Fraction, Width
 from bigsgan.errors import UserError
 
@@ -13,7 +13,7 @@ SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "L": (24, 1024, 16), "XL": (28, 
 """Depth, width and heads of the published sizes."""
 
 
-class GATNetwork(TransformerNetwork):
+class GATNetwork(LeveledTransformer):
     """Keys of both networks."""
 
     sizes = SIZES

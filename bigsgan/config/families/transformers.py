@@ -1,4 +1,4 @@
-"""Keys that the sections of transformers share. These make and judge several images of a sample."""
+"""Keys that the sections of transformers share."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ class TransformerNetwork(NetworkSection):
     without_half = "bf16=false"
     convolves = False
     has_statistics = False
-    of_classes = ("embedding_size",)
+    of_classes: ClassVar[tuple[str, ...]] = ("embedding_size",)
     is_transformer = True
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
-    """Blocks; in G a multiple of ``levels``."""
+    """Transformer blocks; in G of a GAT or CAT a multiple of ``levels``."""
     width: Width = 768
     """Features of a token."""
     heads: Width = 12
     """Heads of each block's attention."""
     patch: Literal[1, 2, 4, 8] = 2
     """Pixels a side of a token's patch."""
-    levels: Annotated[int, Field(ge=2, le=16)] = 4
-    """Images that G makes for a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
     bf16: bool = False
     """Compute matrix products in bf16 with float32 weights, and sums, norms and logits in float32, as the published
     code does; without effect in a bf16 or fp16 engine."""
@@ -53,11 +51,6 @@ class TransformerNetwork(NetworkSection):
             remedy = f"set {settings}, or remove {cls.network}.size"
             raise UserError(f"{cls.network}.{key}", value, f"must be {own[key]} with {cls.network}.size={size}", remedy)
         return {**given, **own}
-
-    @property
-    def images_per_sample(self) -> int:
-        """One image a level."""
-        return self.levels
 
     @property
     def own_width(self) -> int:
@@ -82,7 +75,19 @@ class TransformerNetwork(NetworkSection):
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
 
 
-class TransformerGenerator(TransformerNetwork, GeneratorSection):
+class LeveledTransformer(TransformerNetwork):
+    """Keys of both networks where G makes several images of a sample, and D judges them together."""
+
+    levels: Annotated[int, Field(ge=2, le=16)] = 4
+    """Images that G makes for a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
+
+    @property
+    def images_per_sample(self) -> int:
+        """One image a level."""
+        return self.levels
+
+
+class TransformerGenerator(LeveledTransformer, GeneratorSection):
     """Keys of a generator whose blocks are modulated by a mapping network's output for latent and class."""
 
     truncates_w = True

@@ -203,6 +203,9 @@ class PipelineEngine(DeepSpeedBacked):
 
     def backward(self, work: Work, index: int, grads: Tensor | None) -> None:
         """Go backward through this stage."""
+        if work.weigh is not None and work.phase.graphs_from is None:
+            self._weigh(work, index, None, grads)
+            return
         outputs, carry, _ = graph = work.graphs.pop(index)
         frozen = work.phase.frozen
         self._choose_kernels(work)

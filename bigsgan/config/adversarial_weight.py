@@ -1,0 +1,63 @@
+"""Section of the recipe's ``objective``: the weight of the loss on logits in G's loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bigsgan.config.sections import NaturalFloat, NaturalInt, PositiveFloat, Section
+
+
+class Adaptive(Section):
+    """Weighs the adversarial loss by |gradient of the rest| / (|gradient of it| + 1e-4) at one of G's parameters.
+
+    The rest is what terms of images add to G's loss, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
+    """
+
+    parameter: Annotated[str, Field(min_length=1)]
+    """The end of the parameter's name, such as ``decoder.conv_out.weight``: the last that the images depend on."""
+    largest: PositiveFloat = 1e4
+    """The ratio is at most this."""
+    over: Literal["batch", "micro_batch"] = "batch"
+    """The gradients: of the whole batch, the same in any layout; or of each rank's micro-batch by itself, as in public
+    trainers, whose result depends on the number of ranks."""
+
+
+class Normalize(Section):
+    """Divides the gradient of the loss on logits at G's images by a moving average of its size.
+
+    With the gradient g_i of a sample's loss at its C x H x W numbers, it is g_i / (sqrt(v) + 1e-8), where v moves to
+    C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv 2511.22475).
+    """
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of the old average, at first 0, that an update keeps."""
+
+
+class Adversarial(Section):
+    """The weight of the loss on logits in G's loss."""
+
+    weight: NaturalFloat = 1.0
+    """Factor of the loss on logits in G's loss, beside the ratio if it is adaptive."""
+    from_nimg: NaturalInt = 0
+    """Images before which it is 0."""
+    ramp_nimg: NaturalInt = 0
+    """Images, after these, over which it rises to its value along a line."""
+    adaptive: Adaptive | None = None
+    normalize: Normalize | None = None
+
+    @property
+    def weighs(self) -> str:
+        """Name of the key by which gradients of the whole batch give the loss on logits its factor; empty if none."""
+        return "adaptive" if self.adaptive else "normalize" if self.normalize else ""
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of G's loss whose gradients at the images travel from D to G."""
+        return 2 if self.weighs else 1
+
+    def factor(self, nimg: int) -> float:
+        """Return the factor in the update that begins at ``nimg`` images."""
+        since = nimg - self.from_nimg
+        return self.weight * (0.0 if since < 0 else min(1.0, (since + 1) / (self.ramp_nimg + 1)))

@@ -1,0 +1,47 @@
+"""DiT's sections of a recipe."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from bigsgan.config.data import Data
+from bigsgan.config.families.base import GeneratorSection
+from bigsgan.config.families.transformers import TransformerNetwork
+from bigsgan.errors import UserError
+
+SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "M": (16, 1024, 16), "L": (24, 1024, 16), "XL": (28, 1152, 16)}
+"""Depth, width and heads of the published sizes: S, B, L and XL of DiT, and M of adversarial flow models."""
+
+
+class DiTNetwork(TransformerNetwork):
+    """Keys of both networks, diffusion transformers (Peebles and Xie 2023, arXiv 2212.09748).
+
+    They are conditioned by their norms, and not by a time: G makes an image of noise in one pass, as in adversarial
+    flow models (Lin et al. 2025, arXiv 2511.22475).
+    """
+
+    of_classes: ClassVar[tuple[str, ...]] = ()
+    sizes = SIZES
+    size: Literal["S", "B", "M", "L", "XL"] | None = None
+    """A published size, which gives depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 16 x 1024 x 16, 24 x 1024 x 16
+    or 28 x 1152 x 16."""
+
+
+class DiTGenerator(DiTNetwork, GeneratorSection):
+    """Maps noise of an image's shape to an image."""
+
+    family: Literal["dit"] = "dit"
+
+    def check(self, data: Data) -> None:
+        """Raise UserError as for both networks, or if latents do not have the shape of images."""
+        super().check(data)
+        needed = data.channels * data.network_size.num_pixels
+        if self.latent_size != needed:
+            problem = f"must be {needed}, the numbers of an image as networks see it"
+            raise UserError("generator.latent_size", self.latent_size, problem, f"set generator.latent_size={needed}")
+
+
+class DiTDiscriminator(DiTNetwork):
+    """Judges by a class token before the patches."""
+
+    family: Literal["dit"] = "dit"

@@ -1,0 +1,154 @@
+"""DiT (Peebles and Xie 2023, arXiv 2212.09748), as both networks of adversarial flow models (arXiv 2511.22475).
+
+G maps an image of noise to an image in one pass, and D judges by a class token. Neither has an embedding of time.
+
+Shapes: N samples, T tokens, W features, C channels, H x W' pixels. The carry of both networks: (x (N, T, W), c (N, W)).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator, DiTNetwork
+from bigsgan.images.size import Size
+from bigsgan.models import plain
+from bigsgan.models.dual import has_tangent
+from bigsgan.models.initial import Generators, draw_normal
+from bigsgan.models.precision import full
+from bigsgan.models.transformer import Block, Linear, Positions, SelfAttention, images_of, patches_of
+
+_EPSILON = 1e-6
+_STD = 0.02
+"""Of embeddings and of the class token."""
+_MODULATION_GAIN = 0.0
+"""Blocks begin as the identity, and G's images as 0."""
+_HEAD_GAIN = 0.0
+
+
+class Modulation(nn.Module):
+    """What a condition says of features: (N, W) -> ``num`` times (N, 1, W)."""
+
+    def __init__(self, width: int, num: int, bf16: bool) -> None:
+        super().__init__()
+        self.num = num
+        self.linear = Linear(width, num * width, bf16, gain=_MODULATION_GAIN)
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Of a SiLU of the condition."""
+        return self.linear(F.silu(c))[:, None].chunk(self.num, dim=-1)
+
+
+class Perceptron(nn.Module):
+    """Two linear maps with a GELU, approximated by tanh, of 4 times the features between: (N, T, W) -> (N, T, W)."""
+
+    def __init__(self, width: int, bf16: bool) -> None:
+        super().__init__()
+        self.expand = Linear(width, 4 * width, bf16)
+        self.contract = Linear(4 * width, width, bf16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map."""
+        return self.contract(F.gelu(self.expand(x), approximate="tanh"))
+
+
+class DiTBlock(Block):
+    """Attention and a perceptron, each between a shift, a scale and a gate that the condition gives (adaLN-Zero)."""
+
+    def __init__(self, config: DiTNetwork) -> None:
+        super().__init__()
+        self.modulation = Modulation(config.width, 6, config.bf16)
+        self.attention = SelfAttention(config.width, config.heads, config.bf16)
+        self.perceptron = Perceptron(config.width, config.bf16)
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, T, W), (N, W) -> the same."""
+        shift, scale, gate, shift_after, scale_after, gate_after = self.modulation(c)
+        x = x + gate * self.attention(modulated(x, shift, scale))
+        return x + gate_after * self.perceptron(modulated(x, shift_after, scale_after)), c
+
+
+def standardized(x: Tensor) -> Tensor:
+    """Subtract the mean of the features and divide by their deviation, in float32 at least: (..., W) -> (..., W).
+
+    With a tangent it is written out: torch's (2.14) gives a wrong gradient of its tangent.
+    """
+    if not has_tangent(x):
+        return F.layer_norm(full(x), x.shape[-1:], eps=_EPSILON)
+    centred = full(x) - full(x).mean(dim=-1, keepdim=True)
+    return centred * (centred.square().mean(dim=-1, keepdim=True) + _EPSILON).rsqrt()
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Standardize (N, T, W), scale by 1 + (N, 1, W) and add (N, 1, W)."""
+    return standardized(x) * (1 + scale) + shift
+
+
+class Tokens(nn.Module):
+    """Patches with positions, behind a class token in D, and the condition of a label.
+
+    Attributes:
+        token: The class token (W,); None in G.
+    """
+
+    def __init__(self, config: DiTNetwork, size: Size, channels: int, num_classes: int, with_token: bool) -> None:
+        super().__init__()
+        self.patch, self.shape = config.patch, (channels, *size)
+        self.linear = Linear(channels * config.patch**2, config.width, config.bf16)
+        self.positions = Positions(config.width, size.over(config.patch))
+        self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
+        self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
+
+    def initialize(self, generators: Generators) -> None:
+        """Draw the class token."""
+        if self.token is not None:
+            draw_normal(self.token, generators("token"), _STD)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise (N, C * H * W') or images (N, C, H, W'), labels (N,) -> (N, T, W), (N, W)."""
+        patches = patches_of(images.view(-1, *self.shape), self.patch)
+        x = self.linear(patches) + self.positions.table.to(self.linear.weight.dtype)
+        if self.token is not None:
+            x = torch.cat([self.token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
+        return x, self.embedding(labels)
+
+
+class Image(nn.Module):
+    """The last layer of G: tokens -> an image."""
+
+    def __init__(self, config: DiTGenerator, size: Size, channels: int) -> None:
+        super().__init__()
+        self.patch, self.size = config.patch, size.over(config.patch)
+        self.modulation = Modulation(config.width, 2, config.bf16)
+        self.linear = Linear(config.width, config.patch**2 * channels, config.bf16, gain=_HEAD_GAIN)
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor]:
+        """(N, T, W), (N, W) -> images (N, C, H, W'), float32 whatever the network's type, not bounded."""
+        return (full(images_of(self.linear(modulated(x, *self.modulation(c))), self.patch, self.size)),)
+
+
+class Logit(nn.Module):
+    """The last layer of D: the class token -> a logit."""
+
+    def __init__(self, config: DiTDiscriminator) -> None:
+        super().__init__()
+        self.linear = plain.Linear(config.width, 1, std=(3 * config.width) ** -0.5, bias=False)
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor]:
+        """(N, T, W), (N, W) -> logits (N,), float32 whatever the network's type."""
+        return (full(self.linear(standardized(x[:, 0]))).squeeze(1),)
+
+
+def generator_layers(config: DiTGenerator, size: Size, image_channels: int, num_classes: int) -> list[nn.Module]:
+    """Flat layer list: latents (N, C * H * W'), labels (N,) -> images (N, C, H, W')."""
+    tokens = Tokens(config, size, image_channels, num_classes, with_token=False)
+    return [tokens, *(DiTBlock(config) for _ in range(config.depth)), Image(config, size, image_channels)]
+
+
+def discriminator_layers(
+    config: DiTDiscriminator, size: Size, image_channels: int, num_classes: int
+) -> list[nn.Module]:
+    """Flat layer list: images (N, C, H, W'), labels (N,) -> logits (N,)."""
+    tokens = Tokens(config, size, image_channels, num_classes, with_token=True)
+    return [tokens, *(DiTBlock(config) for _ in range(config.depth)), Logit(config)]
