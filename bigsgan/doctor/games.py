@@ -130,8 +130,8 @@ TINY_GAMES: dict[str, list[str]] = {
         "data={kind: synthetic, resolution: [8, 12], num_images: 64, num_classes: 3, image_channels: 3}",
         "generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}",
         "discriminator={family: dit, depth: 2, width: 16, heads: 2}",
-        "objective={loss: relativistic, reuse_fakes: true, centering: 0.3, transport: {weight: 0.2, final_weight: 0}}",
-        "objective.adversarial.normalize={decay: 0.5}",
+        "objective={loss: relativistic, reuse_fakes: true, centering: 0.3, transport: {weight: 0.2, final_weight: 0},"
+        " adversarial: {normalize: {decay: 0.5}}}",
         "optimizer.generator.lr=0.05",
         "optimizer.discriminator.lr=0.05",
     ],

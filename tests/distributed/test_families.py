@@ -95,7 +95,12 @@ def test_checkpointing(ranks, family):
 
 
 IN_STAGES_IN_CI = {("r3gan", "keep"), ("stylegan2", "keep"), ("biggan_deep", "recompute"), ("pix2pix", "recompute")}
-REFUSED_IN_STAGES = {("pix2pix_features", "keep"), ("pix2pix_features", "recompute"), ("autoencoder", "keep"), ("dit", "keep")}
+REFUSED_IN_STAGES = {
+    ("pix2pix_features", "keep"),
+    ("pix2pix_features", "recompute"),
+    ("autoencoder", "keep"),
+    ("dit", "keep"),
+}
 
 
 @pytest.mark.parametrize(

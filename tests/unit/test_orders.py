@@ -194,6 +194,7 @@ GAMES = {
         "engines.generator.accumulation=1",
         "pipeline.generator_phase=recompute",
     ],
+    "normalized gradients": ["objective.adversarial.normalize.decay=0.5", "pipeline.generator_phase=recompute"],
     "adaptive weight, overlapped": [
         "objective={schedule: overlapped, adversarial: {adaptive: {parameter: x}}}",
         "pipeline.generator_phase=recompute",
