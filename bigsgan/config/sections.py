@@ -236,8 +236,20 @@ class EMA(Section):
     """Limit the half-life to this share of the images seen so far, which shortens the memory early in a run."""
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
+    reset_nimg: PositiveInt | None = None
+    """Every so many images G begins again from the EMA, as late in the training of adversarial flow models (Lin et al.
+    2025, arXiv 2511.22475); its optimizer goes on. Never unless given."""
+    reset_from_nimg: NaturalInt = 0
+    """Images before which G keeps its weights."""
     power: PowerEMA | None = None
     """Keep further averages, from which an EMA of any width can be made after training. Off unless given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EMA:
+        if self.reset_from_nimg and self.reset_nimg is None:
+            problem, remedy = "must be unset without ema.reset_nimg", "give ema.reset_nimg, or remove it"
+            raise UserError("ema.reset_from_nimg", self.reset_from_nimg, problem, remedy)
+        return self
 
     @property
     def widths(self) -> list[float]:

@@ -362,6 +362,9 @@ class Reference:
         for name, value in self.g.state_dict().items():
             is_parameter = name in dict(self.g.named_parameters())
             self.ema[name] = decay * self.ema[name] + (1 - decay) * value if is_parameter else value.clone()
+        nimg = (update + 1) * batch
+        if ema.reset_nimg and nimg % ema.reset_nimg < batch and nimg >= ema.reset_from_nimg:
+            self.g.load_state_dict(self.ema)
         return self
 
     def result(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -72,6 +72,13 @@ class ShardedEMA:
         if self.buffers:
             torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
 
+    @torch.no_grad()
+    def reset_network(self) -> None:
+        """Set the network's parameters to the EMA; a collective."""
+        for shard, ema in zip(self._engine.shards(), self.shards, strict=True):
+            shard.master.copy_(ema)
+        self._engine.publish()
+
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Let the network compute with the EMA inside the block, and restore everything bit for bit after it.

@@ -79,6 +79,9 @@ class Run:
         if self.step.generator.outcomes.last is not False:  # a skipped update leaves the weights unchanged
             self.ema.update(decay)
         self.ema.power.update(counters.nimg, recipe.batch)
+        begins, every = counters.nimg >= recipe.ema.reset_from_nimg, recipe.ema.reset_nimg
+        if begins and every and is_due(every, counters.nimg, recipe.batch):
+            self.ema.reset_network()
         return decay
 
     def close(self) -> None:

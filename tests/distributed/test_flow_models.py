@@ -6,7 +6,12 @@ from tests.distributed.agreement import check_updates
 from tests.distributed.test_image_games import LAYOUTS, STAGED, combined
 from tests.tiny import TINY_GAMES
 
-GAME = [*TINY_GAMES["dit"], "objective.r1={weight: 0.5, form: finite_difference, sigma: 0.1}", "seed=3"]
+GAME = [
+    *TINY_GAMES["dit"],
+    "ema={half_life_nimg: 16, reset_nimg: 8, reset_from_nimg: 16}",
+    "objective.r1={weight: 0.5, form: finite_difference, sigma: 0.1}",
+    "seed=3",
+]
 IN_CI = ("one rank, micro-batches", "ranks of their own", "both in stages, recomputed")
 OTHERS = [
     *("ZeRO 3", "D in stages", "compiled by layer", "layers recomputed", "G first", "whole batches"),
