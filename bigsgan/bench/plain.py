@@ -227,7 +227,8 @@ class PlainLoop:
                 judged = (fakes, *inputs.conditions(j), *self._seeds("generator/fake", (update,), samples))
                 judged = objective.batch(real, judged)
                 loss = loss + self._discriminator.root(judged, Pass(self._every, objective))[0]
-                read = images_read(fakes, inputs.conditions(j), self._source.real(reals()[j])[0])
+                latents = inputs.latents(j) if inputs.latents else None
+                read = images_read(fakes, inputs.conditions(j), self._source.real(reals()[j])[0], latents)
                 loss = loss + sum(term.loss(read, self._statistics) for term in of_images)
                 self._generator.backward(loss)
         self._discriminator.root.requires_grad_(True)

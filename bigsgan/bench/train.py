@@ -104,8 +104,8 @@ def _on_machine(planned: Planned) -> Planned:
             return Planned(variant, None, "the plain loop has no images of earlier updates, as objective.pool has")
         if plan.recipe.batch_statistics == "host":
             return Planned(variant, None, "the plain loop takes batch norm's statistics over all ranks")
-        if plan.recipe.objective.adversarial.adaptive:
-            return Planned(variant, None, "the plain loop has no adaptive weight, as objective.adversarial has")
+        if key := plan.recipe.objective.adversarial.weighs:
+            return Planned(variant, None, f"the plain loop has no weight as objective.adversarial.{key}")
         if variant.tf32 is not None and comm.device().type != "cuda":
             return Planned(variant, None, "needs a CUDA device, which alone has TF32")
         if variant.tf32 and not torch.cuda.is_tf32_supported():

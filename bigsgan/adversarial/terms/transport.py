@@ -14,13 +14,13 @@ class TransportCost(Term):
     """A scheduled weight times the mean squared difference."""
 
     def __init__(self, section: Transport) -> None:
-        super().__init__("transport", "generator", ("images", "latents"))
-        self._section, self._weight = section, section.weight
+        super().__init__("transport", "generator", ("images", "latents"), factor=section.weight)
+        self._section = section
 
     def begin_update(self, weights: Mapping[str, float]) -> None:
         """Take the scheduled weight, if there is one."""
-        self._weight = weights.get(self.name, self._section.weight)
+        self.factor = weights.get(self.name, self._section.weight)
 
     def value(self, images: Tensor, latents: Tensor) -> Tensor:
-        """Return the weighted mean over images (n, C, H, W) and latents (n, C * H * W), a scalar."""
-        return self._weight * (images - latents.view_as(images)).square().mean()
+        """Return the mean over images (n, C, H, W) and latents (n, C * H * W), a scalar."""
+        return (images - latents.view_as(images)).square().mean()
