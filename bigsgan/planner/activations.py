@@ -158,7 +158,7 @@ def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
     if isinstance(first, Stretch):
         if len(first.live) != len(second.live):  # grouped convolutions differentiated twice: more samples, more moments
             first, second = first.condensed(), second.condensed()
-        return Stretch(np.maximum(between(first.live, second.live), 0), first.arrived, first.uses)
+        return Stretch(np.maximum(between(first.live, second.live), 0), first.arrived)
     if isinstance(first, tuple):
         parts = [_at_size(a, b, unit, num_samples) for a, b in zip(first, second, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)

@@ -18,21 +18,11 @@ from bigsgan.models.resizing import is_last
 
 
 @dataclass(frozen=True)
-class Use:
-    """A module needs its parameters from moment ``start`` of a stretch on, and no longer at moment ``stop``."""
-
-    start: int
-    stop: int
-    parameters: tuple[int, ...]  # indices among the network's parameters
-
-
-@dataclass(frozen=True)
 class Stretch:
     """A part of a computation, moment by moment."""
 
     live: np.ndarray  # bytes that it holds at each moment, (T,) int64, without those held before it
     arrived: np.ndarray  # elements of parameters whose gradients are complete at each moment, (T,) int64
-    uses: tuple[Use, ...] = ()  # uses of parameters, in order of their starts
 
     @property
     def end(self) -> int:
@@ -45,38 +35,22 @@ class Stretch:
         return int(self.live.max(initial=0))
 
     def condensed(self) -> Stretch:
-        """Keep one moment, the fullest, between each arrival, beginning or end of a use and the next."""
-        marks = {0, *(np.flatnonzero(np.diff(self.arrived)) + 1).tolist()}
-        marks |= {moment for use in self.uses for moment in (use.start, use.stop) if moment < len(self.live)}
-        starts = sorted(marks)
-        places = {mark: place for place, mark in enumerate([*starts, len(self.live)])}
-        uses = tuple(Use(places[u.start], places[u.stop], u.parameters) for u in self.uses)
-        return Stretch(np.maximum.reduceat(self.live, starts), self.arrived[starts], uses)
+        """Keep one moment, the fullest, between each arrival and the next."""
+        starts = [0, *(np.flatnonzero(np.diff(self.arrived)) + 1).tolist()]
+        return Stretch(np.maximum.reduceat(self.live, starts), self.arrived[starts])
 
     def until(self, moment: int) -> Stretch:
         """The first moments of the stretch, up to ``moment``."""
-        return Stretch(self.live[:moment], self.arrived[:moment], tuple(u for u in self.uses if u.start < moment))
+        return Stretch(self.live[:moment], self.arrived[:moment])
 
     def above(self, held: int, arrived: int = 0) -> Stretch:
         """The same stretch on top of ``held`` bytes and ``arrived`` gradients."""
-        return Stretch(self.live + held, self.arrived + arrived, self.uses)
-
-    def renumbered(self, offset: int) -> Stretch:
-        """The same stretch in a network with ``offset`` parameters before these."""
-        uses = tuple(Use(u.start, u.stop, tuple(p + offset for p in u.parameters)) for u in self.uses)
-        return Stretch(self.live, self.arrived, uses)
+        return Stretch(self.live + held, self.arrived + arrived)
 
 
 def join(stretches: Sequence[Stretch]) -> Stretch:
     """Join one or more stretches in their order, unchanged."""
-    starts = np.cumsum([0, *(len(stretch.live) for stretch in stretches)]).tolist()
-    uses = tuple(
-        Use(use.start + start, use.stop + start, use.parameters)
-        for start, stretch in zip(starts, stretches, strict=False)
-        for use in stretch.uses
-    )
-    live, arrived = (np.concatenate([getattr(s, name) for s in stretches]) for name in ("live", "arrived"))
-    return Stretch(live, arrived, uses)
+    return Stretch(*(np.concatenate([getattr(s, name) for s in stretches]) for name in ("live", "arrived")))
 
 
 _SMALL = 10_000
@@ -115,7 +89,6 @@ class Census(TorchDispatchMode):
         self._known: dict[int, weakref.ref] = {}
         self._shapes: set[torch.Size] = set()
         self._moments: list[tuple[int, int]] = [(0, 0)]
-        self._uses: list[list[Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and count new storages."""
@@ -151,18 +124,6 @@ class Census(TorchDispatchMode):
         self._arrived += numel
         self._note()
 
-    def begin_use(self, parameters: tuple[int, ...]) -> list[Any]:
-        """Note that parameters are needed from now on."""
-        self._note()
-        use = [len(self._moments) - 1, None, parameters]
-        self._uses.append(use)
-        return use
-
-    def end_use(self, use: list[Any]) -> None:
-        """Note that the parameters are no longer needed."""
-        self._note()
-        use[1] = len(self._moments) - 1
-
     def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Note the shapes of parameters, as a backward pass adds the gradients of a parameter used twice in place.
 
@@ -175,9 +136,8 @@ class Census(TorchDispatchMode):
     def take(self) -> Stretch:
         """The stretch since the last call; it begins with the bytes then held."""
         live, arrived = np.array(self._moments, dtype=np.int64).T
-        uses = tuple(Use(u[0], len(live) if u[1] is None else u[1], u[2]) for u in self._uses)
-        self._moments, self._uses = [(self.held, self._arrived)], []
-        return Stretch(live, arrived, uses)
+        self._moments = [(self.held, self._arrived)]
+        return Stretch(live, arrived)
 
     def _summed(self, first: Any, second: Any, *_: Any) -> Tensor | None:
         """Add two gradients of a parameter in the place of the first; None for other sums."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -47,12 +47,7 @@ class LayerTape(NamedTuple):
     # from the gradients of what it returns to those of what came in, which are held at its end. It begins with `kept`
     # and those of `outs` that are kept.
     backward: Stretch
-    num_parameters: int  # of the layer
     saves: bool  # whether its graph keeps any tensor, so that a checkpointed layer is computed again
-
-
-STRETCHES = ("plain", "forward", "recomputed", "backward")
-"""Of a LayerTape."""
 
 
 def trace_layers(
@@ -170,10 +165,8 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         backward = census.take()
     last = len(backward.live) - 1
     keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
-    num = sum(1 for _ in part.parameters())
-    return LayerTape(
-        keeps_in, tuple(entries), kept, plain, forward, forward.until(max(saved)), backward, num, len(saved) > 1
-    ), found
+    recomputed, saves = forward.until(max(saved)), len(saved) > 1
+    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, recomputed, backward, saves), found
 
 
 def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
@@ -190,83 +183,21 @@ def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
 
 @contextmanager
 def watched(network: nn.Module, census: Census) -> Iterator[None]:
-    """Let a census know, inside the block, when parameters are used, and take their gradients away as they arrive.
+    """Let a census know, inside the block, when gradients of parameters are complete, and take them away then."""
 
-    A module's parameters are used during its forward pass, and in the backward pass from the gradients of what it
-    returned to those of what it was given, as ZeRO 3 gathers them (deepspeed/runtime/zero/parameter_offload.py).
-    """
+    def take_gradient(parameter: Tensor) -> None:
+        parameter.grad = None
+        census.gradient_arrived(parameter.numel())
+
     census.ignore([*network.parameters(), *network.buffers()])
     census.expect_gradients(network.parameters())
-    numbers = {id(parameter): number for number, parameter in enumerate(network.parameters())}
-    with ExitStack() as hooks:
-        for module in network.modules():
-            if own := list(module.parameters(recurse=False)):
-                watch = _Watch(census, tuple(numbers[id(p)] for p in own))
-                handles = [module.register_forward_pre_hook(watch.enter), module.register_forward_hook(watch.leave)]
-                handles += [p.register_post_accumulate_grad_hook(watch.take_gradient) for p in own if p.requires_grad]
-                for handle in handles:
-                    hooks.enter_context(handle)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    handles = [parameter.register_post_accumulate_grad_hook(take_gradient) for parameter in trained]
+    try:
         yield
-
-
-class _Watch:
-    """Hooks of one module with parameters of its own."""
-
-    def __init__(self, census: Census, parameters: tuple[int, ...]) -> None:
-        self._census, self._parameters = census, parameters
-        self._forward: list[Any] = []
-        self._backward: list[Any] = []
-        self._missing = 0
-
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Before the forward pass."""
-        self._forward.append(self._census.begin_use(self._parameters))
-        return tuple(self._marked(value, self._arrived_at_input, True) for value in inputs)
-
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """After the forward pass."""
-        self._census.end_use(self._forward.pop())
-        if isinstance(output, tuple):
-            return tuple(self._marked(value, self._arrived_at_output, False) for value in output)
-        return self._marked(output, self._arrived_at_output, False)
-
-    def take_gradient(self, parameter: Tensor) -> None:
-        """After a parameter's gradient is complete."""
-        parameter.grad = None
-        self._census.gradient_arrived(parameter.numel())
-
-    def _marked(self, value: Any, call: Any, is_input: bool) -> Any:
-        if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
-            return value
-        self._missing += is_input
-        return _Mark.apply(value, call)
-
-    def _arrived_at_output(self) -> None:
-        if not self._backward:
-            self._backward.append(self._census.begin_use(self._parameters))
-
-    def _arrived_at_input(self) -> None:
-        self._missing -= 1
-        if self._missing == 0 and self._backward:
-            self._census.end_use(self._backward.pop())
-
-
-class _Mark(torch.autograd.Function):
-    """The identity; calls a function when the gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.call()
-        return grad, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return tangent.view_as(tangent)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Source(torch.autograd.Function):

@@ -16,7 +16,7 @@ from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.teaching import PROGRAMS
-from bigsgan.planner.update import Moment, Peak, Update, gather, peaks
+from bigsgan.planner.update import Moment, Peak, Update, peaks
 from bigsgan.training.ema import SWAP_ELEMENTS
 
 COMMUNICATOR = 32 * (10 + 2) * 2**20
@@ -112,14 +112,11 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         if is_here and (program := traces.program(plan.recipe, name)):
             buffers += program.held
 
-    def fullest(moments: Sequence[Moment]) -> dict[str, Peak]:
-        gathered = {n: gather(moments, n, parts[n].sizes, own) for n, own in states.items() if own.limits is not None}
-        return peaks(moments, states, gathered)
-
     updates, kept = [], kept_images(plan, parts["discriminator"])
     for game in dict.fromkeys([game_of(plan, 1), game_of(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
-        updates.append(fullest(list(Update(phases, order_turns(plan, parts, phases), states, kept).moments())))
+        turns = order_turns(plan, parts, phases)
+        updates.append(peaks(list(Update(phases, turns, states, kept).moments()), states))
     host = Counter({"average": ema} if is_offloaded else {})
     spare, built = 0, Counter[int]()
     for own in states.values():
@@ -127,7 +124,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         spare += own.spare
         built |= own.built  # blocks of the first network hold parameters of the second while it is built
     spare += sum(size * num for size, num in built.items())
-    (samples,) = fullest(_sampling(plan, traces, parts["generator"], one, kept)).values()
+    (samples,) = peaks(_sampling(plan, traces, parts["generator"], one, kept), states).values()
     penalized = updates[1] if updates[1:] else {}
     return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples, communicators)
 
@@ -141,5 +138,5 @@ def _sampling(plan: RunPlan, traces: Traces, part: Part, ema: int, kept: int) ->
     swapped = min(ema, FLOAT * SWAP_ELEMENTS)
     return [
         Moment("samples", "generator", kept + part.buffers + swapped, 0),
-        Moment("samples", "generator", kept + part.buffers, 0, passes.plain, begins=True),
+        Moment("samples", "generator", kept + part.buffers, 0, passes.plain),
     ]

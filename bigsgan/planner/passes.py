@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bigsgan.planner.census import Stretch, join
-from bigsgan.planner.layers import STRETCHES, LayerTape
+from bigsgan.planner.layers import LayerTape
 
 
 class WholePass(NamedTuple):
@@ -34,8 +34,7 @@ class Passes:
 
     def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
         """Join neighbouring layers; with ``checkpointing`` each is recomputed in the backward pass."""
-        self._tapes, self._checkpointing = _renumber(tapes), checkpointing
-        tapes = self._tapes
+        self._tapes, self._checkpointing = tapes, checkpointing
         self._carries, self._sizes = _number_tensors(tapes)
         self._own = [0 if checkpointing else tape.kept for tape in tapes]
         self._ins, self._outs = self._find_kept()
@@ -104,13 +103,3 @@ def _number_tensors(tapes: Sequence[LayerTape]) -> tuple[list[list[int]], dict[i
             carry.append(number)
         carries.append(carry)
     return carries, sizes
-
-
-def _renumber(tapes: Sequence[LayerTape]) -> list[LayerTape]:
-    """Number the parameters through all layers."""
-    renumbered, offset = [], 0
-    for tape in tapes:
-        stretches = {name: getattr(tape, name).renumbered(offset) for name in STRETCHES}
-        renumbered.append(tape._replace(**stretches))
-        offset += tape.num_parameters
-    return renumbered

@@ -17,7 +17,6 @@ from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed.nvme import num_swap_buffers
 from bigsgan.engines.deepspeed_config import PART_MULTIPLE, stage_0_at_a_time, zero_settings
 from bigsgan.engines.optimizer import num_state_elements
-from bigsgan.planner.gathering import Limits
 from bigsgan.runtime.memory import pinned_bytes
 
 FLOAT = 4
@@ -62,9 +61,12 @@ class States:
     device: dict[str, int]  # bytes that stay on the device, by what they are
     host: dict[str, int]  # the same of the host's memory
     gradients: Gradients  # what comes and goes with an update
-    itemsize: int  # bytes of a parameter in the passes
     num_masters: int  # elements that the rank updates, and averages
-    limits: Limits | None = None  # of gathering, at ZeRO 3; None elsewhere
+    # bytes of parameters that ZeRO 3 has gathered at most while the network computes, those of all, and those of
+    # parameters that stay until the update; 0 elsewhere
+    gathers: int = 0
+    whole: int = 0
+    persistent: int = 0
     spare: int = 0  # bytes of pinned blocks beyond the host's tensors in them; without a GPU nothing is pinned
     # number of pinned blocks that held parameters while these were built, by size; torch keeps them for other tensors
     built: Counter[int] = field(default_factory=Counter)
@@ -126,7 +128,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int], in_matrices:
     may update.
     """
     if not sizes:  # a rank that holds nothing of the network
-        return States({}, {}, Gradients(), FLOAT, 0)
+        return States({}, {}, Gradients(), 0)
     own, file = _Network(plan, network, sizes, in_matrices), plan.engines[network].file
     has_flat_gradients = file.precision == "bf16" and (
         (file.stage == 0 and plan.placement(network).num_stages > 1)
@@ -182,12 +184,12 @@ def _stage0(own: _Network) -> States:
         gradients = Gradients(
             weight, between=held, group=group, group_each=weight, ending=held + group, updating=updating
         )
-        return States(device, {}, gradients, weight, whole)
+        return States(device, {}, gradients, whole)
     # A bucket that is full has gone beyond its size.
     bucket = min(whole, reduced + own.largest) if own.num > 1 else 0
     converted = updated * (FLOAT - weight) + own.largest * weight  # copies, whose gradients go one by one
     updating = held + max(bucket * weight, (converted if is_low else 0) + own.orthogonalized(updated))
-    return States(device, {}, Gradients(each=weight, between=held, updating=updating), weight, whole)
+    return States(device, {}, Gradients(each=weight, between=held, updating=updating), whole)
 
 
 def _stage12(own: _Network) -> States:
@@ -229,7 +231,7 @@ def _stage12(own: _Network) -> States:
             )
         else:  # complete with the last of them
             gradients = Gradients(weight, between=between, ending=kept + handled, updating=stepping)
-    return States(device, {}, gradients, weight, shared)
+    return States(device, {}, gradients, shared)
 
 
 def _stage12_offloaded(own: _Network) -> States:
@@ -252,7 +254,7 @@ def _stage12_offloaded(own: _Network) -> States:
         flushing = copied if bucket < whole else 0
         ending = bucket * weight + copied
         gradients = Gradients(buffer=bucket * weight + flushing, ending=ending, updating=orthogonalized)
-    return States(device, host, gradients, weight, shared, spare=spare)
+    return States(device, host, gradients, shared, spare=spare)
 
 
 def _flat_gradients(own: _Network) -> States:
@@ -264,7 +266,7 @@ def _flat_gradients(own: _Network) -> States:
         group = max(own.settings.reduce_bucket_size, own.largest) if own.engine.file.stage else padded
         sent = min(padded, own.copied.reduced + group) * own.adds_up
     stepping = (own.shared * FLOAT if own.adds_up < FLOAT else 0) + own.orthogonalized(own.shared)
-    return States(device, {}, Gradients(updating=max(sent, stepping)), own.weight, own.shared)
+    return States(device, {}, Gradients(updating=max(sent, stepping)), own.shared)
 
 
 def _stage3(own: _Network) -> States:
@@ -296,13 +298,13 @@ def _stage3(own: _Network) -> States:
         ending=held + sent,
         updating=held + stepping,
     )
-    limits = Limits(
-        settings.prefetch_bucket_size,
-        settings.max_reuse_distance,
-        settings.max_live_parameters,
-        settings.param_persistence_threshold,
-    )
-    return States(device, host, gradients, weight, shared, limits if own.num > 1 else None, *_pinned_at_stage3(own))
+    gathered = (0, 0, 0)
+    if own.num > 1:
+        # What is needed again within the distance stays, and the next parameters are under way.
+        most = min(own.whole, settings.max_reuse_distance + settings.prefetch_bucket_size + own.largest)
+        small = sum(size for size in own.sizes if size <= settings.param_persistence_threshold)
+        gathered = (most * weight, own.whole * weight, small * weight)
+    return States(device, host, gradients, shared, *gathered, *_pinned_at_stage3(own))
 
 
 def _pinned_at_stage3(own: _Network) -> tuple[int, Counter[int]]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from bigsgan.engines.orders import Turn
 from bigsgan.engines.phases import Phase, Task, Weighs
-from bigsgan.planner.census import Stretch, Use
-from bigsgan.planner.gathering import Gathering, Limits
+from bigsgan.planner.census import Stretch
 from bigsgan.planner.passes import Passes, WholePass
 from bigsgan.planner.states import States
-
-_UPDATES = 3
-"""Number of updates after which ZeRO 3 gathers the same way in each further one."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,11 @@ class Moment(NamedTuple):
     held: int  # bytes of images and activations held beside those of the task itself
     gradients: int  # bytes of gradients left by other passes, or needed to reduce them and step
     stretch: Stretch | None = None  # the task's pass; None if it has none
-    begins: bool = False  # whether this is a forward pass from the first layer on
+    opens_graph: bool = False  # whether a graph is left, with whose parameters a backward pass goes on
     takes_gradients: bool = False  # whether gradients of parameters arrive
     earlier: bool = False  # whether gradients of earlier micro-batches have arrived
     updates: bool = False  # whether the parameters change
     pinned: bool = False  # whether ZeRO 3 keeps all parameters gathered
-    # equal for forward passes that ZeRO 3 knows to use modules in one order (deepspeed/prefetching.py)
-    kind: Hashable = None
 
 
 class Update:
@@ -147,7 +140,7 @@ class Update:
         passes = phase.passes
         assert passes is not None
         stretch = passes.plain if isinstance(passes, Passes) and not phase.phase.opens_graphs else passes.forward
-        yield self._moment(phase, stretch, begins=True)
+        yield self._moment(phase, stretch, opens_graph=phase.phase.opens_graphs)
         self._has_read(number)
         if phase.phase.opens_graphs:
             self._held["graph", number, index] = passes.kept
@@ -225,8 +218,7 @@ class Update:
     def _moment(self, phase: RankPhase, stretch: Stretch | None, **more: bool) -> Moment:
         held, gradients = sum(self._held.values()), sum(self._gradients.values())
         name, network = phase.phase.label, phase.phase.network
-        kind = name, phase.phase.opens_graphs, isinstance(phase.passes, WholePass)
-        return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, kind=kind, **more)
+        return Moment(name, network, held, gradients, stretch, pinned=phase.pinned, **more)
 
 
 class Peak(NamedTuple):
@@ -242,88 +234,40 @@ class Peak(NamedTuple):
         return sum(self)
 
 
-def peaks(
-    moments: Sequence[Moment], states: Mapping[str, States], gathered: Mapping[str, Sequence[np.ndarray]]
-) -> dict[str, Peak]:
-    """The fullest moment of an update by name; ``gathered`` has what ``gather`` returns of each network at ZeRO 3."""
+def peaks(moments: Sequence[Moment], states: Mapping[str, States]) -> dict[str, Peak]:
+    """The fullest moment of an update by name."""
     found: dict[str, Peak] = {}
     known: dict[tuple, Peak] = {}
-    current = {network: int(arrays[-1][-1]) for network, arrays in gathered.items()}
-    upcoming = {network: iter(arrays) for network, arrays in gathered.items()}
+    gathered = dict.fromkeys(states, 0)
     for moment in moments:
-        others = sum(size for network, size in current.items() if network != moment.network)
-        array = next(upcoming[moment.network]) if moment.network in gathered else _NOTHING
-        if moment.network in gathered:
-            current[moment.network] = int(array[-1])
+        own = states[moment.network]
+        if moment.stretch is not None:
+            gathered[moment.network] = own.whole if moment.pinned else own.gathers
         # The same passes repeat, on other micro-batches.
-        key = moment.network, id(moment.stretch), id(array), moment.takes_gradients, moment.earlier
+        key = moment.network, id(moment.stretch), moment.takes_gradients, moment.earlier
         if key not in known:
-            known[key] = _fullest(moment, states[moment.network], array)
-        own = known[key]
-        peak = Peak(own.activations + moment.held, own.gradients + moment.gradients, own.gathered + others)
+            known[key] = _fullest(moment, own)
+        fullest = known[key]
+        activations, gradients = fullest.activations + moment.held, fullest.gradients + moment.gradients
+        peak = Peak(activations, gradients, sum(gathered.values()))
         if moment.name not in found or peak.total > found[moment.name].total:
             found[moment.name] = peak
+        if moment.updates:
+            gathered[moment.network] = 0
+        elif moment.stretch is not None and not moment.opens_graph:
+            gathered[moment.network] = own.persistent
     return found
 
 
 _NOTHING = np.zeros(1, np.int64)
 
 
-def _fullest(moment: Moment, states: States, gathered: np.ndarray) -> Peak:
-    """The fullest moment of a pass, without the memory held outside it."""
-    live = _NOTHING if moment.stretch is None else moment.stretch.live
-    gradients = _NOTHING
-    if moment.stretch is not None and moment.takes_gradients:
+def _fullest(moment: Moment, states: States) -> Peak:
+    """The fullest moment of a pass, without the memory held outside it and parameters."""
+    if moment.stretch is None:
+        return Peak(0, 0, 0)
+    live, gradients = moment.stretch.live, _NOTHING
+    if moment.takes_gradients:
         gradients = states.gradients.during(moment.stretch.arrived, moment.earlier)
-    at = int((live + gradients + gathered).argmax())
-    return Peak(*(int(array[min(at, len(array) - 1)]) for array in (live, gradients, gathered)))
-
-
-def gather(moments: Sequence[Moment], network: str, sizes: Sequence[int], states: States) -> list[np.ndarray]:
-    """Bytes of a network that ZeRO 3 has gathered at each of its moments, in an update like all later ones.
-
-    ``sizes`` are the elements of each parameter.
-    """
-    assert states.limits is not None
-    own = tuple(_Step.of(moment) for moment in moments if moment.network == network)
-    return [array * states.itemsize for array in _gather(own, tuple(sizes), states.limits)]
-
-
-class _Step(NamedTuple):
-    """The part of a ``Moment`` that matters for gathering. It does not depend on the number of samples."""
-
-    begins: bool
-    updates: bool
-    pinned: bool
-    kind: Hashable
-    uses: tuple[Use, ...] | None
-    num_moments: int
-
-    @classmethod
-    def of(cls, moment: Moment) -> _Step:
-        stretch = moment.stretch
-        uses, num = (None, 1) if stretch is None else (stretch.uses, len(stretch.live))
-        return cls(moment.begins, moment.updates, moment.pinned, moment.kind, uses, num)
-
-
-@lru_cache(maxsize=256)
-def _gather(steps: tuple[_Step, ...], sizes: tuple[int, ...], limits: Limits) -> list[np.ndarray]:
-    gathering = Gathering(sizes, limits)
-    gathering.update()
-    arrays = [np.array([gathering.held], np.int64)]
-    for _ in range(_UPDATES if steps else 0):
-        arrays = [_gather_one(step, gathering) for step in steps]
-    return arrays
-
-
-def _gather_one(step: _Step, gathering: Gathering) -> np.ndarray:
-    if step.begins:
-        gathering.begin(step.kind)
-    before = gathering.held
-    if step.updates:
-        gathering.update()
-        return np.array([before, gathering.held], np.int64)
-    if step.uses is None:
-        return np.array([before], np.int64)
-    array = gathering.run(step.uses, step.num_moments)
-    return np.maximum(array, gathering.whole) if step.pinned else array
+    at = int((live + gradients).argmax())
+    return Peak(int(live[at]), int(gradients[min(at, len(gradients) - 1)]), 0)

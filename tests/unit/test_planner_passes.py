@@ -11,7 +11,7 @@ from bigsgan.config import both_engines
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.models.network import LayerStack
 from bigsgan.planner.activations import Traces, trace_discriminator, trace_generator
-from bigsgan.planner.census import Census, Stretch, Use
+from bigsgan.planner.census import Census, Stretch
 from bigsgan.planner.layers import trace_layers, watched
 from bigsgan.planner.passes import Passes
 from tests.tiny import TINY_GAMES, tiny_plan
@@ -65,7 +65,6 @@ def test_two_layers_by_hand():
     most = max(through_tanh, at_weight, at_hidden, first, (N * B + A * B) * size)
     assert passes.backward.peak == pytest.approx(most, abs=SCALARS)
     assert passes.backward.arrived[-1] == A * B + B * C
-    assert [use.parameters for use in passes.backward.uses] == [(1,), (0,)]
 
 
 def test_two_checkpointed_layers_by_hand():
@@ -152,11 +151,10 @@ def test_two_sizes_tell_of_a_third(tmp_path, family):
 
 def test_a_condensed_stretch_keeps_what_is_most():
     live = np.array([1, 5, 2, 7, 3, 4])
-    stretch = Stretch(live, np.array([0, 0, 0, 9, 9, 9]), (Use(1, 4, (0,)), Use(4, 6, (1,))))
+    stretch = Stretch(live, np.array([0, 0, 0, 9, 9, 9]))
     condensed = stretch.condensed()
-    assert condensed.live.tolist() == [1, 5, 7, 4]
-    assert condensed.arrived.tolist() == [0, 0, 9, 9]
-    assert condensed.uses == (Use(1, 3, (0,)), Use(3, 4, (1,)))
+    assert condensed.live.tolist() == [5, 7]
+    assert condensed.arrived.tolist() == [0, 9]
 
 
 @pytest.mark.slow

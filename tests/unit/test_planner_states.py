@@ -1,12 +1,10 @@
-"""States by the published formulas, and what ZeRO 3 has gathered, step by step by hand."""
+"""States by the published formulas."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from bigsgan.planner.census import Use
-from bigsgan.planner.gathering import Gathering, Limits
 from bigsgan.planner.states import build_states
 from tests.tiny import tiny_plan, zero
 
@@ -150,64 +148,10 @@ def test_several_micro_batches_add_up(tmp_path):
     assert found.during(arrived, True).tolist() == [4 * NUM] * 3
 
 
-FORWARD = [(Use(0, 1, (0,))), Use(2, 3, (1,)), Use(4, 5, (2,))]
-BACKWARD = [Use(0, 1, (2,)), Use(2, 3, (1,)), Use(4, 5, (0,))]
-PARAMETERS = [100, 10, 1]
-
-
-def passes(gathering, num):
-    """Elements gathered at each moment of the last of ``num`` forward and backward passes."""
-    for _ in range(num):
-        gathering.begin("a kind")
-        found = gathering.run(FORWARD, 7).tolist(), gathering.run(BACKWARD, 7).tolist()
-    return found
-
-
-def test_modules_are_gathered_one_by_one_in_an_unknown_order():
-    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
-    each = [100, 100, 10, 10, 1, 1, 0]  # at the moment of its end a module is still there
-    assert passes(gathering, 1) == (each, [1, 1, 10, 10, 100, 100, 0])
-
-
-def test_in_a_known_order_what_is_needed_soon_stays():
-    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
-    assert passes(gathering, 2) == ([100, 100, 110, 110, 111, 111, 111], [111, 111, 110, 110, 100, 100, 0])
-    near = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=5, max_live=1000, persistence=0))
-    # After the first module 10 others follow, after the second 1 and then itself.
-    assert passes(near, 2) == ([100, 100, 10, 10, 11, 11, 11], [11, 11, 10, 10, 100, 100, 0])
-
-
-def test_some_are_gathered_ahead_and_small_ones_stay():
-    ahead = Gathering(PARAMETERS, Limits(prefetch=1, reuse_distance=0, max_live=1000, persistence=0))
-    # While a module runs, the next one is under way, whatever its size.
-    assert passes(ahead, 2)[0] == [110, 110, 11, 11, 11, 11, 10]
-    small = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=10))
-    assert passes(small, 2)[1][-1] == 11
-    small.update()
-    assert small.held == 0
-    assert passes(small, 1)[0] == [100, 100, 10, 10, 11, 11, 11]
-
-
-def test_several_parameters_of_a_module_are_copied_out_of_a_buffer():
-    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=0, max_live=1000, persistence=0))
-    gathering.begin("a kind")
-    assert gathering.run([Use(0, 2, (0, 1))], 4).tolist() == [220, 110, 110, 0]
-
-
-def test_another_order_is_forgotten_and_learned_anew():
-    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
-    passes(gathering, 2)
-    gathering.begin("a kind")
-    other = gathering.run(BACKWARD, 7).tolist()
-    assert other == [1, 1, 10, 10, 100, 100, 0]
-    gathering.begin("a kind")
-    assert gathering.run(FORWARD, 7).tolist() == [100, 100, 10, 10, 1, 1, 0]
-
-
-def test_passes_of_two_kinds_have_a_record_each():
-    gathering = Gathering(PARAMETERS, Limits(prefetch=0, reuse_distance=1000, max_live=1000, persistence=0))
-    for _ in range(2):
-        gathering.begin("images")
-        gathering.run(FORWARD, 7)
-        trained = passes(gathering, 1)
-    assert trained == ([100, 100, 110, 110, 111, 111, 111], [111, 111, 110, 110, 100, 100, 0])
+def test_parameters_that_are_gathered(tmp_path):
+    """Those needed again within the distance, the next ones, and one more; all of them where that is enough."""
+    limits = {"stage3_max_reuse_distance": 9_000, "stage3_prefetch_bucket_size": 1_000}
+    found = states(tmp_path, 3, 2, zero={**limits, "stage3_param_persistence_threshold": 8_000})
+    assert (found.gathers, found.whole, found.persistent) == (30_000 * 4, NUM * 4, 8_000 * 4)
+    assert states(tmp_path, 3, 2).gathers == NUM * 4
+    assert states(tmp_path, 3, 1).gathers == states(tmp_path, 2, 2).gathers == 0
