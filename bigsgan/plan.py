@@ -17,7 +17,7 @@ from bigsgan.engines.pipeline.layout import (
     samples_of,
 )
 from bigsgan.errors import UserError
-from bigsgan.planner import report, separate_ranks
+from bigsgan.planner import report
 from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.planner.teaching import PROGRAMS, left_out
@@ -143,19 +143,13 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     """
     surveyor = Surveyor(path, overrides, resources)
     found = surveyor.survey()
-    beside = separate_ranks.compare(surveyor, found, separate_ranks.machine_of(resources))
-    found = separate_ranks.with_winner(found, beside)
     if as_json:
-        print(
-            json.dumps(
-                {**report.as_json(found, resources), "ranks_of_their_own": separate_ranks.as_json(beside)}, indent=2
-            )
-        )
+        print(json.dumps(report.as_json(found, resources), indent=2))
     else:
         recipe = surveyor.recipe([])
         about = [left_out(recipe, surveyor.traces.program(recipe, name) is not None, name) for name in PROGRAMS]
         about.append(_describe_statistics(recipe, f"{resources.gpus // resources.nodes} ranks"))
-        print("\n".join(filter(None, [report.table(found, resources), separate_ranks.table(beside), *about])))
+        print("\n".join(filter(None, [report.table(found, resources), *about])))
     report.check(found, resources)
     if not as_json:
-        print(report.advice(found) if beside.winner is None else separate_ranks.advice(beside))
+        print(report.advice(found))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks, with_ranks
 from bigsgan.errors import UserError
-from bigsgan.planner.sides import UNIT, Speed, Timing, UpdateWork, count_update, time_update
+from bigsgan.planner.sides import Timing, UpdateWork, count_update, time_update
 
 _WORTH = 0.05
 """Least share of the time that another batch must save to be named."""
@@ -69,21 +69,18 @@ def possible(recipe: Recipe, world_size: int, directory: Path | None) -> Iterato
             yield numbers
 
 
-def divide(
-    recipe: Recipe, world_size: int, directory: Path | None, work: UpdateWork | None = None, schedule: str | None = None
-) -> RankDivision:
+def divide(recipe: Recipe, world_size: int, directory: Path | None, work: UpdateWork | None = None) -> RankDivision:
     """The division with the shortest updates, by counted operations; among equals, the one with fewer ranks for G.
 
     Raises:
         UserError: There is no division.
     """
     work = work or count_update(one_of_each(recipe, directory))
-    schedule = schedule or work.schedule
-    found = [time_division(work, numbers, schedule) for numbers in possible(recipe, world_size, directory)]
+    found = [time_division(work, numbers) for numbers in possible(recipe, world_size, directory)]
     if not found:
         problem, remedy = f"finds no division of {world_size} ranks", "start more ranks"
         detail = f"batch={recipe.batch} divides by the micro-batches and replicas of both networks in none"
-        if others := other_batches(recipe, work, schedule, world_size):
+        if others := other_batches(recipe, work, world_size):
             least = min(others, key=lambda other: (abs(other.batch - recipe.batch), other.division.timing.seconds))
             remedy = f"set batch={least.batch}, which {least.division.text} ranks divide"
         asked = next(network for network in NETWORKS if recipe.engine(network).ranks == "auto")
@@ -91,10 +88,10 @@ def divide(
     return min(found, key=lambda division: (division.timing.seconds, division.numbers["generator"]))
 
 
-def time_division(work: UpdateWork, numbers: Mapping[str, int], schedule: str, speed: Speed = UNIT) -> RankDivision:
+def time_division(work: UpdateWork, numbers: Mapping[str, int]) -> RankDivision:
     """Time an update on so many ranks."""
     replicas = {network: number // len(work.stages[network]) for network, number in numbers.items()}
-    return RankDivision(dict(numbers), time_update(work, replicas, schedule, speed))
+    return RankDivision(dict(numbers), time_update(work, replicas))
 
 
 class OtherBatch(NamedTuple):
@@ -104,22 +101,16 @@ class OtherBatch(NamedTuple):
     division: RankDivision
 
 
-def other_batches(
-    recipe: Recipe,
-    work: UpdateWork,
-    schedule: str,
-    world_size: int,
-    speed: Callable[[Mapping[str, int]], Speed] = lambda numbers: UNIT,
-) -> list[OtherBatch]:
+def other_batches(recipe: Recipe, work: UpdateWork, world_size: int) -> list[OtherBatch]:
     """For divisions of all sizes, the batch nearest to the recipe's that divides by their numbers.
 
-    Times are for the recipe's batch, at the ``speed`` of each division's numbers of ranks.
+    Times are for the recipe's batch.
     """
     stages = recipe.engine("generator").pipeline_stages
     found, step = [], stages * max(1, -(-world_size // (_MOST * stages)))
     for numbers, multiple in _splits(recipe, world_size, range(step, world_size, step)):
         batch = max(1, round(recipe.batch / multiple)) * multiple
-        found.append(OtherBatch(batch, time_division(work, numbers, schedule, speed(numbers))))
+        found.append(OtherBatch(batch, time_division(work, numbers)))
     return found
 
 
@@ -144,7 +135,7 @@ def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None
     shares = [f"{division.timing.busy[network] / division.timing.seconds:.0%}" for network in NETWORKS]
     text = f"engines.*.ranks: auto takes {division.text} ranks for G and D, which compute {' and '.join(shares)} of "
     text += "an update, by counted operations"
-    near = [each for each in other_batches(recipe, work, work.schedule, world_size) if is_near(each, recipe)]
+    near = [each for each in other_batches(recipe, work, world_size) if is_near(each, recipe)]
     best = min(near, key=lambda other: other.division.timing.seconds, default=None)
     if best is not None and best.division.timing.seconds < (1 - _WORTH) * division.timing.seconds:
         saved = 1 - best.division.timing.seconds / division.timing.seconds

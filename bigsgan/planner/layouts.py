@@ -2,8 +2,8 @@
 
 The order of costs, cheapest first: nothing offloaded, one network's optimizer, both, the parameters too; ZeRO 0, 1 and
 2, which send weights and gradients once in an update, then pipelines, then ZeRO 3, which gathers weights for every
-pass; without recomputation, then with it; as many micro-batches as the recipe has, then more and smaller ones; fewer
-bytes on the host; the lower ZeRO stage.
+pass, then networks on ranks of their own, some of which wait; without recomputation, then with it; as many
+micro-batches as the recipe has, then more and smaller ones; fewer bytes on the host; the lower ZeRO stage.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Kind(NamedTuple):
     tier: int  # place in the order of costs
     stages: int = 1  # number of pipeline stages
     discriminator_file: str | None = None  # D's DeepSpeed file, if it has another
+    divides: bool = False  # whether each network has ranks of its own
 
 
 class Resources(NamedTuple):
@@ -102,12 +103,19 @@ WITHOUT_STAGES = [
     *(Kind(f"ZeRO {stage}", f"ds_configs/zero{stage}{{}}.json", 0) for stage in (0, 1, 2)),
     Kind("ZeRO 3", "ds_configs/zero3{}.json", _PIPELINE_TIER + 1),
 ]
+_OWN_RANKS = [
+    kind._replace(name=f"{kind.name}, ranks of their own", tier=_PIPELINE_TIER + 2, divides=True)
+    for kind in WITHOUT_STAGES
+]
+_MICRO_BATCHES = (1, 2, 4)
+"""Multiples of the recipe's number of micro-batches that are tried on ranks of their own."""
+
 _ZERO2, _ZERO2_OFFLOAD = "ds_configs/zero2{}.json", "ds_configs/zero2_offload.json"
 _OFFLOADED = [
-    Kind("ZeRO 2, D's optimizer on the host", _ZERO2, _PIPELINE_TIER + 2, discriminator_file=_ZERO2_OFFLOAD),
-    Kind("ZeRO 2, G's optimizer on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 2, discriminator_file=_ZERO2),
-    Kind("ZeRO 2, both optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 3),
-    Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 4),
+    Kind("ZeRO 2, D's optimizer on the host", _ZERO2, _PIPELINE_TIER + 3, discriminator_file=_ZERO2_OFFLOAD),
+    Kind("ZeRO 2, G's optimizer on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 3, discriminator_file=_ZERO2),
+    Kind("ZeRO 2, both optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 4),
+    Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 5),
 ]
 
 
@@ -159,6 +167,8 @@ class Surveyor:
         for stages in _STAGES:
             if stages <= most and self.resources.gpus % stages == 0:
                 yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
+        if self.resources.gpus > 1:
+            yield from _OWN_RANKS
         if all(self._precision(network) == "bf16" for network in NETWORKS):
             yield from _OFFLOADED
         else:
@@ -188,7 +198,7 @@ class Surveyor:
     def _accumulations(self, kind: Kind) -> list[int]:
         """Possible numbers of micro-batches, at least one; the one nearest to the recipe's comes first."""
         batch, own = self._recipe.batch, self._recipe.accumulation
-        numbers = divisors(batch)
+        numbers = [times * own for times in _MICRO_BATCHES] if kind.divides else divisors(batch)
         if kind.stages > 1:
             filling = [n for n in numbers if n % kind.stages == 0 and n <= _FULL * kind.stages]
             numbers = filling or numbers[:1]
@@ -224,7 +234,7 @@ class Surveyor:
                 "pipeline_stages": stages,
                 "activation_checkpointing": recomputes,
                 "accumulation": None,
-                "ranks": None,
+                "ranks": "auto" if kind.divides else None,
             }
             changes += [
                 f"{field}.{key}={_text(value)}" for key, value in wanted.items() if getattr(engine, key) != value

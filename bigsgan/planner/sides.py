@@ -20,8 +20,6 @@ from bigsgan.engines.pipeline.layout import build_on_meta
 from bigsgan.engines.tasks import awaited, in_turn
 from bigsgan.planner.counting import count_games, count_heads, count_layers, stage_bounds
 
-EXACT, OVERLAPPED = "exact", "overlapped"
-
 
 class StageWork(NamedTuple):
     """Operations of a forward pass of one image through a stage."""
@@ -47,11 +45,6 @@ class UpdateWork:
     stages: dict[str, list[StageWork]]  # of each network
     kinds: list[UpdateKind]  # of updates; their shares add up to 1
     _programs: dict[tuple[int, str, int], list[Task]] = field(default_factory=dict)
-
-    @property
-    def schedule(self) -> str:
-        """``overlapped``, where both networks are updated at once, or ``exact``, where they take turns."""
-        return OVERLAPPED if self.plan.recipe.objective.schedule == OVERLAPPED else EXACT
 
     def of_task(self, kind: UpdateKind, task: Task, stage: int) -> float:
         """Operations of a task on a stage, were all samples on one replica; 0 for a step.
@@ -81,18 +74,14 @@ class UpdateWork:
             self._programs[key] = [turn.task for turn in Order(self.plan, stages)(kind.phases)]
         return self._programs[key]
 
-    def total(self, network: str, which: str | None = None) -> float:
-        """Operations of a network in the mean update, for the whole batch.
-
-        Of all tasks, or of those of one kind, such as ``backward``, that make gradients of parameters.
-        """
+    def total(self, network: str) -> float:
+        """Operations of a network in the mean update, for the whole batch."""
         return sum(
             kind.share * self.of_task(kind, task, stage)
             for kind in self.kinds
             for number, phase in enumerate(kind.phases)
             if phase.network == network
             for task in in_turn(number, phase)
-            if which is None or (task.kind == which and not phase.frozen)
             for stage in range(len(self.stages[network]))
         )
 
@@ -119,21 +108,6 @@ def _kinds(plan: RunPlan) -> list[UpdateKind]:
     return [UpdateKind(phases_of(plan, game), times / found.total()) for game, times in found.items()]
 
 
-class Speed(NamedTuple):
-    """How fast a layout is."""
-
-    seconds: Mapping[str, float]  # of one operation, by network: on a rank of it
-    # seconds of a network's step, in which its gradients and weights travel
-    steps: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
-    # seconds from when images, or gradients at them, are computed until the others have them, by what computes them: a
-    # micro-batch
-    travel: Mapping[str, float] = dict.fromkeys(NETWORKS, 0.0)
-
-
-UNIT = Speed(dict.fromkeys(NETWORKS, 1.0))
-"""Time in operations."""
-
-
 class Timing(NamedTuple):
     """Of the mean update."""
 
@@ -142,20 +116,12 @@ class Timing(NamedTuple):
     idle: float  # share of all ranks' time in which they wait
 
 
-def time_update(
-    work: UpdateWork, replicas: Mapping[str, int], schedule: str | None = None, speed: Speed = UNIT
-) -> Timing:
-    """Time of the mean update on so many replicas of each network, with the recipe's schedule or another.
-
-    The recipe's is simulated task by task. If it is ``exact``, ``overlapped`` is taken to be as long as the side
-    that has more to do: less it cannot be.
-    """
-    schedule = schedule or work.schedule
-    assert schedule in (work.schedule, OVERLAPPED), "an update that overlaps does not tell how long the exact one is"
+def time_update(work: UpdateWork, replicas: Mapping[str, int]) -> Timing:
+    """Time of the mean update on so many replicas of each network, simulated task by task, in operations."""
     seconds, busy = 0.0, dict.fromkeys(NETWORKS, 0.0)
     for kind in work.kinds:
-        makespan, own = _simulate(work, kind, replicas, speed)
-        seconds += kind.share * (makespan if schedule == work.schedule else max(own.values()))
+        makespan, own = _simulate(work, kind, replicas)
+        seconds += kind.share * makespan
         for network in NETWORKS:
             stages = len(work.stages[network])
             busy[network] += kind.share * sum(own[network, stage] for stage in range(stages)) / stages
@@ -168,12 +134,10 @@ _Device = tuple[str, int]
 """A stage of a network."""
 
 
-def _simulate(
-    work: UpdateWork, kind: UpdateKind, replicas: Mapping[str, int], speed: Speed
-) -> tuple[float, dict[_Device, float]]:
+def _simulate(work: UpdateWork, kind: UpdateKind, replicas: Mapping[str, int]) -> tuple[float, dict[_Device, float]]:
     """When an update of a kind ends, and how long each device computes.
 
-    Every device takes its tasks in their order, each as soon as what it reads is there; messages cost nobody's time.
+    Every device takes its tasks in their order, each as soon as what it reads is there; messages and steps take none.
     """
     devices = [(network, stage) for network in NETWORKS for stage in range(len(work.stages[network]))]
     programs = {device: work.program(kind, *device) for device in devices}
@@ -191,10 +155,8 @@ def _simulate(
                 if needed is not None:
                     if needed not in ends:
                         break
-                    source = kind.phases[needed[0].phase].network
-                    start = max(start, ends[needed] + (speed.travel[source] if source != network else 0.0))
-                operations = work.of_task(kind, task, stage) / replicas[network]
-                taken = speed.steps[network] if task.kind == "step" else operations * speed.seconds[network]
+                    start = max(start, ends[needed])
+                taken = work.of_task(kind, task, stage) / replicas[network]
                 ends[task, stage] = free[device] = start + taken
                 busy[device] += taken
                 place[device] += 1

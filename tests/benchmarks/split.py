@@ -118,9 +118,9 @@ def expected(division, options, unit):
     with tempfile.TemporaryDirectory() as directory:
         counted = sides.count_update(one_of_each(tiny_recipe(Path(directory), *options), None))
     stages = {network: [sides.StageWork(1.0, 1.0)] for network in NETWORKS}
-    speed = sides.Speed(dict.fromkeys(NETWORKS, unit / SAMPLES))
     work = sides.UpdateWork(counted.plan, stages, counted.kinds)
-    return sides.time_update(work, dict(zip(NETWORKS, division, strict=True)), None, speed)
+    found = sides.time_update(work, dict(zip(NETWORKS, division, strict=True)))
+    return found._replace(seconds=found.seconds * unit / SAMPLES)
 
 
 def measure_waiting(schedules, unit, num_updates):

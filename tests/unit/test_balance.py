@@ -110,19 +110,6 @@ def test_auto_takes_the_best_of_all_divisions(num, d_steps, tmp_path):
     assert times[found.numbers["generator"]] == pytest.approx(min(times.values()))
 
 
-def test_overlapped_sides_take_the_same_time(tmp_path):
-    """Both updates of a round are computed at once, so that the busier side decides."""
-    options = ["objective.d_steps=2", "generator.channels=6"]
-    recipe, work = recipe_of(tmp_path, AUTO, *options), work_of(tmp_path, *options)
-    g, d = (work.total(network) for network in NETWORKS)
-    best = min((g for g in range(1, 8) if 240 % g == 240 % (8 - g) == 0), key=lambda n: max(g / n, d / (8 - n)))
-    found = divide(recipe, 8, tmp_path, schedule="overlapped")
-    assert found.numbers == {"generator": best, "discriminator": 8 - best}
-    slowest = max(g / best, d / (8 - best))
-    assert found.timing.seconds == pytest.approx(slowest)
-    assert found.timing.idle == pytest.approx(1 - (g + d) / (8 * slowest))
-
-
 @pytest.mark.slow
 def test_stages_wait_as_pipelines_do(tmp_path):
     """G in 2 stages with as many micro-batches as do not fit at once: no update is shorter than its busiest device."""
@@ -136,16 +123,6 @@ def test_stages_wait_as_pipelines_do(tmp_path):
     )
     found = divide(recipe_of(tmp_path, AUTO, *stages(2, 1), "accumulation=4"), 7, tmp_path)
     assert found.numbers["generator"] % 2 == 0
-
-
-def test_messages_and_steps_take_their_time(tmp_path):
-    """In an update of one micro-batch images go twice and gradients once, and all three steps of both lie in a row."""
-    work, replicas = work_of(tmp_path), dict.fromkeys(NETWORKS, 1)
-    seconds, plain = dict.fromkeys(NETWORKS, 1.0), sides.time_update(work, replicas)
-    slow = sides.Speed(seconds, {"generator": 3e9, "discriminator": 5e9}, {"generator": 7e9, "discriminator": 11e9})
-    late = sides.time_update(work, replicas, speed=slow)
-    assert late.seconds == pytest.approx(plain.seconds + 7e9 + 5e9 + 11e9 + 3e9)
-    assert late.busy["generator"] == pytest.approx(plain.busy["generator"] + 3e9)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from bigsgan.config import NETWORKS, both_engines, load_recipe, plan_run
 from bigsgan.errors import UserError
 from bigsgan.planner import report
 from bigsgan.planner.activations import Traces
+from bigsgan.planner.balance import plan_balanced
 from bigsgan.planner.layouts import USABLE, Resources, Surveyor
 from bigsgan.planner.memory import predict
 
@@ -117,6 +118,21 @@ def test_where_nothing_fits_the_closest_says_what_it_needs():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_networks_on_ranks_of_their_own_are_taken_where_they_alone_fit():
+    """Two ranks that hold one network each need less than two that hold both."""
+    found, _ = survey(2, GIB, ["batch=24"])
+    divided = [layout for layout in found.layouts if "ranks of their own" in layout.name]
+    assert len(divided) == 8
+    least = min(divided, key=lambda layout: layout.prediction.peak)
+    assert found.best.name == "ZeRO 0"
+    room, _ = survey(2, least.prediction.peak / USABLE + 1, ["batch=24"])
+    assert (room.best.name, room.best.overrides) == (least.name, least.overrides)
+    plan, _ = plan_balanced(load_recipe(shipped.recipe("digits"), least.overrides), 2)
+    assert plan.is_split
+    assert predict(plan, Traces()).peak == least.prediction.peak
+
+
 def test_a_recipe_in_stages_is_surveyed():
     stages = both_engines("pipeline_stages=2")
     found, _ = survey(4, GIB, stages)
