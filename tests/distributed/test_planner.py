@@ -84,21 +84,10 @@ LAYOUTS = {
     "BigGAN, ZeRO 1, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(1)),
     "BigGAN, ZeRO 3, exact R1": ([*BIGGAN, "objective.r1={weight: 1, every: 2}"], zero(3)),
     "BigGAN, 2 stages, exact R1": ([*BIGGAN, *STAGES, "objective.r1={weight: 1, every: 2}"], zero(1)),
-    "BigGAN, ZeRO 1, finite differences": ([*BIGGAN, *FINITE], zero(1)),
-    "BigGAN, ZeRO 3, finite differences": ([*BIGGAN, *FINITE], zero(3)),
     "BigGAN, 2 stages, finite differences": ([*BIGGAN, *STAGES, *FINITE], zero(1)),
     "perceptrons, ZeRO 3, exact R1": ([*PERCEPTRONS, "objective.r1={weight: 1, every: 2}"], zero(3)),
     "perceptrons, ZeRO 3, exact R1 by a double backward": (
         [*PERCEPTRONS, "objective.r1={weight: 1, every: 2, method: double_backward}"],
-        zero(3),
-    ),
-    "perceptrons, ZeRO 3, exact R1, recomputing": (
-        [*PERCEPTRONS, *RECOMPUTING, "objective.r1={weight: 1, every: 2}"],
-        zero(3),
-    ),
-    "deep perceptrons, ZeRO 3, exact R1": ([*DEEP, "objective.r1={weight: 1, every: 2}"], zero(3)),
-    "deep perceptrons, ZeRO 3, exact R1 by a double backward": (
-        [*DEEP, "objective.r1={weight: 1, every: 2, method: double_backward}"],
         zero(3),
     ),
     "BigGAN, ZeRO 2, reused fakes": ([*BIGGAN, "objective={reuse_fakes: true, d_steps: 2}"], zero(2)),
@@ -108,8 +97,6 @@ LAYOUTS = {
     ),
     "BigGAN, 2 stages, reused fakes": ([*BIGGAN, *STAGES, "objective.reuse_fakes=true"], zero(1)),
     "BigGAN, 2 stages": (BIGGAN + STAGES, zero(1)),
-    "BigGAN, 2 stages, recomputing": ([*BIGGAN, *STAGES, "pipeline.generator_phase=recompute"], zero(0)),
-    "BigGAN, each network on a rank": ([*BIGGAN, "engines.generator.ranks=1"], zero(1)),
     "BigGAN, each network on a rank, overlapped": (
         [*BIGGAN, "engines.generator.ranks=1", "objective.schedule=overlapped"],
         zero(1),
@@ -137,16 +124,11 @@ LAYOUTS = {
     "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
     "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
-    "perceptrons, ZeRO 1 in bf16": (PERCEPTRONS, zero(1, **BF16)),
     "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),
     "perceptrons, ZeRO 3 in bf16": (PERCEPTRONS, zero(3, **BF16)),
     "perceptrons, ZeRO 1, optimizer on the host": (PERCEPTRONS, zero(1, zero=HOST)),
     "perceptrons, ZeRO 2 in bf16, optimizer on the host": (PERCEPTRONS, zero(2, zero=HOST, **BF16)),
     "perceptrons, ZeRO 3 in bf16, optimizer on the host": (PERCEPTRONS, zero(3, zero=HOST, **BF16)),
-    "perceptrons, ZeRO 3 in bf16, optimizer on the host, exact R1": (
-        [*PERCEPTRONS, "objective.r1={weight: 1, every: 2}"],
-        zero(3, zero=HOST, **BF16),
-    ),
     "deep perceptrons, ZeRO 3, parameters and optimizer on the host, exact R1": (
         [*DEEP, "objective.r1={weight: 1, every: 2}"],
         zero(3, zero={**HOST, "offload_param": {"device": "cpu"}}),

@@ -98,6 +98,10 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
     "accelerator": ({"DS_ACCELERATOR": "foo"}, ("DS_ACCELERATOR", "must be one of cuda", "`unset DS_ACCELERATOR`")),
     "interface": ({"GLOO_SOCKET_IFNAME": "none7"}, ("GLOO_SOCKET_IFNAME", "must be a network", "name one of them")),
+    "more on a host than in all": (
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+        ("LOCAL_SIZE", "must be a whole number from 1 to 2, got '3'", "`unset LOCAL_SIZE`"),
+    ),
     "local rank of others": (
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
         ("LOCAL_RANK", "must be less than LOCAL_SIZE (2), got 2 (environment variables)", "run `unset RANK`"),

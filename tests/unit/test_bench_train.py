@@ -2,14 +2,12 @@
 
 import json
 import math
-from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
 from bigsgan.bench import arithmetic, product, train
-from bigsgan.bench import comm as bench_comm
 from bigsgan.bench.arithmetic import Arithmetic, arithmetic_of
 from bigsgan.bench.lazy import partly_timed, whole_cycles
 from bigsgan.bench.measure import Settings, Visit, covered
@@ -70,19 +68,6 @@ def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch, caplog):
     assert [each.recipe for each in built] == [plan.recipe.model_copy(update={"monitor": []})]
     assert not any(engine.file.profiles for engine in built[0].engines.values())
     assert caplog.messages == ["flops_profiler is left out here; a run writes its profiles"]
-
-
-def test_tables_of_collectives_say_what_they_count_and_what_variants_leave_out(tmp_path, capsys):
-    recipe = tiny_recipe(tmp_path)
-    logged = {"name": "all_gather_into_tensor", "bytes": 8, "calls": 1, "milliseconds": 1.0}
-    found = {"networks": {}, "collectives": [], "comms_logger": [logged]}
-    variants = plan_variants(recipe, chosen_variants("zero1", recipe), 2)
-    own = [replace(each, variant=replace(each.variant, name="recipe")) for each in variants]
-    for planned, tells in ((variants, True), (own, False)):
-        bench_comm._show(planned, [{**found, "variant": planned[0].variant.name}], None)
-        said = capsys.readouterr().out
-        assert ("\nvariants have built-in DeepSpeed files: " in said) == tells
-        assert "\nbytes of an all-gather: of one rank's part\n" in said
 
 
 def test_generators_loss_has_all_its_parts(tmp_path):
@@ -185,29 +170,6 @@ def test_tf32_is_switched_for_its_variant_alone(tmp_path, monkeypatch, without_r
         ("baseline", str(DEFAULTS)),
         ("baseline_tf32", str(ALL)),
     ]
-    assert uses_tf32() == DEFAULTS
-
-
-def test_tf32_is_put_back_after_an_error(tmp_path, monkeypatch, without_ranks):
-    recipe, seen = tiny_recipe(tmp_path), []
-
-    def build(plan, distributed):
-        seen.append(uses_tf32())
-        raise errors.pop()
-
-    monkeypatch.setattr(train, "build_plain_loop", build)
-    planned = plan_variants(recipe, chosen_variants("baseline_tf32", recipe), 1)
-    errors = [
-        UserError("memory", None, "is not enough", "take less"),
-        UserError("memory", None, "is not enough", "take less"),
-    ]
-    with pytest.raises(UserError, match="is not enough"):
-        train._measure(planned, Settings(1, 1, 1))
-    assert uses_tf32() == DEFAULTS
-    errors = [ValueError("lost")]
-    with pytest.raises(ValueError, match="lost"):
-        train._measure(planned, Settings(1, 1, 1))
-    assert seen == [ALL] * 3
     assert uses_tf32() == DEFAULTS
 
 

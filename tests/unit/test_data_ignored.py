@@ -16,7 +16,7 @@ from PIL import Image
 from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
-from bigsgan.data.listing import ignored, image_suffixes
+from bigsgan.data.listing import image_suffixes
 from bigsgan.errors import UserError
 from bigsgan.inference.translations import _images
 
@@ -249,29 +249,6 @@ def test_a_file_of_another_format_is_not_called_damaged(tmp_path, content, what)
         opened("zip", tmp_path / "data.zip")
 
 
-@pytest.mark.parametrize(
-    "names, tools",
-    [
-        (["a.tar.zst"], "unzstd"),
-        (["a.tar.gz", "b.tgz", "c.tar.Z"], "gunzip"),
-        (["a.tbz2", "b.txz", "c.tar.lz4"], "bunzip2, unlz4, unxz"),
-    ],
-)
-def test_what_decompresses_shards_is_named(tmp_path, names, tools):
-    for name in names:
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(UserError, match=rf"; decompress them to \*\.tar \({tools}\)$"):
-        opened("tar", tmp_path)
-
-
-def test_one_ignored_file_is_one(tmp_path):
-    root = write("folder", tmp_path / "data", ["a.png", "b.heic"])
-    with pytest.raises(
-        UserError, match=r"has 1 file that would be ignored, and 1 image.* set data.max_ignored=1 to ignore it"
-    ):
-        opened("folder", root, max_ignored=0)
-
-
 @pytest.mark.parametrize("num_classes", [0, 10])
 def test_an_empty_zip_file_contains_no_images(tmp_path, num_classes):
     with pytest.raises(UserError, match=r"data.root: '.*' contains no images; give a zip file with files of .jpg"):
@@ -298,23 +275,3 @@ def test_commands_end_with_what_they_ignored(tmp_path, capsys, command):
     assert cli.main(["data", command, str(many), str(tmp_path / "other"), *options]) == 2
     assert f"SRC: '{many}' has 9 files that would be ignored, and 2 images (" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-def test_one_is_singular(tmp_path, capsys, caplog):
-    root = write("folder", tmp_path / "data", ["a/1.png", "a/2.png"])
-    (root / "a/2.png").write_bytes(b"not an image")
-    assert cli.main(["data", "prepare", str(root), str(tmp_path / "m"), "--resolution", "4", "--format", "tar"]) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'm'}: 1 image of 1 class, cropped to 4x4\n")
-    assert warned(caplog)[-1] == "1 unreadable image was skipped"
-    assert ignored(["b.txt"], []).text() == "1 other file ignored: 1 .txt, such as b.txt"
-    assert ignored(["README", "Makefile"], []).text() == "2 other files ignored: 2 without a suffix, such as Makefile"
-
-
-def test_a_start_that_is_refused_leaves_no_index(tmp_path):
-    root = write("tar", tmp_path / "data", ["1.png", "1.cls"])
-    with pytest.raises(UserError, match="must be 1 with this data"):
-        opened("tar", root, num_classes=2)
-    assert len(opened("tar", root, num_classes=1)) == 1
-    assert [path.name for path in root.iterdir()] == ["0.tar"]
-    shards.keep_indices()  # a run has begun
-    assert sorted(path.name for path in root.iterdir()) == [".bigsgan-index-classes.npz", "0.tar"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from bigsgan.doctor import collectives
 from bigsgan.runtime import comm
@@ -19,63 +18,9 @@ def number(rank, numel, start=0):
     return (5 * np.arange(start, start + numel) + 2 * rank) % 9 - 4.0
 
 
-@pytest.fixture
-def as_if(monkeypatch):
-    """Collectives as if this were rank 3 of ``num``, and the numbers of elements that they were given."""
-
-    def plant(num):
-        sizes = []
-
-        def fill(tensor, found):
-            sizes.append(tensor.numel())
-            return tensor.copy_(torch.from_numpy(found))
-
-        def total(numel, start=0):
-            return sum(number(each, numel, start) for each in range(num))
-
-        def gather(whole, own):
-            fill(whole, np.concatenate([number(each, own.numel()) for each in range(num)]))
-
-        def scatter(part, own):
-            sizes.append(own.numel())
-            fill(part, total(part.numel(), RANK * part.numel()))
-
-        fakes = {
-            "sum_over_ranks": lambda own: fill(own, total(own.numel())),
-            "mean_over_ranks": lambda own: fill(own.clone(), total(own.numel()) / num),
-            "largest_over_ranks": lambda own: fill(own, np.max([number(each, own.numel()) for each in range(num)], 0)),
-            "broadcast": lambda owns, source: fill(owns[0], number(source, owns[0].numel())),
-        }
-        for name, fake in fakes.items():
-            monkeypatch.setattr(comm, name, fake)
-        monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
-        monkeypatch.setattr(dist, "reduce_scatter_tensor", scatter)
-        return sizes
-
-    return plant
-
-
 def before(own):
     """What the rank before this one sends."""
     return torch.from_numpy(number(RANK - 1, own.numel())).float()
-
-
-@pytest.mark.parametrize("num", [5, 12])
-def test_what_is_expected_of_many_ranks(as_if, num):
-    as_if(num)
-    names = []
-    for name, found, expected in collectives._cases(RANK, num, 1000, torch.float32, before):
-        assert torch.allclose(found.double(), expected, rtol=2.0**-24, atol=0), name
-        names.append(name)
-    assert len(names) == 8
-
-
-def test_memory_does_not_grow_with_the_ranks(as_if, monkeypatch):
-    monkeypatch.setattr(collectives, "MOST_GATHERED", 4000)
-    for num in (4, 16, 100):
-        sizes = as_if(num)
-        assert len(list(collectives._cases(RANK, num, 1000, torch.float32, before))) == 8
-        assert max(sizes) == 4000
 
 
 @pytest.mark.parametrize(

@@ -153,32 +153,6 @@ def test_a_pods_name_may_come_later(monkeypatch):
     launched.check_launcher()
 
 
-ALONE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize(
-    "variables, message",
-    [
-        ({**ALONE, "LOCAL_SIZE": "3"}, "LOCAL_SIZE: must be a whole number from 1 to 2, got '3'"),
-        ({**ALONE, "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE: must be a whole number from 1 to 2, got '3'"),
-        ({**ALONE, "LOCAL_RANK": "2"}, "LOCAL_RANK: must be less than WORLD_SIZE (2), got 2"),
-        ({**ALONE, "LOCAL_RANK": "1", "LOCAL_SIZE": "1"}, "LOCAL_RANK: must be less than LOCAL_SIZE (1), got 1"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK: must be a whole number from 0"),
-        ({"LOCAL_SIZE": "0"}, "LOCAL_SIZE: must be a whole number from 1"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT: must be a whole number from 1 to 65535"),
-        ({"WORLD_SIZE": "\u0663", "RANK": "0"}, "WORLD_SIZE: must be a whole number from 1"),
-    ],
-)
-def test_numbers_of_a_launcher_that_do_not_fit_each_other(monkeypatch, variables, message):
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as caught:
-        launched.check_launcher()
-    assert str(caught.value).startswith(message)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
