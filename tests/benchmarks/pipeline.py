@@ -7,7 +7,7 @@ that sleep: a run of the tiny recipe, whose computing is real, but each task end
 earliest when its planned time is over. A micro-batch takes a stage of G one unit forward and two units backward, and
 half of the latter where the layers are frozen; the discriminator's own update sees twice the samples. Bytes and memory
 are those of a larger recipe that does not sleep. With ``--r1`` D carries exact R1 in every update, and the bubble alone
-is measured; see pipeline_tangents. The output is Markdown. Linux only.
+is measured. The output is Markdown. Linux only.
 """
 
 import argparse

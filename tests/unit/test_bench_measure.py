@@ -10,7 +10,7 @@ from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
 from torch.autograd import DeviceType
 
 from bigsgan.bench import measure
-from bigsgan.bench.measure import Settings, _profiled_shares, _timed
+from bigsgan.bench.measure import _profiled_shares
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing, release_process_groups
 
 
@@ -71,19 +71,6 @@ def test_communication_counts_where_nothing_computes(loop, monkeypatch):
         profiler = nullcontext(SimpleNamespace(events=lambda events=events: events))
         monkeypatch.setattr(measure, "profile", lambda activities, profiler=profiler: profiler)
         assert look() == pytest.approx(expected)
-
-
-def test_peaks_are_taken_before_the_profiler(loop, monkeypatch):
-    """On a GPU, in whose stead the clock of the host counts here."""
-    watch = measure.Stopwatch()
-    monkeypatch.setattr(measure, "Stopwatch", lambda: watch)
-    monkeypatch.setattr(measure.comm, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(measure.comm, "synchronize", lambda: None)
-    monkeypatch.setattr(measure.comm, "peak_memory_bytes", lambda: loop.updates)
-    host = SimpleNamespace(peak=lambda: loop.updates, before=0)
-    visit = _timed(loop, Settings(1, 2, 3), host)
-    assert (visit.device_peak, visit.host_peak, loop.updates) == (5, 5, 6)
-    assert visit.busy == 0.5
 
 
 def test_nothing_is_left_where_a_block_fails():

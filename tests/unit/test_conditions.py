@@ -1,11 +1,9 @@
 """Labels that are vectors: where they come from, and what networks make of them."""
 
 import csv
-import io
 import json
 import re
 import shlex
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +22,10 @@ from bigsgan.data.shards import keep_indices
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
+from tests.archives import png, write_tar, write_zip
 from tests.networks import filled
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES, tiny_recipe
-from tests.unit.test_data_packed import write_tar
 
 NAMES = ["a.png", "b.png", "sub/c.png"]
 VECTORS = [[0.5, -1.0, 2.0], [1.5, 0.0, 0.25], [0.0, 3.0, -2.0]]
@@ -53,10 +51,8 @@ def section(root: Path, **keys):
 def test_vectors_of_dataset_json(tmp_path, kind):
     root = listed(images(tmp_path / "data"), [*zip(NAMES, VECTORS, strict=True)])
     if kind == "zip":
-        with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-            for path in sorted(root.rglob("*.*")):
-                archive.write(path, path.relative_to(root))
-        root = tmp_path / "data.zip"
+        members = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*.*"))}
+        root = write_zip(tmp_path / "data.zip", members)
     dataset = build_dataset(section(root, condition_size=3))
     np.testing.assert_array_equal(dataset.labels, np.array(VECTORS, np.float32))
     image, label = dataset[2]
@@ -205,14 +201,9 @@ def shard(root: Path, members) -> Path:
     return write_tar(root / "0.tar", members).parent
 
 
-def png(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (16, 16), value).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_vectors_of_shards(tmp_path):
-    members = {"a.png": png(0), "a.json": b'{"label": [1, 0, 1]}', "b.png": png(40), "b.cls": b"1", "c.png": png(80)}
+    members = {f"{name}.png": png(value, 16) for name, value in (("a", 0), ("b", 40), ("c", 80))}
+    members |= {"a.json": b'{"label": [1, 0, 1]}', "b.cls": b"1"}
     keys = {"kind": "tar", "root": str(shard(tmp_path, members)), "num_classes": 3, "multi_label": True}
     with pytest.raises(UserError, match="has 1 of 3 images without a label"):
         build_dataset(Data(**keys))
@@ -303,7 +294,7 @@ def test_a_first_row_of_an_image_is_no_head(tmp_path):
 
 
 def test_a_vector_in_json_comes_before_a_class(tmp_path):
-    members = {"a.png": png(0), "a.json": b'{"label": [1, 0, 1]}', "a.cls": b"1"}
+    members = {"a.png": png(0, 16), "a.json": b'{"label": [1, 0, 1]}', "a.cls": b"1"}
     keys = {"kind": "tar", "root": str(shard(tmp_path, members)), "num_classes": 3, "multi_label": True}
     np.testing.assert_array_equal(build_dataset(Data(**keys)).labels, np.float32([[1, 0, 1]]))
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import logging
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from bigsgan.data import build_dataset, shards
 from bigsgan.data.listing import image_suffixes
 from bigsgan.errors import UserError
 from bigsgan.inference.translations import _images
+from tests.archives import png, write_tar, write_zip
 
 
 def warned(caplog):
@@ -26,13 +25,7 @@ def warned(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def png() -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (4, 4)).save(file, "PNG")
-    return file.getvalue()
-
-
-PNG = png()
+PNG = png(0)
 
 
 def write(kind: str, place: Path, names: list[str]) -> Path:
@@ -40,16 +33,9 @@ def write(kind: str, place: Path, names: list[str]) -> Path:
     place = place.with_suffix(".zip") if kind == "zip" else place
     contents = {name: b"0" if name.endswith(".cls") else PNG for name in names}
     if kind == "zip":
-        with zipfile.ZipFile(place, "w") as archive:
-            for name, content in contents.items():
-                archive.writestr(name, content)
+        write_zip(place, contents)
     elif kind == "tar":
-        place.mkdir()
-        with tarfile.open(place / "0.tar", "w") as archive:
-            for name, content in contents.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+        write_tar(place / "0.tar", contents)
     else:
         for name, content in contents.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,15 +17,10 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.source import open_source
 from bigsgan.errors import UserError
+from tests.archives import png, write_zip
 from tests.preparing import origin
 
 NUM = 30
-
-
-def png(value: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (4, 4), value).save(file, "PNG")
-    return file.getvalue()
 
 
 def images() -> dict[str, bytes]:
@@ -39,10 +33,7 @@ def write(kind: str, place: Path, members: dict[str, bytes], labels: object = No
     content = json.dumps({"labels": labels}) if text is None else text
     members = {**members, "dataset.json": content.encode()}
     if kind == "zip":
-        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
-            for name, each in members.items():
-                archive.writestr(name, each)
-        return place.with_suffix(".zip")
+        return write_zip(place.with_suffix(".zip"), members)
     for name, each in members.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(each)
@@ -188,12 +179,10 @@ def test_encoded_images_have_the_classes_of_the_listing(tmp_path, kind, capsys):
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_names_that_begin_with_a_slash_are_below_the_root(tmp_path, num_classes):
     """As `unzip` and `tar` read them; the classes are the folders, or the listing's."""
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr("/", b"")
-        for name in ("/a/1.png", "/b/2.png"):
-            archive.writestr(name, png(int(name[3])))
-        if num_classes == 3:
-            archive.writestr("/dataset.json", json.dumps({"labels": [["/a/1.png", 2], ["b/2.png", 0]]}))
+    members = {"/": b"", "/a/1.png": png(1), "/b/2.png": png(2)}
+    if num_classes == 3:
+        members["/dataset.json"] = json.dumps({"labels": [["/a/1.png", 2], ["b/2.png", 0]]}).encode()
+    write_zip(tmp_path / "x.zip", members)
     expected = {1: 0, 2: 1} if num_classes == 2 else {1: 2, 2: 0}
     assert values(opened("zip", tmp_path / "x.zip", num_classes)) == expected
 
@@ -213,9 +202,7 @@ def test_one_file_has_one_label(tmp_path, kind):
 def test_names_with_backslashes_are_paths(tmp_path):
     """As zip files of Windows have them; and a listing that was written there."""
     members = {f"{'abc'[i % 3]}\\{i}.png": png(i) for i in range(6)}
-    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-        for name, content in {"a\\": b"", **members, ".git\\x.png": b""}.items():
-            archive.writestr(name, content)
+    write_zip(tmp_path / "data.zip", {"a\\": b"", **members, ".git\\x.png": b""})
     assert values(opened("zip", tmp_path / "data.zip", 3)) == {i: i % 3 for i in range(6)}
     root = write("zip", tmp_path / "listed", members, [[name, 1 - i % 2] for i, name in enumerate(members)])
     assert values(opened("zip", root, 2)) == {i: 1 - i % 2 for i in range(6)}
@@ -224,9 +211,8 @@ def test_names_with_backslashes_are_paths(tmp_path):
 @pytest.mark.parametrize("names", [("a\\0.png", "a/0.png"), ("./0.png", "0.png"), ("./a/0.png", "a\\0.png")])
 def test_names_of_a_zip_file_that_are_the_same_are_refused(tmp_path, names):
     """Otherwise one of the two images would be lost. Folders may come twice."""
-    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-        for name in ("a/", "./a/", *names):
-            archive.writestr(name, png(3) if name.endswith("png") else b"")
+    members = {name: png(3) if name.endswith("png") else b"" for name in ("a/", "./a/", *names)}
+    write_zip(tmp_path / "data.zip", members)
     with pytest.raises(UserError, match=re.escape(f"has members with the same name, {names[0]!r} and {names[1]!r}; ")):
         opened("zip", tmp_path / "data.zip", 0)
 
@@ -240,10 +226,7 @@ def test_a_data_set_packed_with_its_folder_is_refused(tmp_path, kind):
         (root / "dataset.json").unlink()
         assert values(opened(kind, root / "cifar", 3)) == {i: i % 3 for i in range(NUM)}
     else:
-        with zipfile.ZipFile(root, "w") as archive:
-            for name, content in inner.items():
-                archive.writestr(name, content)
-            archive.writestr("cifar/dataset.json", "{}")
+        write_zip(root, {**inner, "cifar/dataset.json": b"{}"})
     message = r"has cifar/dataset.json, and no dataset.json beside that folder \(it lists the classes of a data set\); "
     for num_classes in (1, 3):
         with pytest.raises(UserError, match=message):
@@ -261,10 +244,7 @@ def test_several_data_sets_in_folders_are_refused(tmp_path, kind, below):
     (folder / "dataset.json").unlink()
     root = folder
     if kind == "zip":
-        root = tmp_path / "data.zip"
-        with zipfile.ZipFile(root, "w") as archive:
-            for name, content in both.items():
-                archive.writestr(name, content)
+        root = write_zip(tmp_path / "data.zip", both)
     message = rf"has {below}test/dataset.json, and no dataset.json beside the folders \({below}test, {below}train\) "
     for num_classes in (1, 2, 3):
         with pytest.raises(UserError, match=message):

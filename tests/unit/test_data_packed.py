@@ -21,6 +21,7 @@ from bigsgan.data import RealImages, Slice, build_dataset, packed
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
+from tests.archives import png, write_tar, write_zip
 
 # In the order of the folders: "a" comes before "a-b", though "a-b/1.png" comes before "a/1.png".
 NAMES = ["a/2.png", "a/deep/er/1.jpg", "a-b/1.PNG", "a-b/10.png", "a-b/9.webp", "c/x.tif"]
@@ -44,23 +45,6 @@ def write_folder(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image_bytes(seed, path.suffix[1:]))
     return root
-
-
-def write_zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
-
-
-def write_tar(path: Path, members: dict[str, bytes], tar_format: int = tarfile.GNU_FORMAT) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, "w", format=tar_format) as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
 
 
 def assert_same(dataset, other) -> None:
@@ -138,10 +122,8 @@ def packed_numbers(kind: str, directory: Path, first: int = 0) -> Path:
     directory.mkdir(exist_ok=True)
     members = {}
     for index in range(12):
-        file = io.BytesIO()
-        Image.new("L", (2, 2), first + 10 * index).save(file, "PNG")
         name = f"{index // 4}/{index:02d}"
-        members |= {f"{name}.png": file.getvalue(), f"{name}.cls": str(index // 4).encode()}
+        members |= {f"{name}.png": png(first + 10 * index, 2), f"{name}.cls": str(index // 4).encode()}
     images = {name: content for name, content in members.items() if name.endswith(".png")}
     if kind == "zip":
         return write_zip(directory / "images.zip", images)

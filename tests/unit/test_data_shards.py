@@ -13,7 +13,8 @@ import pytest
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
 from bigsgan.errors import UserError, shown
-from tests.unit.test_data_packed import image_bytes, section, write_tar
+from tests.archives import write_tar
+from tests.unit.test_data_packed import image_bytes, section
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
+from tests.archives import png
 
 NUM, SIDE = 12, 8
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, SIDE, SIDE, 3), dtype=np.uint8)
@@ -49,12 +49,6 @@ def write_hdf5(
 
 NAMES = ["owl", "cat", "dog"]
 FEATURES = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES), "text": datasets.Value("string")}
-
-
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def columns(num: int = NUM, **changes: Any) -> dict[str, list]:

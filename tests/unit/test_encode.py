@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, prepare, readable_images
 from bigsgan.images.cosines import to_cosines
+from tests.archives import write_tar, write_zip
 from tests.autoencoders import save_autoencoder
 from tests.ports import free_port
 
@@ -200,15 +200,12 @@ def packed(images: Path, kind: str, file: Path) -> None:
     paths = sorted(images.glob("*/*.png"))
     labels = {path: int(path.parent.name[-1]) for path in paths}
     if "shards" in kind:
-        file.mkdir()
         suffix = kind.removeprefix("shards")
         for number in range(2):
-            with tarfile.open(file / f"train-{number}.tar{suffix}", f"w:{suffix[1:]}") as archive:
-                for i, path in enumerate(paths[5 * number : 5 * number + 5]):
-                    for field, content in (("cls", str(labels[path]).encode()), ("png", path.read_bytes())):
-                        info = tarfile.TarInfo(f"sample{i}.{field}")
-                        info.size = len(content)
-                        archive.addfile(info, io.BytesIO(content))
+            members = {}
+            for i, path in enumerate(paths[5 * number : 5 * number + 5]):
+                members |= {f"sample{i}.cls": str(labels[path]).encode(), f"sample{i}.png": path.read_bytes()}
+            write_tar(file / f"train-{number}.tar{suffix}", members, mode=f"w:{suffix[1:]}")
         return
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         names = {
@@ -268,18 +265,12 @@ def test_a_damaged_image_in_an_archive_is_left_out(tmp_path, capsys):
     assert f"{tmp_path / 'made'}: latents of 8 images of 2 classes" in capsys.readouterr().out
 
 
-def zipped(file: Path, members: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
 def test_a_zip_file_whose_labels_are_null_has_no_classes(tmp_path, capsys):
     """As StyleGAN's and EDM2's tools write it; their folders are of 1,000 images each."""
     write_images(tmp_path / "images")
     paths = sorted((tmp_path / "images").glob("*/*.png"))
     members = {f"{i // 5:05}/{path.name}": path.read_bytes() for i, path in enumerate(paths)}
-    zipped(tmp_path / "images.zip", {**members, "dataset.json": b'{"labels": null}'})
+    write_zip(tmp_path / "images.zip", {**members, "dataset.json": b'{"labels": null}'})
     assert encode(tmp_path / "images.zip", tmp_path / "made", "dct:4") == 0
     printed = capsys.readouterr().out
     assert "latents of 10 images of no classes" in printed
@@ -320,19 +311,19 @@ def test_a_fault_of_the_disk_is_no_damaged_image(kind, fault, tmp_path, capsys, 
     [
         (lambda path: path.write_bytes(b"none"), r"SRC: must be a zip file, got '.*' \(it does not begin as one\)"),
         (lambda path: path.write_bytes(b"PK\3\4"), "SRC: '.*' is damaged"),
-        (lambda path: zipped(path, {"a.txt": b"none"}), "SRC: '.*' contains no images"),
+        (lambda path: write_zip(path, {"a.txt": b"none"}), "SRC: '.*' contains no images"),
         (
-            lambda path: zipped(path, {"a.png": b"none", "b.png": b"none", "dataset.json": ONE_LABEL}),
+            lambda path: write_zip(path, {"a.png": b"none", "b.png": b"none", "dataset.json": ONE_LABEL}),
             r"SRC: '.*' has b\.png, which its dataset\.json does not list; pack it again",
         ),
         (
-            lambda path: zipped(
+            lambda path: write_zip(
                 path, {"a.png": b"none", "dataset.json": b'{"labels": {"a.png": 0, "c.png": 1, "d": 1}}'}
             ),
             r"SRC: '.*' has no c\.png, which its dataset\.json lists \(dataset\.json lists 2 files .*; pack it again",
         ),
         (
-            lambda path: zipped(path, {"a.png": b"none", "dataset.json": b"{}"}),
+            lambda path: write_zip(path, {"a.png": b"none", "dataset.json": b"{}"}),
             r"SRC: '.*' has no readable dataset\.json: 'labels'; pack it again",
         ),
     ],

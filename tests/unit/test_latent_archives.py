@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from bigsgan.data import build_dataset
 from bigsgan.data.packed import write_tar
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
+from tests.archives import png
 from tests.autoencoders import latents, write_latents
 
 NUM = 5
@@ -39,9 +38,7 @@ def pack_tar(root: Path, images: dict[int, np.ndarray], field: str = "npy") -> P
             members += [(f"{i:03}.{field}", (root / f"{i:03}.npy").read_bytes())]
             members += [(f"{i:03}.cls", str(labels[f"{i:03}.npy"]).encode())]
             if i in images:
-                file = io.BytesIO()
-                Image.fromarray(images[i]).save(file, "PNG")
-                members.append((f"{i:03}.png", file.getvalue()))
+                members.append((f"{i:03}.png", png(images[i])))
         write_tar(shards / f"shard-{shard:06}.tar", members)
     return shards
 

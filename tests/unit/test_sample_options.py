@@ -10,42 +10,20 @@ from PIL import Image
 
 from bigsgan import sample
 from bigsgan.cli import main
-from bigsgan.config.run_directory import write_recipe
 from bigsgan.draws import Draws
-from bigsgan.importing import _Entry
 from bigsgan.inference.trained import open_trained
-from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
 from bigsgan.models.stylegan2 import Mapping
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.training.sampling import generator_inputs
-from tests.alone import save
-from tests.tiny import TINY_GAMES, tiny_recipe
+from tests import runs
+from tests.tiny import TINY_GAMES
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Make a run of a tiny recipe, whose buffers and noise strengths are not those of the beginning."""
-
-    def make(*overrides: str) -> Path:
-        recipe, generator = tiny_recipe(tmp_path, *overrides), torch.Generator().manual_seed(5)
-        stack = build_network(recipe, "generator")
-        initialize(stack, 3)
-        with torch.no_grad():
-            for name, tensor in stack.state_dict().items():
-                if name.endswith(("w_avg", "mean", "bias", "noise_strength")):
-                    tensor.normal_(generator=generator)
-                elif name.endswith("var"):
-                    tensor.uniform_(0.5, 2, generator=generator)
-        entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
-        run = tmp_path / "run"
-        write_recipe(recipe, run, {})
-        assert save(run / "checkpoints", 8, entries)
-        return run
-
-    return make
+    return lambda *overrides: runs.make_run(tmp_path, *overrides)[0]
 
 
 @pytest.fixture

@@ -10,17 +10,13 @@ from PIL import Image
 
 from bigsgan import sample
 from bigsgan.cli import main
-from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import from_cosines
-from bigsgan.importing import _Entry
 from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.sheets import Sampler, slerp
 from bigsgan.inference.trained import open_trained
-from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
-from tests.alone import save
+from tests import runs
 from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -31,19 +27,7 @@ pytestmark = pytest.mark.usefixtures("few_standing_images")
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Make a run directory with the initial weights of a tiny recipe."""
-
-    def make(*overrides: str) -> Path:
-        recipe = tiny_recipe(tmp_path, *overrides)
-        stack = build_network(recipe, "generator")
-        initialize(stack, 3)
-        entries = {name: _Entry(recipe, name, stack.state_dict()) for name in ("generator", "average")}
-        run = tmp_path / "run"
-        write_recipe(recipe, run, {})
-        assert save(run / "checkpoints", 8, entries)
-        return run
-
-    return make
+    return lambda *overrides: runs.make_run(tmp_path, *overrides)[0]
 
 
 def sampler(run: Path, seed: int = 0) -> Sampler:

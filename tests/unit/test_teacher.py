@@ -7,14 +7,12 @@ nor a penalty was in it, and the loss's coefficient was 0.7.
 
 import io
 import shutil
-import tarfile
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
@@ -37,6 +35,7 @@ from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from bigsgan.training.rank_consistency import checked_frozen
 from bigsgan.weights import gat as weights
+from tests.archives import png, write_tar
 from tests.teachers import TinyTeacher, write_teacher
 from tests.tiny import TINY_GAMES, tiny_recipe
 
@@ -210,19 +209,14 @@ def shown(root, *, horizontal_flip=False, **more):
 
 def write_shards(root, num, without=()):
     """Latents of the grey level of their images, which stand beside them."""
-    root.mkdir()
-    with tarfile.open(root / "shard-000000.tar", "w") as archive:
-        for i in range(num):
-            level = 20 * i + 10
-            latent, image = io.BytesIO(), io.BytesIO()
-            np.save(latent, np.full((4, 4, 4), level / 127.5 - 1, dtype=np.float32))
-            Image.fromarray(np.full((8, 8, 3), level, dtype=np.uint8)).save(image, "PNG")
-            members = [("npy", latent), ("cls", io.BytesIO(b"0"))] + ([] if i in without else [("png", image)])
-            for field, content in members:
-                info = tarfile.TarInfo(f"{i:03}.{field}")
-                info.size = len(content.getvalue())
-                archive.addfile(info, io.BytesIO(content.getvalue()))
-    return root
+    members = {}
+    for i in range(num):
+        level, latent = 20 * i + 10, io.BytesIO()
+        np.save(latent, np.full((4, 4, 4), level / 127.5 - 1, dtype=np.float32))
+        members |= {f"{i:03}.npy": latent.getvalue(), f"{i:03}.cls": b"0"}
+        if i not in without:
+            members[f"{i:03}.png"] = png(np.full((8, 8, 3), level, dtype=np.uint8))
+    return write_tar(root / "shard-000000.tar", members).parent
 
 
 CODEC = {"kind": "torchscript", "path": "x.pt", "factor": 2, "channels": 4}

@@ -5,7 +5,6 @@ import logging
 import re
 import struct
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from bigsgan.images.grids import image_grid
 from bigsgan.images.reading import CorruptImage, open_image, upright
 from bigsgan.images.wide import in_units, turned
 from bigsgan.models.build import build_network, example_labels
+from tests.archives import png, write_zip
 from tests.networks import filled
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -65,9 +65,7 @@ def tiff(array: np.ndarray, **more) -> bytes:
 
 
 def png8(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array.squeeze()).save(file, "PNG")
-    return file.getvalue()
+    return png(array.squeeze())
 
 
 # Of a name, the numbers (H, W, C), the file, and the range.
@@ -102,9 +100,7 @@ def test_values_of_files(tmp_path, name, kind):
     root.mkdir()
     (root / name).write_bytes(write(array))
     if kind == "zip":
-        with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
-            archive.write(root / name, name)
-        root = tmp_path / "data.zip"
+        root = write_zip(tmp_path / "data.zip", {name: write(array)})
     if kind == "tar":
         with tarfile.open(tmp_path / "0.tar", "w") as archive:
             archive.add(root / name, name)
