@@ -62,11 +62,13 @@ class States:
     host: dict[str, int]  # the same of the host's memory
     gradients: Gradients  # what comes and goes with an update
     num_masters: int  # elements that the rank updates, and averages
-    # bytes of parameters that ZeRO 3 has gathered at most while the network computes, those of all, and those of
-    # parameters that stay until the update; 0 elsewhere
+    # bytes of parameters that ZeRO 3 has gathered at most while the network computes, those of all, of the largest, of
+    # those that stay until the update, and of an element; 0 elsewhere
     gathers: int = 0
     whole: int = 0
+    largest: int = 0
     persistent: int = 0
+    gathered_each: int = 0
     spare: int = 0  # bytes of pinned blocks beyond the host's tensors in them; without a GPU nothing is pinned
     # number of pinned blocks that held parameters while these were built, by size; torch keeps them for other tensors
     built: Counter[int] = field(default_factory=Counter)
@@ -298,12 +300,11 @@ def _stage3(own: _Network) -> States:
         ending=held + sent,
         updating=held + stepping,
     )
-    gathered = (0, 0, 0)
-    if own.num > 1:
-        # What is needed again within the distance stays, and the next parameters are under way.
-        most = min(own.whole, settings.max_reuse_distance + settings.prefetch_bucket_size + own.largest)
-        small = sum(size for size in own.sizes if size <= settings.param_persistence_threshold)
-        gathered = (most * weight, own.whole * weight, small * weight)
+    # What is needed again within the distance stays, and the next parameters are under way.
+    most = min(own.whole, settings.max_reuse_distance + settings.prefetch_bucket_size + own.largest)
+    small = sum(size for size in own.sizes if size <= settings.param_persistence_threshold)
+    each = weight if own.num > 1 else 0
+    gathered = most * each, own.whole * each, own.largest * each, small * each, each
     return States(device, host, gradients, shared, *gathered, *_pinned_at_stage3(own))
 
 

@@ -240,34 +240,38 @@ def peaks(moments: Sequence[Moment], states: Mapping[str, States]) -> dict[str, 
     known: dict[tuple, Peak] = {}
     gathered = dict.fromkeys(states, 0)
     for moment in moments:
-        own = states[moment.network]
+        network, own = moment.network, states[moment.network]
         if moment.stretch is not None:
-            gathered[moment.network] = own.whole if moment.pinned else own.gathers
+            gathered[network] = own.whole if moment.pinned else own.gathers
+        others = sum(gathered.values()) - gathered[network]
         # The same passes repeat, on other micro-batches.
-        key = moment.network, id(moment.stretch), moment.takes_gradients, moment.earlier
+        key = network, id(moment.stretch), moment.takes_gradients, moment.earlier, gathered[network]
         if key not in known:
-            known[key] = _fullest(moment, own)
-        fullest = known[key]
-        activations, gradients = fullest.activations + moment.held, fullest.gradients + moment.gradients
-        peak = Peak(activations, gradients, sum(gathered.values()))
+            known[key] = _fullest(moment, own, gathered[network])
+        inside = known[key]
+        peak = Peak(inside.activations + moment.held, inside.gradients + moment.gradients, inside.gathered + others)
         if moment.name not in found or peak.total > found[moment.name].total:
             found[moment.name] = peak
         if moment.updates:
-            gathered[moment.network] = 0
+            gathered[network] = 0
         elif moment.stretch is not None and not moment.opens_graph:
-            gathered[moment.network] = own.persistent
+            gathered[network] = own.persistent
     return found
 
 
 _NOTHING = np.zeros(1, np.int64)
 
 
-def _fullest(moment: Moment, states: States) -> Peak:
-    """The fullest moment of a pass, without the memory held outside it and parameters."""
+def _fullest(moment: Moment, states: States, gathered: int) -> Peak:
+    """The fullest moment of a pass that has ``gathered`` bytes of parameters at most, without what others hold."""
     if moment.stretch is None:
-        return Peak(0, 0, 0)
-    live, gradients = moment.stretch.live, _NOTHING
+        return Peak(0, 0, gathered)
+    live, gradients, weights = moment.stretch.live, _NOTHING, np.array([gathered])
     if moment.takes_gradients:
-        gradients = states.gradients.during(moment.stretch.arrived, moment.earlier)
-    at = int((live + gradients).argmax())
-    return Peak(int(live[at]), int(gradients[min(at, len(gradients) - 1)]), 0)
+        arrived = moment.stretch.arrived
+        gradients = states.gradients.during(arrived, moment.earlier)
+        if not moment.pinned:  # a layer that has its gradients is not needed again in the pass
+            least = max(states.largest, states.persistent)
+            weights = np.clip(states.whole - arrived * states.gathered_each, least, gathered)
+    at = int((live + gradients + weights).argmax())
+    return Peak(*(int(array[min(at, len(array) - 1)]) for array in (live, gradients, weights)))
