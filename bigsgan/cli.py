@@ -123,14 +123,17 @@ def _print_once(error: UserError, already_ended: bool) -> bool:
 
     Launchers terminate the ranks on rank 0's host as soon as it exits, and those on other hosts later; these ask rank 0
     whether it has printed. A rank that is still alive after that has an error of its own, such as a file that is
-    missing only on its host. A rank whose own environment is wrong prints at once. ``already_ended``: a signal to end
-    came while this rank checked its input.
+    missing only on its host. A rank whose own environment is wrong prints at once, and so does one without a launcher,
+    which may be alone. ``already_ended``: a signal to end came while this rank checked its input.
     """
     rank = rank_from_environment()
     is_own = launched.is_own_mistake(error.field)
     if rank > 0 and not is_own:
         if already_ended:
             return False
+        if not launched.has_launcher():
+            print_error(error)
+            return not first_word.rank_zero_spoke(first_word.ALONE_SECONDS)
         if not first_word.is_on_another_host():
             wait_for_termination()
         elif first_word.rank_zero_spoke():

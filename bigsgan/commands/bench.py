@@ -53,12 +53,12 @@ def add(group: Commands) -> None:
 def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
     launched.take_from_slurm()
+    launched.check_launcher()
     recipe = load_recipe(options.config, options.overrides)
     if chooses_ranks(recipe) and launched.world_size() > 1:
         recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)
     planned = plan_variants(recipe, variants, launched.world_size(), options.config.resolve().parent)
-    launched.check_launcher()
     module = import_quietly("bigsgan.bench.train")
     settings = module.Settings(options.rounds, options.warmup, whole_cycles(recipe, options.steps))
     return int(module.main(recipe, planned, settings, options.form))
@@ -67,12 +67,12 @@ def bench_train(options: argparse.Namespace) -> int:
 def bench_profile(options: argparse.Namespace) -> int:
     """Profile one update."""
     launched.take_from_slurm()
+    launched.check_launcher()
     plan = plan_on_ranks(load_recipe(options.config, options.overrides), launched.world_size(), options.config)
     refuse_directory(options.out, "--out")
     if os.path.isdir(options.out):
         refuse_output(options.out / TRACE_FILE, "--out", TRACE_FILE)
     _check_stages(plan)
-    launched.check_launcher()
     steps = whole_cycles(plan.recipe, options.steps)
     module = import_quietly("bigsgan.bench.profile")
     return int(module.main(plan, options.out, options.warmup, steps, options.form))
@@ -81,6 +81,7 @@ def bench_profile(options: argparse.Namespace) -> int:
 def bench_comm(options: argparse.Namespace) -> int:
     """Count the collectives of one update."""
     launched.take_from_slurm()
+    launched.check_launcher()
     recipe, num_ranks = load_recipe(options.config, options.overrides), launched.world_size()
     if num_ranks == 1:
         example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
@@ -96,7 +97,6 @@ def bench_comm(options: argparse.Namespace) -> int:
             if variant.is_plain or "pipeline" in variant.name.split("+"):
                 raise UserError("--variants", variant.name, "has no ZeRO stage to compare with", "remove it")
         planned = plan_variants(recipe, variants, num_ranks, options.config.resolve().parent)
-    launched.check_launcher()
     module = import_quietly("bigsgan.bench.comm")
     return int(module.main(planned, options.form))
 

@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--config", None, "cannot be combined with --run, which has a recipe", "give only one of them")
     if directory is not None:
         check_run_directory(directory)
+    launched.check_launcher()
     plan = None
     if options.config is not None:
         recipe = load_recipe(options.config, options.overrides)
         plan = plan_on_ranks(recipe, launched.world_size(), options.config)
-    launched.check_launcher()
     report = Report(options.json, sys.stdout, _command(options))
     module = import_quietly("bigsgan.doctor.examine")
     return int(module.main(checks, plan, directory, report))

@@ -54,6 +54,10 @@ def run(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     if not 0 <= options.stopped_status < 256:
         raise UserError("--stopped-status", options.stopped_status, "must be 0 to 255", "give an exit status")
+    if not (options.list or options.dry_run or options.key is not None):
+        launched.check_launcher()  # first: a rank whose numbers are wrong waits for nobody
+    elif os.environ.get("RANK"):  # WORLD_SIZE alone asks for the plan of so many ranks
+        launched.check_rank()
     swept = Task() if options.sweep is None else own_overrides(Path(options.sweep), os.environ)
     with swept.naming_line():
         recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
@@ -71,15 +75,12 @@ def run(options: argparse.Namespace) -> int:
     with swept.naming_line():
         planned = plan_on_ranks(recipe, launched.world_size(), options.config)
     if options.dry_run or options.key is not None:
-        if os.environ.get("RANK"):  # WORLD_SIZE alone asks for the plan of so many ranks
-            launched.check_rank()
         if launched.rank() == 0:
             if options.dry_run:
                 _check(planned, options)
             key = options.key
             print(planned.recipe.to_yaml().rstrip("\n") if key is None else _value(planned.recipe, key))
         return 0
-    launched.check_launcher()
     os.environ.update(launch_order(planned.has_messages, os.environ))
     if planned.recipe.compiles:
         os.environ.update(own_device(os.environ))

@@ -12,12 +12,12 @@ import time
 from contextlib import suppress
 
 from bigsgan.errors import number_from_environment as number
-from bigsgan.runtime.launched import LAUNCHERS, keeps_store
+from bigsgan.runtime.launched import has_launcher, keeps_store
 
-_PATIENCE_SECONDS = 30.0
-"""How long rank 0 and the others wait for each other: few imports come before this point."""
+_PATIENCE_SECONDS, _BY_HAND_SECONDS = 30.0, 10.0
+"""How long rank 0 and the others wait for each other, as few imports come before this point: launched, and by hand."""
 
-_STORE_SECONDS, _ALONE_SECONDS = 10.0, 2.0
+_STORE_SECONDS, ALONE_SECONDS = 10.0, 2.0
 """How long a rank that has an error of its own waits for the store that ranks meet at: launched, and by hand."""
 
 _ANSWER_SECONDS = 1.0
@@ -33,12 +33,13 @@ def is_on_another_host() -> bool:
     return number("RANK") != number("LOCAL_RANK") and _address() is not None
 
 
-def tell_other_hosts(patience: float = _PATIENCE_SECONDS) -> None:
+def tell_other_hosts(patience: float | None = None) -> None:
     """Tell the ranks of other hosts that rank 0, this one, has spoken, until all have asked or ``patience`` is over."""
+    patience = patience or (_PATIENCE_SECONDS if has_launcher() else _BY_HAND_SECONDS)
     num, address = number("WORLD_SIZE", 1) - number("LOCAL_SIZE", number("LOCAL_WORLD_SIZE", 1)), _address()
     if num <= 0 or address is None:
         return
-    if not any(map(os.environ.get, LAUNCHERS)):  # with a launcher, the others are there
+    if not has_launcher():  # with a launcher, the others are there
         text = f"rank 0 of {number('WORLD_SIZE')} waits up to {patience:.0f} s for ranks on other hosts, to end them"
         print(f"bigsgan: {text}", file=sys.stderr, flush=True)
     until = time.monotonic() + patience
@@ -71,8 +72,8 @@ def meets_store() -> bool:
     alone, and does not wait long.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT")
-    is_launched = any(map(os.environ.get, LAUNCHERS))
-    until = time.monotonic() + (_STORE_SECONDS if is_launched else _ALONE_SECONDS)
+    is_launched = has_launcher()
+    until = time.monotonic() + (_STORE_SECONDS if is_launched else ALONE_SECONDS)
     while host and 0 < port < 65_536 and time.monotonic() < until:
         try:
             socket.create_connection((host, port), _ANSWER_SECONDS).close()

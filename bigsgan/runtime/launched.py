@@ -37,9 +37,14 @@ def forget_empty() -> None:
             del os.environ[name]
 
 
+def has_launcher() -> bool:
+    """Return whether a launcher has started this process; else its variables were set by hand, or by a cluster."""
+    return any(map(os.environ.get, LAUNCHERS))
+
+
 def is_own_mistake(field: str) -> bool:
     """Return whether a message about ``field`` is of this process alone: nobody but its user has set that variable."""
-    by_hand = field in (*VARIABLES, *_OF_A_SITE) and not any(map(os.environ.get, LAUNCHERS))
+    by_hand = field in (*VARIABLES, *_OF_A_SITE) and not has_launcher()
     return by_hand or field.startswith("SLURM_STEP_") or field in _OF_A_TASK
 
 

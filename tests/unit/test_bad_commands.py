@@ -20,7 +20,7 @@ import pytest
 from bigsgan import cli, errors
 from bigsgan.commands import choosing, parsing
 from bigsgan.errors import UserError
-from bigsgan.runtime import first_word
+from bigsgan.runtime import first_word, launched
 from tests import REPOSITORY
 from tests.bad_input import check
 
@@ -62,10 +62,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+MET = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "no number": ({"WORLD_SIZE": "two"}, ("WORLD_SIZE", "must be a whole number from 1 to", "`unset WORLD_SIZE`")),
     "no rank": ({"WORLD_SIZE": "2"}, ("WORLD_SIZE", "must be unset without RANK, got 2", "deepspeed or torchrun")),
-    "odd ranks": ({"WORLD_SIZE": "3", "RANK": "0"}, ("batch", "must be a multiple of 3, got 64 (1", "batch=66")),
+    "odd ranks": ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_SIZE": "3", **MET}, ("batch", "must be a multiple of 3, got 64 (1", "batch=66")),
     "local rank": ({"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",
         "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`")),
     "no local rank": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",
@@ -138,6 +139,9 @@ ALONE = {
     "LOCAL_RANK": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"},
     "WORLD_SIZE": {"RANK": "1", "WORLD_SIZE": "abc"},
     "MASTER_PORT": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
+    "RANK, though the batch does not fit either": {**MET, "RANK": "3", "WORLD_SIZE": "3"},
+    "LOCAL_RANK, though the batch does not fit either": {**MET, "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "7"},
+    "MASTER_ADDR, though the batch does not fit either": {"RANK": "1", "WORLD_SIZE": "3"},
     "SLURM_STEP_TASKS_PER_NODE": {
         "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
         "SLURM_STEP_TASKS_PER_NODE": "0",
@@ -149,12 +153,29 @@ ALONE = {
 def test_a_rank_whose_own_numbers_are_wrong_speaks_at_once(field, monkeypatch, capsys):
     monkeypatch.setattr(cli, "wait_for_termination", lambda: pytest.fail("a rank waits"))
     monkeypatch.setattr(errors.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(first_word, "_ALONE_SECONDS", 0)
+    monkeypatch.setattr(first_word, "ALONE_SECONDS", 0)
     for patient in ("rank_zero_spoke", "tell_other_hosts"):
         monkeypatch.setattr(first_word, patient, lambda: pytest.fail("a rank waits"))
     for name, value in ALONE[field].items():
         monkeypatch.setenv(name, value)
-    check(capsys, ["train", "--config", "recipe.yaml"], field, "must be ", "")
+    check(capsys, ["train", "--config", "recipe.yaml"], field.partition(",")[0], "must be ", "")
+
+
+@pytest.mark.parametrize("launcher", [None, "TORCHELASTIC_RUN_ID"])
+def test_a_rank_that_no_launcher_has_started_may_be_alone_and_speaks_at_once(launcher, monkeypatch, capsys):
+    events = []
+    monkeypatch.setattr(first_word, "rank_zero_spoke", lambda seconds=30.0: events.append(seconds))
+    monkeypatch.setattr(cli, "print_error", lambda error, real=cli.print_error: (events.append("said"), real(error)))
+    monkeypatch.setattr(errors.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(first_word, "meets_store", lambda: False)
+    for name in launched.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    if launcher:
+        monkeypatch.setenv(launcher, "3")
+    for name, value in {**MET, "RANK": "1", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    check(capsys, ["train", "--config", "recipe.yaml"], "batch", "must be a multiple of 3", "batch=66")
+    assert events == ([30.0, "said"] if launcher else ["said", first_word.ALONE_SECONDS])
 
 
 def test_a_launchers_mistake_is_said_by_rank_0(monkeypatch, capsys):
@@ -268,12 +289,15 @@ def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypa
 
 def test_other_ranks_wait_and_speak_only_where_rank_0_did_not_end_them(monkeypatch, capsys):
     waits = []
+    monkeypatch.setattr(first_word, "meets_store", lambda: False)
     monkeypatch.setattr(time, "sleep", lambda seconds: waits.append((seconds, len(said))))
     said: list[str] = []
     monkeypatch.setattr(sys.stderr, "write", lambda text, write=sys.stderr.write: (said.append(text), write(text)))
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {**MET, "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "CROSS_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
         check(capsys, ["train", "--config", "missing.yaml"], "--config", "does not exist", "give the path of a recipe")
     (to_be_ended, before), (_, after), (to_be_forwarded, last) = waits
     assert before == 0 < after < last  # rank 1 before it speaks and behind that, rank 0 behind that
@@ -287,6 +311,7 @@ def test_one_of_several_ranks_speaks_and_is_heard(monkeypatch, capsys, rank, siz
     monkeypatch.setattr(cli, "wait_for_termination", lambda: silent.append(True))
     monkeypatch.setattr(errors.time, "sleep", slept.append)
     monkeypatch.setenv(size, "2")
+    monkeypatch.setenv("CROSS_SIZE", "1")
     for number in ("0", "1"):
         monkeypatch.setenv(rank, number)
         assert cli.main(["plan", "--gpus", "0"]) == 2

@@ -182,7 +182,8 @@ def test_graphs_are_for_cuda(device, runs, tmp_path, monkeypatch):
             assert (engines.generator.cuda_graphs, engines.discriminator.cuda_graphs) == 2 * (name == "cuda_graphs",)
 
 
-TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
+HALF = {"RANK": "0", "WORLD_SIZE": "2"}
+TWO_RANKS = {**HALF, "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -221,12 +222,12 @@ TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2"}
         ("comm", {}, "WORLD_SIZE: must be at least 2, got 1; start with deepspeed or torchrun"),
         ("comm --variants baseline", TWO_RANKS, "--variants: 'baseline' has no ZeRO stage to compare with"),
         ("comm --variants zero1+pipeline", TWO_RANKS, "--variants: 'zero1+pipeline' has no ZeRO stage to compare with"),
-        ("comm", TWO_RANKS, "MASTER_ADDR: must be set in the environment, as RANK is"),
+        ("comm", HALF, "MASTER_ADDR: must be set in the environment, as RANK is"),
     ],
 )
 def test_bad_input(arguments, environment, message, capsys, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in TWO_RANKS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

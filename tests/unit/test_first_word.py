@@ -9,6 +9,7 @@ import time
 import pytest
 
 from bigsgan.runtime import first_word
+from bigsgan.runtime.launched import LAUNCHERS
 from tests.ports import free_port
 
 
@@ -69,11 +70,11 @@ def test_ranks_of_rank_0s_host_are_ended_by_their_launcher(port, monkeypatch):
 
 @pytest.mark.parametrize("launcher", [None, "CROSS_SIZE"])
 def test_a_store_may_come_later(port, monkeypatch, launcher):
-    for name in first_word.LAUNCHERS:
+    for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     if launcher:
         monkeypatch.setenv(launcher, "2")
-    monkeypatch.setattr(first_word, "_ALONE_SECONDS" if launcher else "_STORE_SECONDS", 0)
+    monkeypatch.setattr(first_word, "ALONE_SECONDS" if launcher else "_STORE_SECONDS", 0)
     later = threading.Timer(0.3, lambda: servers.append(socket.create_server(("127.0.0.1", port))))
     servers: list[socket.socket] = []
     later.start()
@@ -85,7 +86,7 @@ def test_a_store_may_come_later(port, monkeypatch, launcher):
 
 
 def test_a_host_that_does_not_exist_has_no_store(port, monkeypatch):
-    monkeypatch.setattr(first_word, "_ALONE_SECONDS", 60)
+    monkeypatch.setattr(first_word, "ALONE_SECONDS", 60)
     for host in ("local..host", "", "x" * 80):
         monkeypatch.setenv("MASTER_ADDR", host)
         assert not first_word.meets_store()
