@@ -26,6 +26,17 @@ early, and a run takes a minute to start."""
 _SLURMS_SECONDS = 60
 """How long before the limit Slurm signals, where `--signal` does not say it."""
 
+_SIZES = {"--nodes": "N", "--ntasks": "n", "--gpus": "G"}
+_SIZES |= dict.fromkeys(("--gres", "--tres-per-task", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"), "")
+_SIZES |= dict.fromkeys(("--ntasks-per-node", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core"), "")
+"""Options of sbatch, with their letters, that decide how many nodes, ranks and GPUs a job has."""
+
+_WHOLE = (*_SIZES, "--array", "--account", "--partition", "--time", "--time-min", "--signal", "--gres-flags")
+"""Options of sbatch that are no abbreviation of another."""
+
+_GPU = re.compile(r"(?:^|[,/:])gpu(?=$|[:=,])")
+"""A GPU in a list of resources, such as ``nvme:1,gpu:a100:2`` or ``gres/gpu=1``."""
+
 _DAYS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})(?::([0-9]{1,5}))?(?::([0-9]{1,5}))?")
 _MINUTES = re.compile(r"(?:([0-9]{1,5}):(?=[0-9]+:))?([0-9]{1,9})(?::([0-9]{1,5}))?")
 """Slurm's forms: days-hours[:minutes[:seconds]], and [hours:]minutes[:seconds]."""
@@ -95,7 +106,7 @@ def _ranks(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse empty options, and those of sbatch that this command gives itself: sbatch would take the last."""
+    """Refuse empty options, and those of sbatch that this command decides: sbatch takes the last, or adds them up."""
     for flag, text in (
         ("--account", options.account),
         ("--partition", options.partition),
@@ -103,13 +114,19 @@ def _check_options(options: argparse.Namespace) -> None:
     ):
         if text is not None and not text.strip():
             raise UserError(flag, text, "must have a value", "give one, or remove the option")
-    own = {"--nodes": "N", "--gpus-per-node": "", "--ntasks-per-node": "", "--array": "a"}
+    for before, word in zip(("", *options.others), options.others, strict=False):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            problem, detail = "must begin with a dash", "sbatch would take it for the job's script"
+            raise UserError("--sbatch", word, problem, f"write --sbatch=--{word}", detail)
+    own = _SIZES | {"--array": "a"}
     own |= {f"--{name}": letter for name, letter in (("account", "A"), ("partition", "p")) if getattr(options, name)}
     for flag, letter in own.items():
-        if (text := _among(options.others, flag, letter)) is not None:
-            given = flag.replace("ntasks", "tasks")
-            remedy = f"give {given} of this command" + (", with --sweep" if flag == "--array" else "")
-            raise UserError("--sbatch", text, f"must be without {flag}, which this command gives", remedy)
+        text = _among(options.others, flag, letter)
+        if text is None or (flag in ("--gres", "--tres-per-task") and not _GPU.search(text)):
+            continue
+        given = flag if flag not in _SIZES else "--nodes, --gpus-per-node or --tasks-per-node"
+        remedy = f"give {given} of this command" + (", with --sweep" if flag == "--array" else "")
+        raise UserError("--sbatch", text, f"must be without {flag}, which this command decides", remedy)
 
 
 def _check_array(text: str, num_tasks: int) -> None:
@@ -243,13 +260,13 @@ def _signalled(others: list[str]) -> int | None:
 
 
 def _among(others: list[str], option: str, letter: str = "") -> str | None:
-    """Return an option among sbatch's, as -t1, --time=1, or in two words; sbatch takes the last."""
+    """Return an option among sbatch's, as -t1, --time=1, --ti=1, or in two words; sbatch takes the last."""
     found = None
     for word, following in zip(others, (*others[1:], ""), strict=False):
         name, equals, value = word.partition("=")
-        if name == option:
+        if name == option or (len(name) > 2 and option.startswith(name) and name not in _WHOLE):
             found = value if equals else following
-        elif letter and (attached := re.fullmatch(rf"-{letter}\s*(.*)", word)):
+        elif letter and (attached := re.fullmatch(rf"-[hHIOQsvVW]*{letter}\s*(.*)", word)):
             found = attached[1] or following
     return found
 

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from bigsgan import shipped
 from bigsgan.commands.parsing import (
@@ -23,6 +24,7 @@ from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, RunPlan, load_recipe
 from bigsgan.config.run_directory import check_hosts, flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.sweep import Task, own_overrides
+from bigsgan.config.yaml_file import apply_overrides
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import launch_order, own_device
@@ -61,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     swept = Task() if options.sweep is None else own_overrides(Path(options.sweep), os.environ)
     with swept.naming_line():
         recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
+    _tell_root(swept + options.overrides, options.data_root)
     out = Path(recipe.out)
     if not os.path.isdir(out / "checkpoints"):  # or it may be a key of the run that is resumed
         refuse_unknown(options.allowed, recipe)
@@ -87,6 +90,15 @@ def run(options: argparse.Namespace) -> int:
     options.requests.end_at_once(options.stopped_status)
     module = import_late("bigsgan.trainer")
     return int(module.main(planned, options.requests, options.allowed, options.stopped_status, options.nimg))
+
+
+def _tell_root(overrides: list[str], copy: str | None) -> None:
+    """Say on rank 0's standard error that a ``data.root`` among the overrides is not read, as ``copy`` is."""
+    tree: dict[str, Any] = {}
+    apply_overrides(tree, overrides)
+    root = (tree.get("data") or {}).get("root")
+    if copy is not None and root not in (None, copy) and launched.rank() == 0:
+        print(f"no effect with --data-root {copy}: data.root={root}", file=sys.stderr)
 
 
 def _check(planned: RunPlan, options: argparse.Namespace) -> None:

@@ -66,7 +66,8 @@ MET = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 ENVIRONMENTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "no number": ({"WORLD_SIZE": "two"}, ("WORLD_SIZE", "must be a whole number from 1 to", "`unset WORLD_SIZE`")),
     "no rank": ({"WORLD_SIZE": "2"}, ("WORLD_SIZE", "must be unset without RANK, got 2", "deepspeed or torchrun")),
-    "odd ranks": ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_SIZE": "3", **MET}, ("batch", "must be a multiple of 3, got 64 (1", "batch=66")),
+    "odd ranks": ({"WORLD_SIZE": "3", "RANK": "0", "LOCAL_SIZE": "3", **MET},
+        ("batch", "must be a multiple of 3, got 64 (1", "batch=66")),
     "local rank": ({"RANK": "0", "LOCAL_RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",
         "must be a whole number from 0 to 2147483647, got '-1' (an", "`unset LOCAL_RANK`")),
     "no local rank": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, ("LOCAL_RANK",

@@ -78,6 +78,21 @@ def test_a_signal_in_the_environment_is_slurms(here, monkeypatch, capsys, signal
     assert "SBATCH_SIGNAL: must be for the ranks, not for the batch script" in capsys.readouterr().err
 
 
+def test_options_of_sbatch_that_decide_no_ranks_are_its_own(here):
+    others = [
+        "--gres=nvme:1,gpumem:4",
+        "--gres-flags=enforce-binding",
+        "--exclude",
+        "node3",
+        "--mem=0",
+        "-c4",
+        "-Hq",
+        "n",
+    ]
+    assert run("--gpus-per-node", "2", *(f"--sbatch={word}" for word in others)) == 0
+    assert (here / "submitted").read_text().splitlines()[2:-4] == others
+
+
 def test_the_status_is_that_of_sbatch(here, monkeypatch):
     monkeypatch.setenv("SBATCH_STATUS", "7")
     assert run("--tasks-per-node", "2") == 7
@@ -126,16 +141,41 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "no account": (["--account", ""], "--account: must have a value, got ''; give one, or remove the option"),
     "an empty option": (["--sbatch", " "], "--sbatch: must have a value, got ' '"),
-    "nodes twice": (
-        ["--sbatch=-N4"],
-        "--sbatch: must be without --nodes, which this command gives, got '4'; give --nodes",
-    ),
-    "ranks twice": (
-        ["--sbatch=--ntasks-per-node=4"],
-        "which this command gives, got '4'; give --tasks-per-node of this",
-    ),
+    **{
+        word: (
+            [f"--sbatch={word}"],
+            f"--sbatch: must be without {flag}, which this command decides, got '4'; give --nodes, --gpus-per-node or",
+        )
+        for word, flag in {
+            "-N4": "--nodes",
+            "-n4": "--ntasks",
+            "-HG 4": "--gpus",
+            "--ntasks=4": "--ntasks",
+            "--gpus=4": "--gpus",
+            "--gpus-per-n=4": "--gpus-per-node",
+            "--gpus-per-task=4": "--gpus-per-task",
+            "--ntask=4": "--ntasks",
+            "--ntasks-per-node=4": "--ntasks-per-node",
+            "--ntasks-per-c=4": "--ntasks-per-core",
+        }.items()
+    },
+    **{
+        value: ([f"--sbatch={flag}={value}"], f"--sbatch: must be without {name}, which this command decides, got '")
+        for value, flag, name in (
+            ("gpu:2", "--gres", "--gres"),
+            ("nvme:1,gpu", "--gre", "--gres"),
+            ("gpu:a100:2", "--gres", "--gres"),
+            ("gres/gpu:1", "--tres-per-t", "--tres-per-task"),
+        )
+    },
+    "a task's ranks in two words": (["--sbatch=-n", "--sbatch=4"], "be without --ntasks, which this command decides"),
+    "partition in short": (["--partition", "a", "--sbatch=--part=b"], "must be without --partition, which this"),
+    "limit in short": (["--time", "60", "--sbatch=--ti=1"], "--sbatch: must have no time limit with --time, got '1'"),
+    "signal in short": (["--sbatch=--sig=B:USR1@60"], "--sbatch: must be for the ranks, not for the batch script"),
+    "no dash": (["--sbatch=qos=high"], "--sbatch: must begin with a dash, got 'qos=high' (sbatch would take it for"),
+    "one word too many": (["--sbatch=--qos=high", "--sbatch=4"], "--sbatch: must begin with a dash, got '4'"),
     "account twice": (["--account", "a", "--sbatch=--account=b"], "must be without --account, which this command"),
-    "another array": (["--sbatch=--array=1-3"], "got '1-3'; give --array of this command, with --sweep"),
+    "another array": (["--sbatch=--arr=1-3"], "got '1-3'; give --array of this command, with --sweep"),
     "array alone": (["--array", "1"], "--array: needs --sweep; give a sweep file"),
     "DeepSpeed file": (["engines.generator.ds_config=none.json"], "engines.generator.ds_config: "),
     "out": (["out=tiny.yaml/run"], "out: 'tiny.yaml/run' cannot be made: "),

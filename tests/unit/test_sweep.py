@@ -95,14 +95,21 @@ def test_a_file_without_an_end_is_not_waited_for(tmp_path, name):
 
 
 def test_a_copy_takes_the_place_of_the_data(sweep, tmp_path, monkeypatch, capsys):
-    """Though the sweep's line, or the command line, names the data too."""
+    """Though the sweep's line, or the command line, names the data too, of which a line tells."""
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "lines.txt").write_text("data.kind=folder data.root=/shared/images\n")
     arguments = ["train", "--print", "data.root", "--data-root", "~/copy", "--sweep", "~/lines.txt"]
     assert cli.main(arguments) == 0
-    assert cli.main(["train", "--print", "data.root", "--data-root", "x", "data.kind=folder", "data.root=/images"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/copy\nx\n"
+    told = f"no effect with --data-root {tmp_path}/copy: data.root=/shared/images\n"
+    assert capsys.readouterr() == (f"{tmp_path}/copy\n", told)
+    command = ["train", "--print", "data.root", "--data-root", "x"]
+    for data in (["data.kind=folder", "data.root=/images"], ["data={kind: folder, root: /images}"]):
+        assert cli.main([*command, *data]) == 0
+        assert capsys.readouterr() == ("x\n", "no effect with --data-root x: data.root=/images\n")
+    for others in ([], ["data.root=x"]):
+        assert cli.main([*command, "data.kind=folder", *others]) == 0
+        assert capsys.readouterr() == ("x\n", "")
 
 
 @pytest.mark.parametrize("root", ["/copy #1", "/a: b", "123", "~", "[x", "/größe 😀"])
