@@ -16,7 +16,7 @@ import torch
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import Label, label_at
 from bigsgan.data.labels import vectors_of
-from bigsgan.data.listing import some_names, warn_once
+from bigsgan.data.listing import Ignored, some_names, warn_once
 from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.runtime.extras import require
@@ -32,6 +32,7 @@ class Hdf5File:
     """The rows of a file, which every process opens for itself, as HDF5 does not survive a fork."""
 
     classes: Sequence[str] = ()
+    ignored = Ignored({})
 
     def __init__(self, path: str, image_key: str, is_planar: bool, labels: np.ndarray | None) -> None:
         """Take the path, and where images are, (N, C, H, W) if they are planar; see ``Table`` for ``labels``."""

@@ -21,14 +21,15 @@ from bigsgan.config.origin import PARQUET, SPLITS_FILE, STATE_FILE
 from bigsgan.data.datasets import Label, label_at
 from bigsgan.data.label_tables import numbered
 from bigsgan.data.labels import vectors_of
-from bigsgan.data.listing import some_names, wrong_num_classes
+from bigsgan.data.listing import Ignored, files_below, ignored, some_names, wrong_num_classes
 from bigsgan.data.tables import TableImages, check_classes
-from bigsgan.errors import UserError, reason, shown
+from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
 from bigsgan.runtime.extras import require
 
 _REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
 _SPLITS = ("train", "test", "val", "dev", "eval")
+_CARDS = ("README.md", "dataset_infos.json")
 _NO_CLASSES = "or set data.num_classes=0"
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Columns:
         self.classes: Sequence[str] = classes
         self.files: Sequence[str] = files
         self.others: Sequence[str] = ()  # columns that are not read
+        self.ignored = Ignored({})
         self._rows, self._image = rows, image
 
     def __len__(self) -> int:
@@ -74,14 +76,16 @@ def read_huggingface(data: Data) -> TableImages:
 
     Raises:
         UserError: The package datasets is not installed; the data set cannot be read, has several splits and none is
-            named, or lacks such a column; or see ``TableImages``.
+            named, has files of no split, or lacks such a column; or see ``TableImages``.
     """
     require("huggingface", "data.kind", data.kind)
     library, root = importlib.import_module("datasets"), Path(str(data.root))
     if not os.path.exists(root):
         raise UserError("data.root", data.root, "does not exist", _REMEDY)
     try:
-        opened, files = _opened(library, root)
+        opened, files, left = _opened(library, root)
+    except UserError:
+        raise
     except Exception as error:  # OSError, ValueError, ArrowInvalid, DatasetGenerationError, ...
         problem = f"cannot be read: {reason(error.__cause__ or error, root)}"
         raise UserError("data.root", data.root, problem, _REMEDY) from error
@@ -95,16 +99,18 @@ def read_huggingface(data: Data) -> TableImages:
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
     columns = Columns(rows, image, labels, classes, files)
-    columns.others = others
+    columns.others, columns.ignored = others, left
+    left.tell(root)
     return TableImages(columns, data, str(root))
 
 
-def _opened(library: Any, root: Path) -> tuple[Any, list[str]]:
-    """Return a data set, or several by the names of their splits, and the files with the rows."""
+def _opened(library: Any, root: Path) -> tuple[Any, list[str], Ignored]:
+    """Return a data set, or several by the names of their splits, the files with the rows, and those beside them."""
+    left = Ignored({})
     if os.path.isdir(root) and any((root / name).exists() for name in (STATE_FILE, SPLITS_FILE)):
         opened = library.load_from_disk(str(root), keep_in_memory=False)
         each = opened.values() if isinstance(opened, dict) else [opened]
-        return opened, sorted(file["filename"] for split in each for file in split.cache_files)
+        return opened, sorted(file["filename"] for split in each for file in split.cache_files), left
     if os.path.isdir(root):
         files = sorted(str(path) for path in root.rglob(f"*{PARQUET}"))
         if not files:
@@ -113,10 +119,27 @@ def _opened(library: Any, root: Path) -> tuple[Any, list[str]]:
         if len(places) > 1 and not all(any(word in place for word in _SPLITS) for place in places):
             raise ValueError(f"it has several folders of parquet files{some_names(places)}, of which one must be given")
         where = {"data_dir": str(root)}
+        left = _beside(root, library.load_dataset_builder("parquet", **where).config.data_files)
     else:
         files, where = [str(root)], {"data_files": str(root)}
     _log.info("%s: parquet is copied once to Arrow, in %s", root, library.config.HF_DATASETS_CACHE)
-    return library.load_dataset("parquet", **where), files
+    return library.load_dataset("parquet", **where), files, left
+
+
+def _beside(root: Path, splits: dict[str, list[str]]) -> Ignored:
+    """Describe the files below a directory that no split has; once a name tells a split, the library passes others by.
+
+    Raises:
+        UserError: Rows are in them.
+    """
+    read = {os.path.realpath(path) for paths in splits.values() for path in paths}
+    files = files_below(root)
+    left = [name for name in (*files.images, *files.others) if os.path.realpath(root / name) not in read]
+    if rows := sorted(name for name in left if name.endswith(PARQUET)):
+        problem = f"has {counted(len(rows), 'file')} of no split, which would be ignored{some_names(rows)}"
+        remedy = f"name each after its split, such as train-00000{PARQUET}, or move what is not to be read elsewhere"
+        raise UserError("data.root", str(root), problem, remedy)
+    return ignored([name for name in left if name not in _CARDS], [])
 
 
 def _split(data: Data, opened: Any) -> Any:

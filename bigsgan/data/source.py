@@ -215,7 +215,7 @@ def _table(read: Callable[[Data], TableImages]) -> Callable[[Data, bool, int], S
             classes = _numbered(labels.tolist())
         if wants_classes and table.source.labels is None and (others := table.source.others):
             _log.warning("%s: no labels are read; data.label_key names them%s", data.root, some_names(others))
-        return _source(Path(str(data.root)), labels, classes, images)
+        return _source(Path(str(data.root)), labels, classes, images, table.source.ignored)
 
     return opened
 

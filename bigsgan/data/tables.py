@@ -10,7 +10,7 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.data.datasets import Label
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
-from bigsgan.data.listing import wrong_num_classes
+from bigsgan.data.listing import Ignored, wrong_num_classes
 from bigsgan.data.outside import OutsideImages
 from bigsgan.errors import UserError, shown
 
@@ -22,6 +22,7 @@ class Table(Protocol):
 
     files: Sequence[str]  # that hold the rows
     others: Sequence[str]  # names of what is not read
+    ignored: Ignored  # files beside those
     classes: Sequence[str]  # names of the classes; empty if they have none
     labels: np.ndarray | None  # of the rows, (N,) int64 or (N, K) float32; None if there are none
 

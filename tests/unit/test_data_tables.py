@@ -19,9 +19,11 @@ import pytest
 import torch
 from PIL import Image
 
+from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset
 from bigsgan.data.fingerprint import Fingerprint
+from bigsgan.data.listing import warn_once
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
@@ -204,6 +206,28 @@ def test_data_sets_of_hugging_face_hold_images_and_classes(write, form):
     same, other = build_dataset(data).fingerprint(), section("huggingface", root, num_classes=0, **split)
     assert dataset.fingerprint().difference(same) is None
     assert same.difference(build_dataset(other).fingerprint()) == "images of other classes"
+
+
+def test_parquet_files_that_no_split_has_are_refused_and_other_files_told(tmp_path, monkeypatch, caplog, capsys):
+    """Once the name of one file tells a split, the library reads no file whose name tells none."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    warn_once.cache_clear()
+    root = tmp_path / "data"
+    (root / "sub").mkdir(parents=True)
+    for name in ("train-00000", "extra"):
+        rows().to_parquet(root / f"{name}.parquet")
+    for name in ("README.md", "sub/a.png", "sub/b.PNG", "c.csv", ".gitattributes"):
+        (root / name).write_text("x")
+    message = r"data.root: '.*/data' has 1 file of no split, which would be ignored \(extra.parquet\); name each after"
+    with pytest.raises(UserError, match=message):
+        build_dataset(section("huggingface", root))
+    (root / "extra.parquet").rename(root / "train-00001.parquet")
+    assert len(build_dataset(section("huggingface", root))) == 2 * NUM
+    told = "3 other files ignored: 2 .png, 1 .csv, such as sub/a.png"
+    assert [record.message for record in caplog.records if "ignored" in record.message] == [f"{root}: {told}"]
+    words = ["data", "prepare", str(root), str(tmp_path / "made"), "--format", "tar", "--resolution", str(SIDE)]
+    assert cli.main([*words, "--workers", "1", "--kind", "huggingface"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == told
 
 
 def test_parquet_that_has_changed_is_copied_anew(write):
