@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--files", action="store_true", help="single PNG files; under a launcher, shared among the ranks"
     )
-    text = "directory of images for a generator from images, without the run's data; pix2pix keeps sizes with --files"
+    text = "directory of images for a generator from images, without the run's data; with --files most keep their sizes"
     command.add_argument("--input", type=path_type("--input"), help=text)
     text = "from which of two domains --input is to be translated, where a is that of data.input_root (default a_to_b)"
     command.add_argument("--direction", choices=DIRECTIONS, help=text)

@@ -8,6 +8,8 @@ the discriminator is (h of A, h of B).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,12 +28,13 @@ class Translator(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> Tensor:
-        """Images of one domain (N, C, H, W) in [-1, 1] -> images of the other."""
-        carry: tuple[Tensor, ...] = (images, labels, seeds)
+    def forward(self, images: Tensor, labels: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+        """Images of one domain (N, C, H, W) in [-1, 1], (N,), (N,) -> of the other; dropout alone reads seeds."""
+        carry: tuple[Any, ...] = (images, labels, seeds)
         for layer in self.layers:
             carry = layer(*carry)
-        return carry[0]
+        image: Tensor = carry[0]
+        return image
 
 
 class Translations(nn.Module):
