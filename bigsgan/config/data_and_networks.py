@@ -51,16 +51,19 @@ def _check_families(recipe: Any) -> None:
     data = recipe.data
     for network in NETWORKS:
         section = getattr(recipe, network)
-        problem = remedy = ""
-        if section.paired != data.paired and not is_outside(section.family):
+        wants_domains = data.joins_domains and network == "generator"  # D may judge both images together
+        if is_outside(section.family):
+            continue
+        if section.joins_domains and not data.joins_domains:
+            problem, remedy = "must be a family for images of one domain", "set data.kind=unpaired_folders"
+        elif wants_domains and not section.joins_domains:
+            problem, remedy = "must be a family for images of two domains", "set generator.family=cyclegan"
+        elif section.paired != data.paired:
             problem = "must be a family for latents" if section.paired else "must be a family for pairs of images"
             remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
-        elif section.joins_domains and not data.joins_domains:
-            problem, remedy = "must be a family for images of one domain", "set data.kind=unpaired_folders"
-        elif data.joins_domains and network == "generator" and not (section.joins_domains or recipe.translates):
-            problem, remedy = "must be a family for images of two domains", "set generator.family=cyclegan"
-        if problem:
-            raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {data.kind}")
+        else:
+            continue
+        raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {data.kind}")
 
 
 def _check_images_from_images(recipe: Any) -> None:
@@ -90,6 +93,9 @@ def _check_what_generator_reads(recipe: Any) -> None:
     if data.joins_domains and not recipe.translates:
         problem, detail = f"must be images with data.kind={data.kind}", "it translates the images of both domains"
         raise UserError("generator.reads", "latents", problem, "set generator.reads=images", detail)
+    if generator.joins_domains and (stages := recipe.engine("generator").pipeline_stages) > 1:
+        problem, detail = f"must be 1 with generator.family={generator.family}", "its layers are used once more"
+        raise UserError("engines.generator.pipeline_stages", stages, problem, "remove it", detail)
     reads_images = getattr(generator, "reads", "latents") == "images"
     what = "generator.reads=images" if is_outside(generator.family) else f"generator.family={generator.family}"
     if reads_images and data.codec.kind != "pixels":
