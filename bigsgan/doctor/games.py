@@ -179,7 +179,7 @@ TINY_GAMES: dict[str, list[str]] = {
         "discriminator={family: cyclegan, channels: 4, depth: 2}",
         "objective={loss: least_squares, cycle: 3, identity: 2, reuse_fakes: true, schedule: generator_first}",
         "objective.adversarial={weight: 2}",
-        "optimizer.generator.lr=0.05",
+        "optimizer.generator.lr=0.005",
     ],
     "autoencoder": [
         "data.num_classes=0",
