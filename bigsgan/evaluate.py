@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, open_trained
-from bigsgan.metrics import Evaluation, Features, Measured, Replica, open_features
+from bigsgan.metrics import Features, Measured, Replica, open_features
 from bigsgan.metrics.features import no_features
 from bigsgan.metrics.path_length import path_length
 from bigsgan.metrics.real_cache import directory
@@ -37,7 +38,7 @@ from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.measuring import each_once, keep_records, records, samples_of
+from bigsgan.training.measuring import evaluations, keep_records, measured, records
 from bigsgan.training.rank_consistency import open_alike, open_same_reference
 from bigsgan.training.sampling import (
     check_batch,
@@ -47,6 +48,7 @@ from bigsgan.training.sampling import (
     sampling_mode,
     smaller_batch,
 )
+from bigsgan.training.sampling import shown as decoded
 
 
 class Options(NamedTuple):
@@ -94,16 +96,17 @@ def _evaluate(options: Options) -> None:
         conditions = conditions_of(data, reals.images)
     else:
         conditions = open_conditions(options.run, recipe.data)
-    of_images = each_once([metric for metric in metrics if metric.kind != "ppl"], recipe, reals.images)
+    of_images = [metric for metric in metrics if metric.kind != "ppl"]
     with tqdm(disable=None if comm.rank() == 0 else True, bar_format="{desc}", leave=False) as bar:
         tell = bar.set_description_str
-        evaluation = Evaluation(of_images, features, reals, data, options.batch, directory(), tell, conditions)
+        sides = evaluations(of_images, recipe, features, reals, data, options.batch, tell, conditions)
         sampler = Sampler(trained, options.seed, options.batch, conditions)
         set_guidance(trained.network, options.guidance)
         sampler.prepare(options.truncation)
         threshold = None if recipe.generator.truncates_w else options.truncation
-        source = samples_of(recipe, trained.network, trained.show, reals.images, device, options.seed, threshold)
-        found = evaluation.measure(source, Replica(comm.rank(), comm.world_size())) if of_images else []
+        replica, seed = Replica(comm.rank(), comm.world_size()), options.seed
+        network, show = trained.network, partial(decoded, trained.recipe, trained.infer)
+        found = measured(sides, recipe, network, show, seed, replica, truncation=threshold) if of_images else []
         found += [
             _path_length(trained, conditions, features, m, options, bar) for m in options.metrics if m.kind == "ppl"
         ]

@@ -34,6 +34,7 @@ from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import writing
 from bigsgan.training.sampling import (
+    FORWARD,
     LARGEST_NUM,
     check_batch,
     check_guidance,
@@ -67,6 +68,7 @@ class Options(NamedTuple):
     mix: int = 0  # number of styles that style mixing counts as coarse; 0 for no mixing
     files: bool = False  # write single images into the directory `out`
     input: Path | None = None  # directory of images to translate
+    direction: str | None = None  # of their translation between two domains; None for that from the first
     noise: str | None = None  # `random`, `const` or `none`; None for the generator's default
     cutoff: int | None = None  # number of the first styles to which psi applies; None for all
     standing: bool = True  # whether batch norm gets standing statistics
@@ -170,6 +172,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
         ("--no-standing", not options.standing, normed, "batch norm, and with pairs also --input"),
         ("--input", not no_input, paired, "a generator that translates images"),
+        ("--direction", options.direction, recipe.data.joins_domains and not no_input, "two domains, and --input"),
         ("--truncation", options.truncations, not paired, latents),
         ("--classes", options.classes, not paired, latents),
         ("--conditions", options.conditions is not None, not paired, latents),
@@ -237,7 +240,8 @@ def _sampler(trained: TrainedNetwork, options: Options) -> tuple[Sampler, Tensor
 def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, num_ranks: int) -> str:
     """Write a directory's images beside their translations, or only this rank's share of the translations."""
     assert options.input is not None
-    translations = Translations(trained, options.input, options.num, options.seed, options.standing)
+    direction = options.direction or FORWARD
+    translations = Translations(trained, options.input, options.num, options.seed, options.standing, direction)
     if not options.files:
         remedy = "give a smaller number, or --files"
         _check_pixels("--num", len(translations), 2, trained.recipe.data.resolution, remedy)

@@ -1,4 +1,4 @@
-"""docs/how-to/image-games.md's CycleGAN, and the step of the public code in plain torch.
+"""CycleGAN between two folders, and the step of the public code in plain torch.
 
 Zhu, Park, Isola and Efros 2017, arXiv 1703.10593; junyanz/pytorch-CycleGAN-and-pix2pix, ``optimize_parameters``.
 """
@@ -6,7 +6,7 @@ Zhu, Park, Isola and Efros 2017, arXiv 1703.10593; junyanz/pytorch-CycleGAN-and-
 from __future__ import annotations
 
 import copy
-import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,26 +14,26 @@ import torch.nn.functional as F
 
 from bigsgan.doctor.reference import Reference
 
-_GUIDE = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "image-games.md").read_text()
-exec(re.findall(r'^```python title="cyclegan.py"\n(.*?)^```', _GUIDE, re.MULTILINE | re.DOTALL)[0])
-
-NAMES = ("Generators", "Discriminators", "LeastSquares", "cycle", "identity")
-"""What a recipe names of this module."""
-
-SIZE = "arguments: {width: 2"
-
 
 def game(first: Path, second: Path, **more: object) -> list[str]:
     """Overrides of the tiny recipe."""
     return [
         f"data={{kind: unpaired_folders, input_root: {first}, root: {second}, resolution: 32, image_channels: 3,"
         " num_classes: 0, num_workers: 0, horizontal_flip: true}",
-        f'generator={{family: "tests.cyclegan:Generators", reads: images, outputs: [again, same], {SIZE}, depth: 1}}}}',
-        f'discriminator={{family: "tests.cyclegan:Discriminators", {SIZE}}}}}',
-        "objective={loss: {use: 'tests.cyclegan:LeastSquares'}, reuse_fakes: true, schedule: generator_first, pool: 2,"
-        " terms: [{use: 'tests.cyclegan:cycle', weight: 10}, {use: 'tests.cyclegan:identity', weight: 5}]}",
+        "generator={family: cyclegan, channels: 2, num_blocks: 1}",
+        "discriminator={family: cyclegan, channels: 2}",
+        "objective={loss: least_squares, adversarial: {weight: 2}, cycle: 10, identity: 5, pool: 2, reuse_fakes: true,"
+        " schedule: generator_first}",
         *(f"{key}={value}" for key, value in more.items()),
     ]
+
+
+def judge(layers: list, of: str, images: torch.Tensor) -> torch.Tensor:
+    """The logits of one of two discriminators whose layers stand side by side."""
+    carry = images, None
+    for layer in layers:
+        carry = getattr(layer, of)(*carry)
+    return carry[0]
 
 
 class PublicStep(Reference):
@@ -41,8 +41,9 @@ class PublicStep(Reference):
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
-        g, d = self.g.layers["0"].module, self.d.layers["0"].module
-        self.to_second, self.to_first, self.of_first, self.of_second = g.to_second, g.to_first, d.of_first, d.of_second
+        (g,), d = self.g.layers.values(), [*self.d.layers.values()]
+        self.to_second, self.to_first = g.to_b, g.to_a
+        self.of_first, self.of_second = (partial(judge, d, of) for of in ("of_a", "of_b"))
         self.pools = [[[], []] for _ in range(self.recipe.batch)]  # by sample: of the first domain, and of the second
 
     def query(self, sample, domain, image, drawn):

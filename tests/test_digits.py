@@ -27,6 +27,21 @@ def test_an_autoencoder_makes_the_digits_again(tmp_path):
     assert last["adversarial_weight"] > 0
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_digits_are_drawn_as_outlines_and_filled_again(tmp_path):
+    """Both directions come near the real images, and circles back to where they began."""
+    command = [sys.executable, "launch/train.py", "--config", "digits_cyclegan", f"out={tmp_path / 'run'}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
+    *_, report, measured = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    last = report | measured
+    print(last)
+    assert last["nimg"] == 8_192
+    assert last["metrics/fid2k_a_to_b"] < 5
+    assert last["metrics/fid2k_b_to_a"] < 20
+    assert last["loss/cycle"] < 0.25
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "recipe",

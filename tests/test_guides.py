@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -98,28 +97,22 @@ def test_own_loss(elsewhere):
 
 @pytest.mark.slow
 def test_image_games(elsewhere):
-    """CycleGAN between two folders, and an autoencoder: train, resume, sample, translate and export."""
+    """Two generators of one's own, and an autoencoder: train, resume, sample, translate and export."""
     found = {" ".join(words[-2:]): words for words in commands(written("image-games"))}
-    cyclegan, autoencoder = found["--config cyclegan.yaml"], found["--config autoencoder.yaml"]
-    translations, made_again = found["--out translations.png"], found["--out made_again.png"]  # of the last, its own
-    draws = np.random.default_rng(0)
-    for folder, num in (("horses", 5), ("zebras", 3)):
-        Path(folder).mkdir()
-        for i in range(num):
-            Image.fromarray(draws.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(Path(folder, f"{i}.png"))
-    small = [
-        "data.resolution=32", "data.num_workers=0", "generator.arguments={width: 4, depth: 1}",
-        "discriminator.arguments={width: 4}", "total_nimg=64", "report_nimg=32", "sample_nimg=64",
-        "checkpoint_nimg=32", "batch=2",
-    ]  # fmt: skip
-    execute(cyclegan, *small, "total_nimg=32")
-    assert "Resuming" in execute(cyclegan, *small)
-    assert {"loss/cycle", "loss/identity", "loss/generator", "loss/discriminator"} <= rows("runs/cyclegan")[1].keys()
-    execute(translations)
-    assert Image.open("translations.png").size == (9 * 34 + 2, 34 + 2)
-    execute(["bigsgan", "sample", "--run", "runs/cyclegan", "--input", "horses", "--files", "--out", "made"])
-    assert sorted(path.name for path in Path("made").iterdir()) == [f"{i}.png" for i in range(5)]
-    execute(["bigsgan", "export", "--run", "runs/cyclegan", "--format", "torch-export", "--out", "g.pt2"])
+    two_ways, autoencoder = found["--config two_ways.yaml"], found["--config autoencoder.yaml"]
+    circles, made_again = found["--out circles.png"], found["--out made_again.png"]  # of the last, its own
+    short = ["total_nimg=64", "report_nimg=32", "sample_nimg=64", "checkpoint_nimg=32"]
+    execute(two_ways, *short, "total_nimg=32")
+    assert "Resuming" in execute(two_ways, *short)
+    assert {"loss/cycle", "loss/contrast", "loss/generator", "loss/discriminator"} <= rows("runs/two_ways")[1].keys()
+    execute(circles)
+    assert Image.open("circles.png").size == (12 * 18 + 2, 50 * 18 + 2)
+    Path("digits").mkdir()
+    Image.new("L", (16, 16), 99).save("digits/0.png")
+    execute(["bigsgan", "sample", "--run", "runs/two_ways", "--input", "digits", "--files", "--out", "made",
+             "--direction", "b_to_a"])  # fmt: skip
+    assert sorted(path.name for path in Path("made").iterdir()) == ["0.png"]
+    execute(["bigsgan", "export", "--run", "runs/two_ways", "--format", "torch-export", "--out", "g.pt2"])
     execute(autoencoder, *SHORT[:-2], "metrics={names: [psnr200, ssim200], every_nimg: 32}")
     assert rows("runs/autoencoder")[0]["loss/divergence"] > 0
     execute(made_again)

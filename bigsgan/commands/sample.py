@@ -15,6 +15,7 @@ from bigsgan.commands.parsing import (
     path_type,
     picked,
 )
+from bigsgan.config.data import DIRECTIONS
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 
@@ -42,8 +43,10 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--files", action="store_true", help="single PNG files; under a launcher, shared among the ranks"
     )
-    text = "directory of images for a generator from images, without the run's data; pix2pix keeps sizes with --files"
+    text = "directory of images for a generator from images, without the run's data; with --files most keep their sizes"
     command.add_argument("--input", type=path_type("--input"), help=text)
+    text = "from which of two domains --input is to be translated, where a is that of data.input_root (default a_to_b)"
+    command.add_argument("--direction", choices=DIRECTIONS, help=text)
     text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
     command.add_argument("--noise", choices=["const", "none", "random"], help=text)
     text = "apply --truncation only to this many of the first styles (StyleGAN2)"

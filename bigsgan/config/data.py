@@ -16,7 +16,12 @@ from bigsgan.images.size import Fit, Fitting, Size
 _UNUSED_OF_CODEC = {"pixels": ("block", "path", "factor", "channels", "scale"), "dct": ("path", "factor", "channels")}
 _AUTOENCODERS = ("diffusers", "torchscript")
 _PAIRED = ("paired_folders", "side_by_side", "synthetic_pairs")
-_TWO_IMAGES = (*_PAIRED, "unpaired_folders")
+DIGITS = ("digits", "unpaired_digits")
+DIRECTIONS = ("a_to_b", "b_to_a")
+"""From the first of two domains, below `input_root`, to the second, and back."""
+
+_TWO_DOMAINS = ("unpaired_folders", "unpaired_digits")
+_TWO_IMAGES = (*_PAIRED, *_TWO_DOMAINS)
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
@@ -60,6 +65,7 @@ _Kind = Literal[
     "side_by_side",
     "synthetic_pairs",
     "unpaired_folders",
+    "unpaired_digits",
     "latents",
 ]
 
@@ -131,7 +137,7 @@ class Data(Section):
     input_side: Literal["left", "right"] = "left"
     """Side of the input in images of kind ``side_by_side``."""
     input_channels: PositiveInt = 3
-    """Channels of the inputs of pairs: 1 for grey, 3 for colour."""
+    """Channels of the inputs of pairs, or of images of the first domain: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
     resolution: ImageSize = Size(16, 16)
@@ -215,7 +221,14 @@ class Data(Section):
     @property
     def joins_domains(self) -> bool:
         """Whether a sample is an image of one domain, joined along the channels with one of another."""
-        return self.kind == "unpaired_folders"
+        return self.kind in _TWO_DOMAINS
+
+    @property
+    def reversed(self) -> Data:
+        """The section of the same two domains in the other order."""
+        roots = {"root": self.input_root, "input_root": self.root}
+        channels = {"input_channels": self.image_channels, "image_channels": self.input_channels}
+        return self.model_copy(update=roots | channels)
 
     @property
     def has_inputs(self) -> bool:

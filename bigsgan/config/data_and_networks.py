@@ -61,14 +61,23 @@ def _check_transport(recipe: Any) -> None:
 
 
 def _check_families(recipe: Any) -> None:
-    """Refuse pairs of images for families that do not read pairs, and families for pairs without such data."""
-    paired = recipe.data.paired
+    """Refuse families for data of another form: pairs of images, images of two domains, or one image."""
+    data = recipe.data
     for network in NETWORKS:
         section = getattr(recipe, network)
-        if section.paired != paired and not is_outside(section.family):
+        wants_domains = data.joins_domains and network == "generator"  # D may judge both images together
+        if is_outside(section.family):
+            continue
+        if section.joins_domains and not data.joins_domains:
+            problem, remedy = "must be a family for images of one domain", "set data.kind=unpaired_folders"
+        elif wants_domains and not section.joins_domains:
+            problem, remedy = "must be a family for images of two domains", "set generator.family=cyclegan"
+        elif section.paired != data.paired:
             problem = "must be a family for latents" if section.paired else "must be a family for pairs of images"
             remedy = "set data.kind=side_by_side" if section.paired else f"set {network}.family=pix2pix"
-            raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {recipe.data.kind}")
+        else:
+            continue
+        raise UserError(f"{network}.family", section.family, problem, remedy, f"data.kind is {data.kind}")
 
 
 def _check_images_from_images(recipe: Any) -> None:
@@ -96,9 +105,11 @@ def _check_images_from_images(recipe: Any) -> None:
 def _check_what_generator_reads(recipe: Any) -> None:
     generator, data = recipe.generator, recipe.data
     if data.joins_domains and not recipe.translates:
-        problem, detail = "must be images with data.kind=unpaired_folders", "it translates the images of both domains"
-        remedy = "name a generator of your own, and set generator.reads=images"
-        raise UserError("generator.reads", "latents", problem, remedy, detail)
+        problem, detail = f"must be images with data.kind={data.kind}", "it translates the images of both domains"
+        raise UserError("generator.reads", "latents", problem, "set generator.reads=images", detail)
+    if generator.joins_domains and (stages := recipe.engine("generator").pipeline_stages) > 1:
+        problem, detail = f"must be 1 with generator.family={generator.family}", "its layers are used once more"
+        raise UserError("engines.generator.pipeline_stages", stages, problem, "remove it", detail)
     reads_images = getattr(generator, "reads", "latents") == "images"
     what = "generator.reads=images" if is_outside(generator.family) else f"generator.family={generator.family}"
     if reads_images and data.codec.kind != "pixels":
@@ -128,16 +139,23 @@ def _check_what_generator_reads(recipe: Any) -> None:
 
 def _check_terms_of_outputs(recipe: Any) -> None:
     """Refuse terms of outputs that G does not have, and codes that no term moves."""
-    reads = {"kl": ("moments",), "codebook": ("encoded", "quantized")}
+    reads = {"kl": ("moments",), "codebook": ("encoded", "quantized"), "cycle": ("again",), "identity": ("same",)}
+    remedies = {"kl": "generator.bottleneck.kind=kl", "codebook": "generator.bottleneck.kind=vq"}
     for name, outputs in reads.items():
         asked, missing = getattr(recipe.objective, name), [each for each in outputs if each not in recipe.outputs]
-        value = asked if name == "kl" else f"weight={getattr(asked, 'weight', None)}"
+        value = f"weight={asked.weight}" if hasattr(asked, "weight") else asked
         if asked and missing:
             problem = f"must be unset with a generator without an output {missing[0]}"
-            remedy = f"remove it, or set generator.bottleneck.kind={'kl' if name == 'kl' else 'vq'}"
+            remedy = f"remove it, or set {remedies.get(name, 'generator.family=cyclegan')}"
             raise UserError(f"objective.{name}", value, problem, remedy)
+        if asked and name not in remedies and not recipe.data.joins_domains:
+            problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "it compares images of two domains"
+            raise UserError(f"objective.{name}", value, problem, "remove it", detail)
         if asked and recipe.generator.freezes:
             raise UserError(f"objective.{name}", value, "must be unset with generator.frozen=encoder", "remove it")
+    if recipe.objective.identity and recipe.data.input_channels != recipe.data.image_channels:
+        problem, detail = "must be 0 where domains differ in channels", "each G also reads images of its target domain"
+        raise UserError("objective.identity", recipe.objective.identity, problem, "remove it", detail)
     learns_codes = recipe.generator.num_codes > 0 and not recipe.generator.freezes
     if learns_codes and recipe.objective.codebook is None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from bigsgan import plugins
+from bigsgan.config.data import DIGITS, DIRECTIONS
 from bigsgan.config.sections import PathText, PositiveInt, Section
 from bigsgan.errors import UserError
 
@@ -45,8 +46,9 @@ DEFAULT_NUM = 10_000
 """Samples of a metric from outside."""
 
 RECORD_KEYS = (
-    "metric", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "precision", "batch", "reference",
-    "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "use", "seconds", "time",
+    "metric", "direction", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "precision", "batch",
+    "reference", "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "use", "seconds",
+    "time",
 )  # fmt: skip
 """Keys of a record of evaluations.jsonl, besides the values."""
 
@@ -113,7 +115,7 @@ class FeatureNetwork(Section):
 
     def resolved(self, kind: str) -> str:
         """Return the network for a kind of data, which ``auto`` depends on."""
-        return self.network if self.network != "auto" else "digits" if kind == "digits" else "inception"
+        return self.network if self.network != "auto" else "digits" if kind in DIGITS else "inception"
 
     def unread(self, kind: str) -> list[str]:
         """Return the keys that differ from their defaults, and which the network for a kind of data does not read."""
@@ -175,6 +177,12 @@ def _listed(given: Any, info: ValidationInfo) -> Any:
 
 
 MaybeMetrics = Annotated[Metrics | None, BeforeValidator(_listed)]
+
+
+def value_names(metrics: Sequence[Metric], joins_domains: bool) -> list[str]:
+    """Return the names of the metrics' values: of two domains, those of each direction."""
+    names = [f"{metric.name}{ending}" for metric in metrics for ending in ENDINGS.get(metric.kind, ("",))]
+    return [f"{name}_{direction}" for name in names for direction in DIRECTIONS] if joins_domains else names
 
 
 def distinct(names: Sequence[str]) -> list[str]:

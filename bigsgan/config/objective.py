@@ -245,6 +245,12 @@ class Objective(Section):
     """Weight of the divergence of an autoencoder's latents from a standard normal distribution: the mean over images of
     the sum over latents. It reads G's output ``moments``: means and log variances, side by side."""
     codebook: Codebook | None = None
+    cycle: NaturalFloat = 0.0
+    """Weight of the mean absolute difference between images of two domains and the translations of their translations,
+    G's output ``again``: the sum over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
+    identity: NaturalFloat = 0.0
+    """Weight of the same difference from what each generator makes of images of its target domain, G's output
+    ``same``."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
@@ -266,7 +272,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _check(self) -> Objective:
         taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
-        taken += ["kl", "codebook", "centering", "transport"]
+        taken += ["kl", "codebook", "centering", "transport", "cycle", "identity"]
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"

@@ -37,6 +37,7 @@ _UNPREPARED = {
     "digits": "give files: the digits need no preparation",
     "synthetic": "give files: noise needs no preparation",
     "synthetic_pairs": "give files: drawings need no preparation",
+    "unpaired_digits": "give files: the digits need no preparation",
     "latents": "give the images of which latents are made",
     "unpaired_folders": "prepare each of the two folders by its own command, with --kind folder",
 }

@@ -167,8 +167,9 @@ class Recipe(Section):
 
     @property
     def outputs(self) -> list[str]:
-        """Names of what G returns after the images."""
-        return getattr(self.generator, "outputs", [])
+        """Names of what G returns after the images, of a family's two generators as far as a term reads it."""
+        found = getattr(self.generator, "outputs", [])
+        return found[:-1] if self.generator.joins_domains and not self.objective.identity else found
 
     @property
     def judged_channels(self) -> int:

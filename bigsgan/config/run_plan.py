@@ -9,7 +9,7 @@ from pathlib import Path
 from bigsgan.config.batch_division import check_division
 from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.engine_plan import EnginePlan
-from bigsgan.config.metrics import ENDINGS, OUTSIDE
+from bigsgan.config.metrics import OUTSIDE, value_names
 from bigsgan.config.objective import Objective
 from bigsgan.config.placement import Placement
 from bigsgan.config.recipe import Recipe
@@ -178,7 +178,7 @@ def _check_keep_best(recipe: Recipe) -> None:
     best, metrics = recipe.checkpoints.keep_best, recipe.metrics
     if best is None or metrics is None or not best.metric.startswith("metrics/"):
         return
-    measured = [f"{metric.name}{ending}" for metric in metrics.asked for ending in ENDINGS.get(metric.kind, ("",))]
+    measured = value_names(metrics.asked, recipe.data.joins_domains)
     outside = [metric.name for metric in metrics.asked if metric.kind == OUTSIDE]  # their values may have endings
     name = best.metric.removeprefix("metrics/")
     if name not in (*measured, "seconds") and not any(name.startswith(f"{each}_") for each in outside):

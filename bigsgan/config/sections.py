@@ -147,11 +147,13 @@ class Optimizer(Section):
     warmup_nimg: NaturalInt = 0
     """Images over which the learning rate rises to ``lr``; below ``total_nimg``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Curve of the learning rate from ``lr`` at the end of the warm-up to ``final_lr`` at ``decay_nimg``."""
+    """Curve of the learning rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
     """Needs a ``decay`` other than ``constant``."""
     final_beta2: Fraction | None = None
     """Adam's second decay rate at ``decay_nimg``, reached along the same curve; constant unless given."""
+    decay_from_nimg: NaturalInt | None = None
+    """Images at the beginning of the decay; the end of the warm-up unless given."""
     decay_nimg: PositiveInt | None = None
     """Images at the end of the decay; ``total_nimg`` unless given."""
 
@@ -164,6 +166,11 @@ class Optimizer(Section):
     def has_adam(self) -> bool:
         """Whether Adam updates all parameters or, with Muon, those that are not its matrices."""
         return self.is_adam or self.kind == "muon"
+
+    @property
+    def decays_from(self) -> int:
+        """Images at the beginning of the decay."""
+        return self.warmup_nimg if self.decay_from_nimg is None else self.decay_from_nimg
 
     @property
     def matrices(self) -> Muon:
@@ -191,10 +198,19 @@ class Optimizer(Section):
             )
         if self.decay == "constant":
             remedy = f"set {field}.decay to linear or cosine, or remove it"
-            self.refuse_changed(field, ("final_lr", "final_beta2", "decay_nimg"), "decay=constant", remedy)
-        if self.decay_nimg is not None and self.decay_nimg <= self.warmup_nimg:
-            problem = f"must be greater than warmup_nimg ({self.warmup_nimg})"
-            raise UserError(f"{field}.decay_nimg", self.decay_nimg, problem, f"raise it, or lower {field}.warmup_nimg")
+            self.refuse_changed(
+                field, ("final_lr", "final_beta2", "decay_from_nimg", "decay_nimg"), "decay=constant", remedy
+            )
+        key = "warmup_nimg" if self.decay_from_nimg is None else "decay_from_nimg"
+        if self.decays_from < self.warmup_nimg:
+            problem = f"must be at least warmup_nimg ({self.warmup_nimg})"
+            raise UserError(f"{field}.{key}", self.decays_from, problem, "raise it, or shorten the warm-up")
+        if self.decay_nimg is not None and self.decay_nimg <= self.decays_from:
+            problem = f"must be greater than {key} ({self.decays_from})"
+            raise UserError(f"{field}.decay_nimg", self.decay_nimg, problem, f"raise it, or lower {field}.{key}")
+        if self.decays_from >= total_nimg:
+            problem, remedy = f"must be less than total_nimg ({total_nimg})", "lower it, or raise total_nimg"
+            raise UserError(f"{field}.{key}", self.decays_from, problem, remedy)
 
 
 class Optimizers(Section):

@@ -12,16 +12,26 @@ from bigsgan.data.huggingface import build_huggingface
 from bigsgan.data.latents import build_latents
 from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import build_zip
-from bigsgan.data.pairs import SyntheticPairs, build_paired_folders, build_side_by_side, build_unpaired_folders
+from bigsgan.data.pairs import (
+    SyntheticPairs,
+    UnpairedDigits,
+    build_paired_folders,
+    build_side_by_side,
+    build_unpaired_folders,
+)
 from bigsgan.data.shards import build_tar
 
+_TWO_DOMAINS: Mapping[str, Callable[..., ImageDataset]] = {
+    "unpaired_folders": build_unpaired_folders,
+    "unpaired_digits": UnpairedDigits,
+}
 _KINDS: Mapping[str, Callable[[Data], ImageDataset]] = {
     "digits": DigitImages,
     "synthetic": SyntheticImages,
     "synthetic_pairs": SyntheticPairs,
     "paired_folders": build_paired_folders,
     "side_by_side": build_side_by_side,
-    "unpaired_folders": build_unpaired_folders,
+    **_TWO_DOMAINS,
     "zip": build_zip,
     "tar": build_tar,
     "folder": build_folder,
@@ -51,4 +61,4 @@ def build_training_dataset(data: Data) -> ImageDataset:
         UserError: See ``build_dataset``.
     """
     data = data.model_copy(update={"resolution": data.crop_from or data.resolution, "crop_from": None})
-    return build_unpaired_folders(data, trains=True) if data.joins_domains else build_dataset(data)
+    return _TWO_DOMAINS[data.kind](data, trains=True) if data.joins_domains else build_dataset(data)

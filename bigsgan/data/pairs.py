@@ -6,9 +6,11 @@ any image. Shapes: C_in and C channels of input and target, H x W pixels.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from bigsgan.config.data import Data
-from bigsgan.data.datasets import ImageDataset
+from bigsgan.data.datasets import DigitImages, ImageDataset
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import left_out
 from bigsgan.data.listing import data_directory, files_below
@@ -26,6 +28,7 @@ from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tens
 
 _NUM_KINDS = 8
 _NUM_RECTANGLES = 12
+_YELLOW, _BLUE = (1.0, 0.9, 0.35), (0.1, 0.2, 0.5)
 _MOST_PASSES, _MOST_SAMPLES = 64, 2**22  # every rank permutes all samples of an epoch
 
 
@@ -84,14 +87,22 @@ class TwoDomains(ImageDataset):
 
     in_memory = False
 
-    def __init__(self, sources: list[str], targets: list[str], data: Data, num_passes: int = 1) -> None:
-        """Take the files of both domains; with one pass, those of the second come in their order."""
-        self.sources, self.targets, self.data, self._num_passes = sources, targets, data, num_passes
-        self._draws = Draws(seed=0)
+    def __init__(self, sources: Sequence[Any], targets: Sequence[Any], data: Data, trains: bool = False) -> None:
+        """Take the files of both domains; unless they are to train on, those of the second come in their order."""
+        self.sources, self.targets, self.data = sources, targets, data
+        longest, self._draws = max(len(sources), len(targets)), Draws(seed=0)
+        self._num_passes = max(2, min(_MOST_PASSES, _MOST_SAMPLES // longest)) if trains else 1
 
     def __len__(self) -> int:
         longest = max(len(self.sources), len(self.targets))
         return len(self.targets) if self._num_passes == 1 else self._num_passes * longest
+
+    @property
+    def reversed(self) -> TwoDomains:
+        """The samples of the same domains in the other order."""
+        found = copy.copy(self)
+        found.sources, found.targets, found.data = self.targets, self.sources, self.data.reversed
+        return found
 
     @property
     def num_files(self) -> int:
@@ -99,12 +110,18 @@ class TwoDomains(ImageDataset):
         return len(self.sources) + len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        data, num = self.data, len(self.targets)
+        num = len(self.targets)
         other = index % num if self._num_passes == 1 else self._draws.integers("unpaired", (), index, 1, num)[0]
-        source, target = self.sources[index % len(self.sources)], self.targets[other]
+        return torch.cat(self._images(self.sources[index % len(self.sources)], self.targets[other])), 0
+
+    def _images(self, source: Any, target: Any) -> list[Tensor]:
+        """Return the image of each domain."""
+        data = self.data
         with accepting_truncated(data.accepts_truncated):
-            first = image_tensor(open_image(source), source, data.fitting, data.input_channels)
-            return torch.cat([first, image_tensor(open_image(target), target, data.fitting, data.image_channels)]), 0
+            return [
+                image_tensor(open_image(path), path, data.fitting, channels)
+                for path, channels in ((source, data.input_channels), (target, data.image_channels))
+            ]
 
     def fingerprint(self) -> Fingerprint:
         """Return digests of the paths below the roots, and of the sizes of some files."""
@@ -113,6 +130,31 @@ class TwoDomains(ImageDataset):
             names += [path.removeprefix(str(Path(str(root)).expanduser())) for path in paths] + [""]
             some += [paths[i] for i in some_of(len(paths))]
         return _fingerprint(len(self), names, some)
+
+
+class UnpairedDigits(TwoDomains):
+    """Half of scikit-learn's digits as they are, and the other half drawn as outlines, yellow on blue.
+
+    A digit is an outline where it is neither black nor white. So no image has a counterpart in the other domain.
+    """
+
+    in_memory = True
+
+    def __init__(self, data: Data, trains: bool = False) -> None:
+        digits = DigitImages(data.model_copy(update={"num_classes": 0})).images.float() / 255
+        of_input, of_target = digits[::2], digits[1::2]
+        ink, paper = (torch.tensor(colour).view(3, 1, 1) for colour in (_YELLOW, _BLUE))
+        outlined = paper + 4 * of_target * (1 - of_target) * (ink - paper)
+        pairs = ((of_input, data.input_channels), (outlined, data.image_channels))
+        sides = ([_pixels(each, channels) for each in images] for images, channels in pairs)
+        super().__init__(*sides, data, trains)
+
+    def _images(self, source: Tensor, target: Tensor) -> list[Tensor]:
+        return [source, target]
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the number of samples; the digits are always the same."""
+        return Fingerprint(len(self))
 
 
 class SyntheticPairs(ImageDataset):
@@ -153,6 +195,12 @@ def _fingerprint(num: int, names: list[str], some: list[str]) -> Fingerprint:
     return Fingerprint(num, encoded, sizes=file_sizes(some))
 
 
+def _pixels(image: Tensor, channels: int) -> Tensor:
+    """(1 or 3, H, W) in [0, 1] -> (channels, H, W) uint8."""
+    image = image.mean(dim=0, keepdim=True) if channels == 1 else image.expand(channels, -1, -1)
+    return (image * 255).round().to(torch.uint8)
+
+
 def _channels(colours: np.ndarray, channels: int) -> np.ndarray:
     """(H, W, 3) in [0, 1] -> (channels, H, W)."""
     return colours.transpose(2, 0, 1) if channels == 3 else colours.mean(axis=2)[None]
@@ -182,8 +230,7 @@ def build_unpaired_folders(data: Data, trains: bool = False) -> TwoDomains:
     """
     sources = list(_by_name("data.input_root", str(data.input_root), data.max_ignored).values())
     targets = list(_by_name("data.root", str(data.root), data.max_ignored).values())
-    longest = max(len(sources), len(targets))
-    return TwoDomains(sources, targets, data, max(2, min(_MOST_PASSES, _MOST_SAMPLES // longest)) if trains else 1)
+    return TwoDomains(sources, targets, data, trains)
 
 
 def build_side_by_side(data: Data) -> FilePairs:

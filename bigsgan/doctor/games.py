@@ -183,6 +183,14 @@ TINY_GAMES: dict[str, list[str]] = {
         "objective={loss: non_saturating, feature_matching: 3, reuse_fakes: true}",
         "optimizer.generator.lr=0.1",
     ],
+    "cyclegan": [
+        "data={kind: unpaired_digits, resolution: 16, num_classes: 0, input_channels: 1, image_channels: 1}",
+        "generator={family: cyclegan, channels: 4, num_blocks: 1}",
+        "discriminator={family: cyclegan, channels: 4, depth: 2}",
+        "objective={loss: least_squares, cycle: 3, identity: 2, reuse_fakes: true, schedule: generator_first}",
+        "objective.adversarial={weight: 2}",
+        "optimizer.generator.lr=0.005",
+    ],
     "autoencoder": [
         "data.num_classes=0",
         f"generator={{{_AUTOENCODER}, latent_channels: 2}}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from bigsgan.config.objective import Objective
+from bigsgan.config import Recipe
 
 LOSSES = {
     "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
@@ -17,8 +19,30 @@ LOSSES = {
 }
 
 
-def of_latents(objective: Objective, *outputs: Tensor) -> Tensor | float:
-    """Return the divergence from a standard normal distribution, or the distances of codes and latents, weighed."""
+def losses_on_logits(recipe: Recipe) -> tuple[Any, Any]:
+    """Return the losses of D and of G: of two discriminators, with as many logits each, the sums."""
+    found = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
+    if not recipe.discriminator.joins_domains:
+        return found
+
+    def of_both(loss: Any) -> Any:
+        return lambda r, f: sum(loss(None if r is None else r.chunk(2, 1)[i], f.chunk(2, 1)[i]) for i in range(2))
+
+    d_loss, g_loss = (of_both(loss) for loss in found)
+    return d_loss, g_loss
+
+
+def of_outputs(recipe: Recipe, images: Tensor, *outputs: Tensor) -> Tensor | float:
+    """Return the divergence from a standard normal distribution, or the distances of codes and latents, weighed.
+
+    Or how far two generators' images are from those that they read.
+    """
+    objective = recipe.objective
+    if objective.cycle or objective.identity:
+        num, weights = recipe.data.input_channels, (objective.cycle, objective.identity)
+        pairs = [(made[:, part], images[:, part]) for made in outputs for part in (slice(num), slice(num, None))]
+        far = [F.l1_loss(ours, theirs) for ours, theirs in pairs]
+        return sum(weight * (far[2 * i] + far[2 * i + 1]) for i, weight in enumerate(weights) if weight)
     if objective.kl:
         mean, log_variance = outputs[0].chunk(2, dim=1)
         theirs, standard = Normal(mean, log_variance.exp().sqrt()), Normal(0.0, 1.0)

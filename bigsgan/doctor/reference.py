@@ -22,7 +22,7 @@ from bigsgan.data.conditions import conditions_of
 from bigsgan.doctor.adversarial_weights import adversarial_weights, normalized
 from bigsgan.doctor.distance import Distance, distance_to_teacher
 from bigsgan.doctor.games import awake
-from bigsgan.doctor.losses import LOSSES, of_latents
+from bigsgan.doctor.losses import losses_on_logits, of_outputs
 from bigsgan.draws import Draws
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
@@ -68,7 +68,7 @@ class Reference:
         """Begin as a run of this recipe does, on a device or else the CPU."""
         self.recipe, self.device = recipe, device or torch.device("cpu")
         # Of a loss from outside, a caller sets these six.
-        self.d_loss, self.g_loss = LOSSES.get(str(recipe.objective.loss), LOSSES["hinge"])
+        self.d_loss, self.g_loss = losses_on_logits(recipe)
         self.pairs = recipe.objective.loss == "relativistic"
         self.image_terms: Any = lambda update, images, targets, labels: 0
         self.output_terms = self.image_terms  # of what G returns after its images
@@ -276,7 +276,7 @@ class Reference:
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
-            loss = loss + of_latents(self.recipe.objective, *self.outputs)
+            loss = loss + of_outputs(self.recipe, inputs[0], *self.outputs)
             rest = rest + self.distance(images, self._targets(x))
             if transport := self.recipe.objective.transport:
                 weight = self._penalty_weight(transport, update * self.recipe.batch)

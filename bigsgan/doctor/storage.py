@@ -23,7 +23,7 @@ _LOCK_SECONDS = 30
 _STATUSES = {False: 0, True: 11, None: 12}
 """Exit status of the process that calls ``is_held``, by the answer."""
 
-_MADE = ("digits", "synthetic", "synthetic_pairs")
+_MADE = ("digits", "synthetic", "synthetic_pairs", "unpaired_digits")
 """Kinds of data that need no file of the user."""
 
 _ASK = f"""

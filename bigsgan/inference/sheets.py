@@ -201,5 +201,6 @@ def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
     data = trained.recipe.data
     samples = readable_images(build_dataset(data), data, num)
     grid = translation_grid(trained.recipe, samples, trained.device)
-    images = sample(trained.network, trained.show, grid.inputs, batch, trained.recipe.sample_statistics)
+    infer = grid.makes(trained.recipe, trained.infer)
+    images = sample(trained.network, infer, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

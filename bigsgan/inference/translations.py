@@ -22,7 +22,7 @@ from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.images.size import Fitting
 from bigsgan.inference.sheets import Sheet
 from bigsgan.inference.trained import TrainedNetwork
-from bigsgan.training.sampling import sample, translation_inputs
+from bigsgan.training.sampling import FORWARD, sample, shown, translation_inputs
 
 _COLUMNS = 6
 """Columns of a sheet: three inputs, each with its translation."""
@@ -32,9 +32,17 @@ class Translations:
     """The images of a directory, in the order of their names, and their translations by a generator."""
 
     def __init__(
-        self, trained: TrainedNetwork, directory: Path, num: int | None, seed: int, standing: bool = True
+        self,
+        trained: TrainedNetwork,
+        directory: Path,
+        num: int | None,
+        seed: int,
+        standing: bool = True,
+        direction: str = FORWARD,
     ) -> None:
         """List the first ``num`` images, or all; sub-directories are ignored. ``seed`` is for the dropout.
+
+        ``direction`` is from which of two domains to the other.
 
         ``standing`` normalizes by the recipe's ``sample_statistics``, otherwise by batch norm's running statistics.
 
@@ -42,7 +50,7 @@ class Translations:
             UserError: The directory cannot be read, or contains no images.
         """
         self._trained, self._draws = trained, Draws(seed)
-        self._paths = _images(directory)[:num]
+        self._paths, self._direction = _images(directory)[:num], direction
         self._statistics = trained.recipe.sample_statistics if standing else "running"
 
     def __len__(self) -> int:
@@ -109,18 +117,19 @@ class Translations:
     def _translated(self, sources: Tensor, numbers: Sequence[int], batch: int) -> Tensor:
         seeds = np.concatenate([self._draws.seeds("sample/seed", (0,), number, 1) for number in numbers])
         labels = torch.zeros(len(numbers), dtype=torch.int64)
-        placed = translation_inputs(self._trained.recipe, sources, labels, seeds, self._trained.device)
-        chunk = 1 if self._statistics == "batch" else batch
-        return sample(self._trained.network, self._trained.show, placed, chunk, self._statistics)
+        recipe, direction = self._trained.recipe, self._direction
+        placed = translation_inputs(recipe, sources, labels, seeds, self._trained.device, direction)
+        chunk, show = 1 if self._statistics == "batch" else batch, shown(recipe, self._trained.infer, direction)
+        return sample(self._trained.network, show, placed, chunk, self._statistics)
 
     def sheet(self, batch: int) -> Sheet:
         """Show each image and its translation side by side."""
-        shown = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
-        return Sheet(torch.stack(shown, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
+        pairs = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
+        return Sheet(torch.stack(pairs, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
 
     def _read(self, number: int, fitting: Fitting | None) -> Tensor:
         data, path = self._trained.recipe.data, self._paths[number]
-        channels = data.input_channels if data.has_inputs else data.image_channels
+        channels = data.input_channels if data.has_inputs and self._direction == FORWARD else data.image_channels
         try:
             pixels = image_tensor(open_image(str(path)), str(path), fitting, channels)
         except CorruptImage as error:

@@ -67,6 +67,13 @@ class Measured(NamedTuple):
     num_real: int  # number of real images that it compares with; 0 if it compares with statistics
     num_fake: int  # number of samples
     seconds: float = 0.0  # time of all metrics that were measured together
+    direction: str = ""  # of translations between two domains, that of these
+
+    def towards(self, direction: str) -> Measured:
+        """Return the result as that of a direction, if there are two."""
+        ending = f"_{direction}" if direction else ""
+        values = {f"{name}{ending}": value for name, value in self.values.items()}
+        return self._replace(values=values, direction=direction)
 
 
 class Evaluation:

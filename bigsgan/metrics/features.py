@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.checkpoint.tags import checksum
-from bigsgan.config.data import Data
+from bigsgan.config.data import DIGITS, Data
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.data.autoencoders import load_program, naming_program
 from bigsgan.errors import UserError
@@ -125,7 +125,7 @@ def _named(fields: Mapping[str, str]) -> Iterator[None]:
 def _find(section: FeatureNetwork, data: Data) -> Callable[[Path], Features]:
     """Find the files of a network, and return a function that builds it, given the directory of the cache."""
     name = section.resolved(data.kind)
-    if name == "digits" and data.kind != "digits":
+    if name == "digits" and data.kind not in DIGITS:
         raise UserError("features", name, "needs data.kind=digits", "choose inception", f"data.kind is {data.kind}")
     if name == "digits":
         return lambda cache: _digits(data.resolution, cache)
@@ -150,7 +150,7 @@ def _digits(size: Size, cache: Path) -> Features:
     network.eval().requires_grad_(False)
 
     def look(images: Tensor) -> Seen:
-        return Seen(*network(decode(images)))
+        return Seen(*network(decode(images).mean(dim=1, keepdim=True)))  # grey
 
     return Features("digits", "none", _hash_of_weights(network), network, look)
 

@@ -15,6 +15,7 @@ from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.outside import is_outside
 from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
+from bigsgan.models.cyclegan import Translations
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
 from bigsgan.models.outside import outside_layers
@@ -28,7 +29,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     """
     section: Any = getattr(recipe, network)
     data = recipe.data
-    condition = data.input_channels if section.paired else data.condition_width
+    condition = data.input_channels if section.paired or section.joins_domains else data.condition_width
     if is_outside(section.family):
         layers = outside_layers(recipe, network)
     else:
@@ -44,6 +45,8 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     for module in stack.modules():
         if isinstance(module, TwiceDifferentiable):
             module.exact = network == "discriminator" and bool(recipe.objective.exact_penalties)
+        if isinstance(module, Translations):
+            module.makes_same = "same" in recipe.outputs
     return stack
 
 

@@ -149,6 +149,7 @@ def count_layers(plan: RunPlan, network: str) -> list[int]:
     key = network, num_samples, plan.recipe.model_dump_json(exclude={"engines", "batch", "accumulation"})
     if key not in _FLOP_OF_LAYERS:  # a survey asks for dozens of layouts of the same network
         stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
+        stack.train(network == "generator" and bool(plan.recipe.outputs))  # two translators make more in training
         carry, found = meta_inputs(plan, network, num_samples), []
         for number in range(len(stack.layers)):
             with FlopCounterMode(display=False) as counter:

@@ -32,7 +32,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.reports import REPORTS, Report, Reports
-from bigsgan.training.sampling import SampleGrid, sample, shown, stand_statistics
+from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.state import Counters
@@ -293,7 +293,7 @@ def _report_samples(run: Run) -> None:
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
-    infer = shown(run.recipe, generator.infer_everywhere)
+    infer = grid.makes(run.recipe, generator.infer_everywhere)
 
     def report(tag: str) -> Tensor:
         images = sample(generator.network, infer, grid.inputs, batch, statistics)

@@ -9,18 +9,21 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe, RunPlan
+from bigsgan.config.data import DIRECTIONS, Data
 from bigsgan.config.metrics import OUTSIDE, Metric
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.data.conditions import Conditions
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
+from bigsgan.data.pairs import TwoDomains
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.errors import UserError
@@ -37,6 +40,7 @@ from bigsgan.runtime.paths import writing
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.rank_consistency import open_same_reference
 from bigsgan.training.sampling import (
+    FORWARD,
     Infer,
     generator_inputs,
     sampling_mode,
@@ -69,18 +73,20 @@ class Measuring:
         """
         section, data = plan.recipe.metrics, plan.recipe.data
         assert section is not None
-        self._recipe, self._out, self._dataset, self._rank_log = plan.recipe, out, dataset, rank_log
+        self._recipe, self._out, self._rank_log = plan.recipe, out, rank_log
         needed = section.needs_features
         features = open_features(section.features, data, directory(), RECIPE) if needed else no_features()
+        self._features = features
         reference = None if section.reference is None else Path(section.reference)
-        reals: ImageDataset | Reference = dataset
+        reals = Reference(dataset)
         self.has_outside = any(metric.kind == OUTSIDE for metric in section.asked)
         self._about: dict[str, str] = {}
         if reference is not None:
             reals, self._about = open_same_reference(reference, data, features.width, "metrics.reference")
             data = data.model_copy(update={"root": str(reference)})
-        asked = each_once(section.asked, plan.recipe, dataset)
-        self._evaluation = Evaluation(asked, features, reals, data, batch, directory(), self._tell, conditions)
+        self._evaluations = evaluations(
+            section.asked, plan.recipe, features, reals, data, batch, self._tell, conditions
+        )
         self._precision, self._batch = plan.engines["generator"].file.precision, batch
         place, rank = plan.placement("generator"), comm.rank()
         self._replica = Replica(place.replica(rank), place.num_replicas, place.stage(rank), place.num_stages)
@@ -107,22 +113,83 @@ class Measuring:
         self._tell("standing statistics")
         with ema.swapped():
             stand_statistics(network, infer, standing)
-            source = samples_of(recipe, network, shown(recipe, infer), self._dataset, comm.device(), recipe.seed)
-            found = self._evaluation.measure(source, self._replica, stopped)
+            show = partial(shown, recipe, infer)
+            found = measured(self._evaluations, recipe, network, show, recipe.seed, self._replica, stopped)
         if not found:
             return None
         if comm.rank() == 0:
             about = {"by": "train", "nimg": nimg, "weights": "ema", "seed": recipe.seed, "truncation": None}
             about |= {"precision": self._precision, "batch": self._batch, **self._about}
             try:
-                keep_records(self._out, records(found, self._evaluation.features, about))
+                keep_records(self._out, records(found, self._features, about))
             except UserError as error:
                 _log.warning("%s; training continues", error)
-        values = {f"metrics/{name}": value for measured in found for name, value in measured.values.items()}
-        return {**values, "metrics/seconds": found[0].seconds}
+        values = {f"metrics/{name}": value for each in found for name, value in each.values.items()}
+        return {**values, "metrics/seconds": sum({each.direction: each.seconds for each in found}.values())}
 
     def _tell(self, text: str) -> None:
         self._rank_log.phase = f"metrics: {text}"
+
+
+class Side(NamedTuple):
+    """Metrics of a generator's images; of translations between two domains, those in one direction."""
+
+    direction: str  # of `DIRECTIONS`
+    reals: Reference  # what the images are compared with
+    evaluation: Evaluation
+
+
+def evaluations(
+    asked: Sequence[Metric],
+    recipe: Recipe,
+    features: Features,
+    reals: Reference,
+    data: Data,
+    batch: int,
+    tell: Callable[[str], None],
+    conditions: Conditions,
+) -> list[Side]:
+    """Prepare metrics of images: of two domains, in each direction. See ``Evaluation``.
+
+    Raises:
+        UserError: A metric does not fit the network or the data.
+    """
+    sides = [(reals, data)]
+    if isinstance(reals.images, TwoDomains):
+        sides.append((Reference(reals.images.reversed), data.reversed))
+    found = []
+    for direction, (against, own) in zip(DIRECTIONS, sides, strict=False):
+        each = each_once(asked, recipe, against.images)
+        evaluation = Evaluation(each, features, against, own, batch, directory(), tell, conditions)
+        found.append(Side(direction, against, evaluation))
+    return found
+
+
+def measured(
+    sides: Sequence[Side],
+    recipe: Recipe,
+    network: LayerStack,
+    show: Callable[[str], Infer],
+    seed: int,
+    replica: Replica,
+    stopped: Callable[[], bool] = lambda: False,
+    truncation: float | None = None,
+) -> list[Measured]:
+    """Make samples and measure them; the result is empty if it was stopped. A collective, see ``Evaluation.measure``.
+
+    ``show`` returns the function that makes the images of a direction. See ``samples_of`` for the rest.
+
+    Raises:
+        MetricError: A metric from outside failed.
+    """
+    found = list[Measured]()
+    for direction, reals, evaluation in sides:
+        source = samples_of(recipe, network, show(direction), reals.images, comm.device(), seed, truncation, direction)
+        of_side = evaluation.measure(source, replica, stopped)
+        if not of_side:
+            return []
+        found += [each.towards(direction) if len(sides) > 1 else each for each in of_side]
+    return found
 
 
 def samples_of(
@@ -133,11 +200,13 @@ def samples_of(
     device: torch.device,
     seed: int,
     truncation: float | None = None,
+    direction: str = FORWARD,
 ) -> Generate:
     """Return the function that makes a generator's samples for metrics, from latents or from the data set's inputs.
 
     ``network`` is this rank's part of the generator, with standing statistics if it needs them. ``make`` makes the
-    images from inputs. ``truncation`` is the threshold of the latents.
+    images from inputs. ``truncation`` is the threshold of the latents. Of two domains, ``dataset`` has that of the
+    images to be made last, where ``direction`` leads.
     """
     num = 0 if dataset is None else len(dataset)
     order = order_of_images(num if recipe.translates else 0)
@@ -152,6 +221,8 @@ def samples_of(
         seeds = draws.seeds("metrics/seed", (0,), first, len(labels))
         images = read.images.to(device)
         targets = images[:, -recipe.data.image_channels :]  # an image to be made again is its own target
+        if direction != FORWARD:
+            images = images.roll(recipe.data.input_channels, dims=1)
         return translation_inputs(recipe, decode(images), labels, seeds, device), targets
 
     def generate(first: int, labels: Tensor) -> Made:
@@ -175,17 +246,18 @@ def records(found: Sequence[Measured], features: Features, about: Mapping[str, A
     """
     return [
         {
-            "metric": measured.metric.name,
-            **{name: value if math.isfinite(value) else None for name, value in measured.values.items()},
+            "metric": each.metric.name,
+            **({"direction": each.direction} if each.direction else {}),
+            **{name: value if math.isfinite(value) else None for name, value in each.values.items()},
             **about,
-            "num_real": measured.num_real,
-            "num_fake": measured.num_fake,
-            **(_of_features(features) if measured.metric.needs_features else {}),
-            **({"use": measured.metric.use} if measured.metric.kind == OUTSIDE else {}),
-            "seconds": round(measured.seconds, 2),
+            "num_real": each.num_real,
+            "num_fake": each.num_fake,
+            **(_of_features(features) if each.metric.needs_features else {}),
+            **({"use": each.metric.use} if each.metric.kind == OUTSIDE else {}),
+            "seconds": round(each.seconds, 2),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        for measured in found
+        for each in found
     ]
 
 

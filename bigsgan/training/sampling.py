@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.config import Recipe
-from bigsgan.config.data import Data
+from bigsgan.config.data import DIRECTIONS, Data
 from bigsgan.data.codecs import Codec, build_codec
 from bigsgan.data.conditions import Conditions, picked
 from bigsgan.draws import Draws
@@ -25,7 +25,8 @@ from bigsgan.models.network import LayerStack
 STANDING_BATCHES, STANDING_IMAGES = 16, 1600
 UNCONDITIONAL_COLUMNS = 10
 MAX_COLUMNS = 16
-GRID_ROWS, PAIR_COLUMNS = 10, 3
+GRID_ROWS, PAIR_COLUMNS, CIRCLE_COLUMNS = 10, 3, 2
+FORWARD, _ = DIRECTIONS
 LEAST_BATCH, LARGEST_BATCH, LARGEST_NUM = 1, 2**16, 10**9
 LEAST_TRUNCATION = 0.02
 """The paper's tables go down to 0.04. Resampling for a much lower threshold takes for ever."""
@@ -82,6 +83,8 @@ class SampleGrid:
     inputs: MicroBatch  # fixed inputs of the generator, row by row
     columns: int  # images in a row
     frame: Callable[[Tensor], Tensor]  # puts each pair's input and target beside its image
+    # returns the function that makes images of inputs, in batches
+    makes: Callable[[Recipe, Infer], Infer]
     # real images (n, C, H, W) to compare samples with, on rank 0; None for pairs
     reals: Tensor | None = None
     conditions: Conditions = range(1)  # what samples may be conditioned on
@@ -94,15 +97,16 @@ def latent_grid(
     columns = column_labels(recipe.data, conditions)
     labels = columns[torch.arange(GRID_ROWS * len(columns)) % len(columns)]
     inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
-    return SampleGrid(inputs, len(columns), lambda images: images, reals, conditions)
+    return SampleGrid(inputs, len(columns), lambda images: images, shown, reals, conditions)
 
 
 def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:
     """Return a grid of samples of the data, (n, C', H, W) in [-1, 1]: input, translation and target side by side.
 
-    Where a generator remakes its input, the target is left out.
+    Where a generator remakes its input, the target is left out. Of two domains, each image stands before its
+    translation, and that before its own translation back.
     """
-    data = recipe.data
+    data, labels = recipe.data, torch.zeros(len(samples), dtype=torch.int64)
     compares = data.has_inputs
     sources = samples[:, : data.input_channels] if compares else samples
     targets = [samples[:, -data.image_channels :]] if compares else []
@@ -112,21 +116,29 @@ def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> S
         shown = [part.expand(-1, 3, -1, -1) for part in (sources, images, *targets)]  # grey beside colour
         return torch.stack(shown, dim=1).flatten(0, 1)
 
-    inputs = translation_inputs(recipe, samples, torch.zeros(len(samples), dtype=torch.int64), seeds, device)
-    return SampleGrid(inputs, (2 + len(targets)) * PAIR_COLUMNS, frame)
+    def circle(images: Tensor) -> Tensor:
+        parts = torch.cat([samples, images], dim=1).split([data.input_channels, data.image_channels] * 3, dim=1)
+        a, b, into_a, into_b, back_to_a, back_to_b = (part.expand(-1, 3, -1, -1) for part in parts)
+        return torch.stack([a, into_b, back_to_a, b, into_a, back_to_b], dim=1).flatten(0, 1)
+
+    inputs = translation_inputs(recipe, samples, labels, seeds, device)
+    if data.joins_domains:
+        return SampleGrid(inputs, 6 * CIRCLE_COLUMNS, circle, there_and_back)
+    return SampleGrid(inputs, (2 + len(targets)) * PAIR_COLUMNS, frame, shown)
 
 
 def translation_inputs(
-    recipe: Recipe, samples: Tensor, labels: Tensor, seeds: np.ndarray, device: torch.device
+    recipe: Recipe, samples: Tensor, labels: Tensor, seeds: np.ndarray, device: torch.device, direction: str = FORWARD
 ) -> MicroBatch:
-    """Return the inputs of a generator from images, given samples of the data (n, C', H, W) or their first channels.
+    """Return the inputs of a generator from images, given samples of the data (n, C', H, W) or images to translate.
 
-    Of two domains, the second image is grey where only the first is given, whose translation does not need it.
+    Of two domains, the other image is grey where only one is given, whose translation does not need it.
     """
     sources = samples[:, : recipe.input_channels]
     missing = recipe.input_channels - sources.shape[1]
     if missing:
-        sources = torch.cat([sources, sources.new_zeros(len(sources), missing, *sources.shape[2:])], dim=1)
+        parts = sources, sources.new_zeros(len(sources), missing, *sources.shape[2:])
+        sources = torch.cat(parts if direction == FORWARD else parts[::-1], dim=1)
     drawn = (torch.from_numpy(seeds).to(device),) if recipe.generator.draws else ()
     return sources.to(device), labels.to(device), *drawn
 
@@ -199,13 +211,30 @@ def smaller_batch(batch: int) -> str:
     return f"compute fewer images at a time (--batch {max(batch // 2, LEAST_BATCH)})"
 
 
-def shown(recipe: Recipe, infer: Infer) -> Infer:
-    """Return a function that makes the images people see: the last of those that G makes of each sample, decoded."""
+def there_and_back(recipe: Recipe, infer: Infer) -> Infer:
+    """Return a function that translates both images of a sample of two domains, and the translations back.
+
+    It makes images of A and of B, out of the sample's B and A, and then of A and of B out of these.
+    """
+
+    def circle(inputs: MicroBatch, moving: bool) -> Tensor:
+        made = infer(inputs, moving)
+        return torch.cat([made, infer((made, *inputs[1:]), moving)], dim=1)
+
+    return circle
+
+
+def shown(recipe: Recipe, infer: Infer, direction: str = FORWARD) -> Infer:
+    """Return a function that makes the images people see: the last of those that G makes of each sample, decoded.
+
+    Of two domains, those of the one where ``direction`` leads.
+    """
+    part = slice(-recipe.shown_channels, None) if direction == FORWARD else slice(recipe.data.input_channels)
     codecs: list[Codec] = []  # one, built with the first images, on their device
 
     @torch.no_grad()
     def show(inputs: MicroBatch, moving: bool) -> Tensor:
-        made = infer(inputs, moving)[:, -recipe.shown_channels :]
+        made = infer(inputs, moving)[:, part]
         if not codecs:
             codecs.append(build_codec(recipe.data, made.device))
         return codecs[0].decode(made)

@@ -30,7 +30,8 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
 def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
     """Return the learning rate of the update that begins at ``nimg`` images.
 
-    Rises linearly to ``lr`` over ``warmup_nimg``, then follows ``decay`` down to ``final_lr`` at ``decay_nimg``.
+    Rises linearly to ``lr`` over ``warmup_nimg``, and follows ``decay`` from ``decay_from_nimg``, by default the end of
+    the warm-up, down to ``final_lr`` at ``decay_nimg``.
     """
     if nimg < section.warmup_nimg:
         return section.lr * (nimg + 1) / section.warmup_nimg
@@ -42,7 +43,7 @@ def learning_rate(section: Optimizer, nimg: int, total_nimg: int) -> float:
 def beta2(section: Optimizer, nimg: int, total_nimg: int) -> float | None:
     """Return Adam's second decay rate for the update that begins at ``nimg`` images; None if it never changes.
 
-    Follows ``decay`` from ``betas[1]`` at the end of the warm-up to ``final_beta2`` at ``decay_nimg``.
+    Follows ``decay`` from ``betas[1]`` where the learning rate begins to fall to ``final_beta2`` at ``decay_nimg``.
     """
     if section.final_beta2 is None:
         return None
@@ -88,9 +89,9 @@ def is_due(interval_nimg: int, nimg: int, batch: int) -> bool:
 
 
 def _left(section: Optimizer, nimg: int, total_nimg: int) -> float:
-    """Return the share of the schedule that is left: 1 until the warm-up is over, 0 at the end."""
-    end = section.decay_nimg or total_nimg
-    progress = min(1.0, max(0, nimg - section.warmup_nimg) / (end - section.warmup_nimg))
+    """Return the share of the schedule that is left: 1 until the decay begins, 0 at the end."""
+    begin, end = section.decays_from, section.decay_nimg or total_nimg
+    progress = min(1.0, max(0, nimg - begin) / (end - begin))
     return 1 - progress if section.decay == "linear" else _half_cosine(progress)
 
 

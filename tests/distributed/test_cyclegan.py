@@ -1,4 +1,4 @@
-"""CycleGAN from outside the package: every update is the public step, at batch 1 and in other layouts."""
+"""CycleGAN: every update is the public step, at batch 1 and in other layouts."""
 
 from unittest import mock
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bigsgan import checkpoint, plugins
+from bigsgan import checkpoint
 from bigsgan.doctor import agreement
-from tests.cyclegan import NAMES, PublicStep, game
+from tests.cyclegan import PublicStep, game
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
 from tests.distributed.test_state import check_same_run
@@ -39,16 +39,10 @@ def domains(tmp_path_factory):
     return folders
 
 
-def give(pool):
-    pool.run(plugins.give, [f"tests.cyclegan:{name}" for name in NAMES])
-    plugins.give([f"tests.cyclegan:{name}" for name in NAMES])
-
-
 @pytest.mark.parametrize("layout", [n if n == "batch 1" else pytest.param(n, marks=SLOW) for n in LAYOUTS])
 def test_updates(ranks, domains, layout):
     """With pools of two images, the third update is the first that may show an old one."""
     world_size, more, ds = LAYOUTS[layout]
-    give(ranks(world_size))
     with mock.patch.object(agreement, "Reference", PublicStep):
         check_updates(ranks(world_size), game(*domains, **more), ds, 6)
 
@@ -57,7 +51,6 @@ def test_updates(ranks, domains, layout):
 def test_a_resumed_run_is_the_same(ranks, domains, tmp_path):
     """Bit for bit: the images of the pools are saved between steps that fill them and steps that exchange some."""
     overrides = game(*domains, batch=2)
-    give(ranks(2))
     uninterrupted = ranks(2).run(scenarios.uninterrupted, overrides, both(1), 6)
     parts = ranks(2).run(scenarios.resume, overrides, both(1), str(tmp_path), 3, 3)
     check_same_run(uninterrupted, parts)
@@ -75,8 +68,6 @@ def pools(overrides, ds, found):
 @pytest.mark.slow
 def test_pools_are_found_in_another_layout(ranks, domains, tmp_path):
     """By the sample's index in the batch, whether two ranks or two micro-batches of one share it."""
-    give(ranks(2))
-    give(ranks(1))
     ranks(2).run(scenarios.resume, game(*domains, batch=4), both(1), str(tmp_path), 3, 3)
     found = checkpoint.newest(tmp_path)
     (numbers, of_two), (_, second) = ranks(2).run(pools, game(*domains, batch=4), both(1), found)

@@ -68,6 +68,7 @@ NOT_IN_PIPELINES = {
     "biggan_twice": "objective.r1.method",
     "pix2pix_features": "objective.feature_matching",
     "autoencoder": "pipeline.generator_phase",
+    "cyclegan": "engines.generator.pipeline_stages",
 }
 """Families whose objectives pipelines refuse, by the key that the product names."""
 

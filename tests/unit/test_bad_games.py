@@ -10,6 +10,7 @@ from tests.tiny import TINY, TINY_GAMES, tiny_recipe
 
 STAGES = both_engines("pipeline_stages=2")
 PAIRS = [override for override in TINY_GAMES["pix2pix"] if not override.startswith("data.crop_from")]
+DOMAINS = TINY_GAMES["cyclegan"]
 STYLES = TINY_GAMES["stylegan2"]
 
 CASES = {
@@ -24,6 +25,18 @@ CASES = {
     "pairs for latents": ([PAIRS[0].replace("64, num_i", "16, num_i")], "generator.family",
         "must be a family for pairs of images, got 'biggan' (data.kind is", "generator.family=pix2pix"),
     "latents for pairs": (PAIRS[1:3], "generator.family", "must be a family for latents,", "data.kind=side_by_side"),
+    "two generators for one domain": ([DOMAINS[1]], "generator.family",
+        "must be a family for images of one domain, got 'cyclegan' (data.kind is digits)", "kind=unpaired_folders"),
+    "two discriminators for one domain": ([DOMAINS[2]], "discriminator.family",
+        "must be a family for images of one domain, got 'cyclegan'", "set data.kind=unpaired_folders"),
+    "one generator for two domains": ([DOMAINS[0]], "generator.family",
+        "must be a family for images of two domains, got 'biggan' (data.kind is unpaired_digits)", "family=cyclegan"),
+    "a circle without two generators": (["objective.cycle=1"], "objective.cycle",
+        "must be unset with a generator without an output again, got 1.0", "remove it, or set generator.family=cycl"),
+    "batch norm of two generators": ([*DOMAINS, "generator.norm=batch"], "generator.norm",
+        "must be 'instance' or 'none', got 'batch'", "choose one of"),
+    "two generators in stages": ([*DOMAINS, "engines.generator.pipeline_stages=2"], "engines.generator.pipeline_stages",
+        "must be 1 with generator.family=cyclegan, got 2 (its layers are used once more)", "remove it"),
     "fresh inputs of pairs": (PAIRS[:3], "objective.reuse_fakes", "must be true with a generator", "reuse_fakes=true"),
     "classes of pairs": (["data.kind=synthetic_pairs"], "data.num_classes", "must be 0 with", "set data.num_classes=0"),
     "targets of one folder": (["data={kind: paired_folders, root: x, num_classes: 0}"], "data.input_root",

@@ -24,7 +24,6 @@ from bigsgan.evaluate import _with_data
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import Statistics
 from bigsgan.planner.phases import kept_images
-from tests.cyclegan import NAMES as CYCLEGAN
 from tests.cyclegan import game
 from tests.image_games import AUTOENCODER, PAIRS
 from tests.image_games import NAMES as GAMES
@@ -36,7 +35,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def given(monkeypatch):
     own = [f"{__name__}:{name}" for name in ("Loses", "Totals", "Mixes", "of_input", "margin")]
-    names = [f"tests.cyclegan:{name}" for name in CYCLEGAN] + [f"tests.image_games:{name}" for name in GAMES]
+    names = [f"tests.image_games:{name}" for name in GAMES]
     monkeypatch.setattr(plugins, "_given", {*own, *names})
 
 
@@ -260,7 +259,12 @@ def test_what_is_refused(tmp_path, overrides, field, problem, remedy):
         (["data.num_classes=2"], "data.num_classes", "must be 0 with data.kind=unpaired_folders"),
         (["data.input_root=null"], "data.input_root", "must be given with data.kind=unpaired_folders"),
         (["data.root=null"], "data.root", "must be given with data.kind=unpaired_folders"),
-        (["generator={family: dcgan, latent_size: 8}"], "generator.reads", "must be images with data.kind=unpaired"),
+        (
+            ["generator={family: dcgan, latent_size: 8}"],
+            "generator.family",
+            "must be a family for images of two domains",
+        ),
+        (["data.input_channels=1"], "objective.identity", "must be 0 where domains differ in channels"),
         (["objective.l1=1"], "objective.l1", "must be 0 with data.kind=unpaired_folders"),
         (["augmentation={kind: diffaugment}"], "augmentation", "must be null with pairs of images"),
         (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with data.kind=unpaired_folders"),
@@ -300,7 +304,7 @@ def test_names_that_outputs_cannot_have():
 
 def test_the_shape_of_samples_is_the_runs(tmp_path, domains):
     """Data in another place, for metrics."""
-    recipe = tiny_recipe(tmp_path, *game(*domains))
+    recipe = tiny_recipe(tmp_path, *game(*domains), "objective.identity=0")
     (tmp_path / "config.yaml").write_text(recipe.to_yaml())
     trained = SimpleNamespace(recipe=recipe)
 
@@ -311,7 +315,7 @@ def test_the_shape_of_samples_is_the_runs(tmp_path, domains):
 
     assert told("data.input_channels=1").startswith("data.input_channels: must be 3, as in the run, got 1; remove it")
     changed = told("data={kind: folder, root: x, resolution: 32, image_channels: 3, num_classes: 0}")
-    assert changed.startswith("data.kind: must hold samples as unpaired_folders does, got 'folder'")
+    assert changed.startswith("generator.family: must be a family for images of one domain, got 'cyclegan'")
 
 
 @pytest.mark.parametrize("others", [PAIRS[:3], []], ids=["pairs", "classes"])

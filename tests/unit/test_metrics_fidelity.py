@@ -20,7 +20,6 @@ from bigsgan.metrics.features import no_features
 from bigsgan.metrics.fidelity import psnr, ssim
 from bigsgan.metrics.reals import each_real, order_of_images
 from bigsgan.training.measuring import each_once, records, samples_of
-from tests.cyclegan import NAMES as CYCLEGAN
 from tests.cyclegan import game
 from tests.image_games import AUTOENCODER, NAMES, PAIRS
 from tests.tiny import tiny_recipe
@@ -32,7 +31,7 @@ GAMES = {"pairs": PAIRS, "autoencoder": AUTOENCODER}
 
 @pytest.fixture(autouse=True)
 def given(monkeypatch):
-    names = {f"tests.image_games:{name}" for name in NAMES} | {f"tests.cyclegan:{name}" for name in CYCLEGAN}
+    names = {f"tests.image_games:{name}" for name in NAMES}
     monkeypatch.setattr(plugins, "_given", names)
 
 

@@ -53,7 +53,8 @@ def test_defaults_are_filled_in(tmp_path):
     adam = {
         "kind": "adam", "reference_width": None, "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "muon": None,
         "weight_decay": 0.0, "weight_decay_on": "all", "clip_norm": None,
-        "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None, "decay_nimg": None,
+        "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None,
+        "decay_from_nimg": None, "decay_nimg": None,
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
@@ -100,7 +101,8 @@ def test_defaults_are_filled_in(tmp_path):
         "objective": {
             "loss": "hinge", "d_steps": 1, "schedule": "exact", "reuse_fakes": False, "pool": 0,
             "fake_labels": "uniform", "l1": 0.0, "l2": 0.0, "huber": None, "perceptual": None,
-            "feature_matching": 0.0, "kl": 0.0, "codebook": None, "consistency": None, "r1": None, "r2": None,
+            "feature_matching": 0.0, "kl": 0.0, "codebook": None, "cycle": 0.0, "identity": 0.0,
+            "consistency": None, "r1": None, "r2": None,
             "gradient_penalty": None, "lecam": None, "path_length": None,
             "teacher": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0}, "terms": [], "discriminator_from_nimg": 0,

@@ -13,6 +13,7 @@ from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability
 from bigsgan.adversarial.terms.adversarial import OfDiscriminator, OfGenerator
 from bigsgan.adversarial.terms.centering import centering
 from bigsgan.adversarial.terms.consistency import consistency
+from bigsgan.adversarial.terms.cycle import cycle_terms
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
@@ -137,6 +138,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.codebook:
         total = rank.sum_over_generator or rank.sum_over_ranks
         found.append(CodebookTerm(objective.codebook, recipe.generator.num_codes, total))
+    found += cycle_terms(objective, [recipe.data.input_channels, recipe.data.image_channels])
     found += own.terms
     if objective.feature_matching:
         found.append(FeatureMatching(objective.feature_matching))

@@ -16,6 +16,7 @@ from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
+from bigsgan.config.families.cyclegan import CycleGANDiscriminator, CycleGANGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "biggan": (BigGANGenerator, BigGANDiscriminator),
     "biggan_deep": (BigGANDeepGenerator, BigGANDeepDiscriminator),
     "cat": (CATGenerator, CATDiscriminator),
+    "cyclegan": (CycleGANGenerator, CycleGANDiscriminator),
     "dcgan": (DCGANGenerator, DCGANDiscriminator),
     "dit": (DiTGenerator, DiTDiscriminator),
     "gat": (GATGenerator, GATDiscriminator),

@@ -28,6 +28,7 @@ class NetworkSection(Section):
         has_guidance: Whether samples of a class may be guided away from those of any class.
         without_half: The setting by which no layer computes in its own half type, see ``computes_in``.
         paired: Whether it reads input images: G instead of latents, D in addition to the images that it judges.
+        joins_domains: Whether it reads samples that join images of two domains.
         convolves: Of D: whether it has convolutions, whose double backward is slow on GPUs
             (docs/explanation/penalties.md).
         has_tangents: Whether all of its operations can be differentiated forward, and that backward, as penalties in
@@ -46,6 +47,7 @@ class NetworkSection(Section):
     has_guidance: ClassVar[bool] = False
     without_half: ClassVar[str] = ""
     paired: ClassVar[bool] = False
+    joins_domains: ClassVar[bool] = False
     convolves: ClassVar[bool] = True
     has_tangents: ClassVar[bool] = True
     has_tokens: ClassVar[bool] = False
