@@ -18,13 +18,13 @@ from bigsgan.checkpoint.universal import write_universal
 from bigsgan.config.run_directory import read_saved_recipe, refuse_existing, refuse_output
 from bigsgan.data.autoencoders import identity
 from bigsgan.engines.base import DTYPES
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.grids import image_grid
-from bigsgan.inference import autoencoder_folder
+from bigsgan.inference import autoencoder_folder, public_weights
 from bigsgan.inference.card import model_card
 from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
-from bigsgan.inference.graphs import SUFFIXES, write_graph
+from bigsgan.inference.graphs import SUFFIXES, has_psi, write_graph
 from bigsgan.inference.loading import CODEC
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
@@ -63,7 +63,8 @@ class Options(NamedTuple):
     truncation: float | None = None
     guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
     batch: int | None = None  # images computed at a time; None for 100
-    # `safetensors`, `hub`, `onnx`, `torch-export`, `universal` or `diffusers`; None to choose by the output's suffix
+    # `safetensors`, `hub`, `onnx`, `torch-export`, `universal`, `diffusers`, or a project whose names the weights get;
+    # None to choose by the output's suffix
     form: str | None = None
     dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
 
@@ -122,6 +123,9 @@ def main(run: Path, out: Path, options: Options) -> None:
             text += f", {form}; its images differ by at most {difference:.1e} from our own"
         elif form == autoencoder_folder.FORM:
             text = autoencoder_folder.write_folder(trained, state, out)
+        elif form in public_weights.FORMS:
+            num, call = public_weights.write(trained.recipe, network, form, trained.network, state, out)
+            text = f"statistics {header['statistics']}, {counted(num, 'tensor')} under {form}'s names\nopen: {call}"
         elif form == "hub":
             _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
         else:
@@ -183,7 +187,7 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
             raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
         if options.standing:
             raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
-        if form != "safetensors":
+        if form != "safetensors" and form not in public_weights.FORMS:
             raise UserError("--format", form, "needs the generator", "use --format safetensors, or --network generator")
     if options.guidance is not None and options.network != "generator":
         raise UserError("--guidance", None, "needs the generator, which alone has a mapping", "remove the option")
@@ -200,6 +204,13 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
         for flag in [flag for flag, each in given.items() if each]:
             raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
         autoencoder_folder.refuse_unfit(read_saved_recipe(run), out)
+        return
+    if form in public_weights.FORMS:
+        given = {"--dtype": options.dtype != "fp32", "--guidance": options.guidance is not None}
+        for flag in [flag for flag, each in given.items() if each]:
+            raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
+        public_weights.refuse_unfit(read_saved_recipe(run), options.network, form)
+        refuse_output(out, kind=".pth")
         return
     if form in SUFFIXES:
         if options.dtype != "fp32":
@@ -225,9 +236,9 @@ def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:
     if options.truncation is None:
         return
     check_truncation(trained.recipe, options.truncation)
-    if form in SUFFIXES and trained.recipe.generator.truncates_w:
-        is_input = trained.recipe.generator.has_styles
-        detail = "psi is an input of the graph" if is_input else "no graph of this generator has psi"
+    if form in (*SUFFIXES, *public_weights.FORMS) and trained.recipe.generator.truncates_w:
+        detail = "psi is an input of the graph" if has_psi(trained.recipe) else "no graph of this generator has psi"
+        detail = detail if form in SUFFIXES else "psi is an argument of that project's class"
         problem = f"must be unset with --format {form}"
         raise UserError("--truncation", options.truncation, problem, "remove the option", detail)
 

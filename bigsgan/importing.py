@@ -8,7 +8,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bigsgan import checkpoint, shipped
 from bigsgan.checkpoint import BUFFER, MASTER, STEP
+from bigsgan.checkpoint.exported import Exported
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.config import NETWORKS, Recipe, load_recipe, parse_recipe, plan_run
 from bigsgan.config.engine_plan import EnginePlan
@@ -23,14 +24,13 @@ from bigsgan.config.run_directory import RECIPE_FILE, flat, refuse_directory, wr
 from bigsgan.config.sections import Checkpoints, Optimizer
 from bigsgan.config.yaml_file import apply_override, apply_overrides, read_yaml
 from bigsgan.errors import UserError, counted
-from bigsgan.inference.exported import Exported
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.network import initialize
 from bigsgan.runtime.atomic import leaving_nothing
 from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import checked
 from bigsgan.weights.sources import Found, read_source
-from bigsgan.weights.universal import Folder, Universal
+from bigsgan.weights.universal import Folder, Universal, open_network, read_network
 
 # Shipped recipes of a family. Imported networks train on with the settings of one, unless the user changes them.
 _RECIPES = {
@@ -56,9 +56,6 @@ _MOST_NAMES = 60
 
 OPTIONS = {"generator": "--weights", "discriminator": "--discriminator"}
 """The options with the networks' files."""
-
-READERS: Mapping[str, Callable[[str, Path], Folder | Exported]] = {"bigsgan": Exported, "universal": Folder}
-"""What reads networks of any recipe."""
 
 _SIZES = (
     *("channels", "depth", "channel_base", "channel_max", "widths", "cardinalities", "blocks", "expansion", "norm"),
@@ -134,9 +131,9 @@ def import_exports(source: str, paths: Mapping[str, Path], config: Path | None, 
         UserError: One cannot be read or is of another network, or ``out`` is in use.
     """
     _check_out(out)
-    found = {name: READERS[source](OPTIONS[name], path) for name, path in paths.items()}
+    found = {name: open_network(source, OPTIONS[name], path, name) for name, path in paths.items()}
     recipe = _recipe_for(found, config, changes).model_copy(update={"out": str(out)})
-    networks = {name: folder.read(name, network_on_meta(recipe, name)) for name, folder in found.items()}
+    networks = {name: read_network(each, name, network_on_meta(recipe, name)) for name, each in found.items()}
     entries = {n: _Entry(recipe, n, each.state, each.moments) for n, each in networks.items()}
     if "generator" in networks:
         entries["average"] = _Entry(recipe, "average", networks["generator"].state)

@@ -156,6 +156,19 @@ class Reader:
             raise UserError(str(self.checkpoint.path), None, problem, remedy) from error
 
 
+class Source(Protocol):
+    """What has the values of entries."""
+
+    def fill(self, value: str, offset: int, out: Tensor) -> None:
+        """Fill ``out`` with a value's elements from ``offset`` on."""
+
+    def has(self, value: str) -> bool:
+        """Return whether any element of a value is there."""
+
+    def refuse_others(self, entry: str, network: torch.nn.Module) -> None:
+        """Refuse values of an entry for which a network has no place."""
+
+
 class SavedValues:
     """The saved values of one entry, whatever the layout of the ranks that saved them.
 
@@ -164,7 +177,7 @@ class SavedValues:
         kinds: The kinds of all shards of all ranks.
     """
 
-    def __init__(self, reader: Reader, entry: str, numbers: Mapping[str, float], kinds: frozenset[str]) -> None:
+    def __init__(self, reader: Source, entry: str, numbers: Mapping[str, float], kinds: frozenset[str]) -> None:
         self._reader, self._entry = reader, entry
         self.numbers, self.kinds = numbers, kinds
 

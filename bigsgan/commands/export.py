@@ -7,6 +7,7 @@ import argparse
 from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, import_late, path_type, picked
 
 FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal", "diffusers"]
+FORMATS += ["biggan-pytorch", "stylegan2-ada", "r3gan", "gat", "pix2pix"]  # state dicts for these projects' classes
 
 
 def add(commands: Commands) -> None:

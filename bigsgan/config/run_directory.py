@@ -39,7 +39,7 @@ FREE_KEYS = {
     "ema.power.snapshot_nimg", "ema.power.snapshot_precision",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.reference", "metrics.features",
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
-    "init_from.run", "init_from.nimg", "init_from.weights",
+    "init_from.run", "init_from.nimg", "init_from.weights", "init_from.generator", "init_from.discriminator",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
@@ -174,7 +174,7 @@ def refuse_output(out: Path, option: str = "--out", kind: str | None = None) -> 
 
 _BEGINNINGS = {
     ".png": rb"\x89PNG", ".npy": rb"\x93NUMPY", ".gif": rb"GIF8", ".npz": rb"PK", ".pt2": rb"PK", ".onnx": rb"\x08",
-    ".safetensors": rb"(?s:.{8})\{", TRACE_FILE: rb'\s*\{\s*"schemaVersion"',
+    ".pth": rb"PK", ".safetensors": rb"(?s:.{8})\{", TRACE_FILE: rb'\s*\{\s*"schemaVersion"',
 }  # fmt: skip
 """How files begin that commands write."""
 

@@ -296,16 +296,39 @@ class Checkpoints(Section):
 
 
 class InitFrom(Section):
-    """Another run whose weights this run begins with, for fine-tuning."""
+    """Weights that this run begins with, for fine-tuning: another run's, or exports of one network or both."""
 
-    run: PathText
+    run: PathText | None = None
     """The other run's directory, or one that `bigsgan import` made."""
+    generator: PathText | None = None
+    """Instead of ``run``, a safetensors file or folder for the Hub with a generator, as `bigsgan export` writes it."""
+    discriminator: PathText | None = None
+    """The same for a discriminator; a network without either starts from random weights."""
     nimg: NaturalInt | None = None
     """Images seen by the checkpoint to use; the newest checkpoint unless given."""
     weights: Literal["ema", "live"] = "ema"
     """Begin with the generator's EMA, or with its live weights."""
     freeze_discriminator: NaturalInt = 0
     """How many of D's first layers keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
+
+    def check(self) -> None:
+        """Refuse a source of weights that is missing, named twice, or has no checkpoint to choose.
+
+        Raises:
+            UserError: It is so.
+        """
+        exports = [key for key in ("generator", "discriminator") if getattr(self, key) is not None]
+        if self.run is None and not exports:
+            remedy = "or give init_from.generator, init_from.discriminator or both, which are exports"
+            raise UserError("init_from.run", None, "must be given", f"name a run directory, {remedy}")
+        if self.run is not None and exports:
+            remedy = "remove one of the two"
+            raise UserError(f"init_from.{exports[0]}", None, "cannot be combined with init_from.run", remedy)
+        for key, given in (("nimg", self.nimg is not None), ("weights", self.weights == "live")):
+            if given and exports:
+                detail = "an export has one network of one checkpoint"
+                value = getattr(self, key)
+                raise UserError(f"init_from.{key}", value, "must be unset without init_from.run", "remove it", detail)
 
 
 class Engine(Section):

@@ -11,6 +11,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from bigsgan.config import NETWORKS
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.errors import reason
 from bigsgan.runtime.locking import is_held
@@ -118,7 +119,7 @@ def _read(subject: Subject) -> list[tuple[str, str]]:
     if recipe.data.kind in _MADE:
         named = []
     if recipe.init_from:
-        named.append(("init_from.run", recipe.init_from.run))
+        named += [(f"init_from.{key}", getattr(recipe.init_from, key)) for key in ("run", *NETWORKS)]
     return [(key, str(path)) for key, path in named if path]
 
 

@@ -32,6 +32,7 @@ The generator of a GAN of family `{family}`, trained with bigsgan.
 | | |
 | --- | --- |
 | images | {size} |
+| values | {values} |
 | classes | {classes} |
 | parameters | {parameters} |
 | weights | {weights}, {dtype} |
@@ -66,8 +67,28 @@ _MOST_NAMES = 20
 _CHANNELS = {1: "grey", 3: "colour"}
 
 
+_BOUNDED = ("biggan", "biggan_deep", "dcgan", "mlp", "pix2pix")
+"""Families whose last layer is a tanh."""
+
+
 def _units(data: Data) -> str:
     return "" if data.range is None else f", for values from {data.range[0]:g} to {data.range[1]:g}"
+
+
+def _is_bounded(recipe: Recipe) -> bool:
+    return recipe.generator.family in _BOUNDED and recipe.data.codec.kind == "pixels"
+
+
+def _values(recipe: Recipe, scaled: str) -> str:
+    """Describe layout and range of what G returns."""
+    data = recipe.data
+    if data.kind == "latents":
+        return f"float32 (n, {data.channels}, height, width), latents {scaled}, which the autoencoder decodes"
+    layout = f"float32 (n, {data.image_channels}, height, width)"
+    meaning = ", red, green and blue" if data.image_channels == 3 else ""
+    black, white = ("black", "white") if data.range is None else (f"{data.range[0]:g}", f"{data.range[1]:g}")
+    more = "" if _is_bounded(recipe) else ". They are not bounded: clip them to [-1, 1]"
+    return f"{layout}{meaning}, from -1 for {black} to 1 for {white}{more}"
 
 
 def _classes(data: Data) -> str:
@@ -111,7 +132,7 @@ def model_card(
         height=size.height,
         width=size.width,
         made="encoded" if decoded else "images",
-        values=f", {scaled}" if decoded else f" in [-1, 1]{_units(data)}",
+        values=f", {scaled}" if decoded else f" {'in' if _is_bounded(recipe) else 'about'} [-1, 1]{_units(data)}",
     )
     of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
     head = _HEAD.format(
@@ -120,6 +141,7 @@ def model_card(
         name=run.absolute().name,
         grid="" if grid is None else f"\n![Samples]({grid})\n",
         size=f"{size_text}, {_CHANNELS.get(data.image_channels, f'{data.image_channels} channels')}{of_latents}",
+        values=_values(recipe, scaled),
         classes=_classes(data),
         parameters=f"{num_parameters / 1e6:.2f} M",
         weights=_name(header),

@@ -10,10 +10,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bigsgan.checkpoint.exported import CONFIG_FILE, WEIGHTS_FILE
 from bigsgan.config.run_directory import refuse_directory
 from bigsgan.errors import UserError
 from bigsgan.images.grids import save_png
-from bigsgan.inference.loading import CONFIG_FILE, WEIGHTS_FILE
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.paths import writing
 

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ _LARGEST_ONNX = 1_900_000_000
 _REMEDY = "use --format safetensors or hub"
 
 Inputs = Mapping[str, Tensor]
-"""Inputs of a graph by name, in order: z or x, y, psi."""
+"""Inputs of a graph by name, in order: z or x, y, psi. In ONNX psi may be left out, and is 1 then."""
 Run = Callable[[Inputs], Tensor]
 
 
@@ -101,6 +102,28 @@ class _Styles(_Graph):
         return self.network(z, _zeros(z), psi)
 
 
+class _TruncatedClasses(nn.Module):
+    """Latents (N, Z), classes (N,) int64, truncation psi () -> images (N, C, H, W).
+
+    w is truncated towards the mean of its class, a row of a table (K, W).
+    """
+
+    def __init__(self, network: LayerStack, num_classes: int) -> None:
+        super().__init__()
+        self.mapping, self.synthesis = network.part(0, 1), network.part(1, len(network.layers))
+        mapping: Any = next(iter(self.mapping.layers.values()))
+        self.register_buffer("means", mapping.means_of_classes(torch.arange(max(1, num_classes))))
+
+    def forward(self, z: Tensor, y: Tensor, psi: Tensor) -> Tensor:
+        (w,) = self.mapping.fold(z, y)
+        return self.synthesis(self.get_buffer("means")[y].lerp(w, psi))
+
+
+def has_psi(recipe: Recipe) -> bool:
+    """Return whether a graph has psi as an input: w has a mean, or one for each class."""
+    return recipe.generator.has_styles or (recipe.generator.truncates_w and not recipe.data.has_vectors)
+
+
 def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[str, str], out: Path) -> float:
     """Write a generator as ``onnx`` or ``torch-export``, and check that the written file makes the same images.
 
@@ -149,8 +172,9 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
 def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
     if recipe.translates:
         return _Translated(network, recipe.generator.draws)
-    if recipe.generator.has_styles:
-        styles = _ClassStyles(network)
+    if has_psi(recipe):
+        by_class = partial(_TruncatedClasses, num_classes=recipe.data.num_classes)
+        styles = (_ClassStyles if recipe.generator.has_styles else by_class)(network)
         return styles if recipe.data.condition_width else _Styles(styles)
     return (_Classes if recipe.data.condition_width else _Latents)(network)
 
@@ -167,7 +191,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
         inputs["y"] = torch.from_numpy(draws.normal("graph/label", (0,), 0, num, data.condition_width))
     elif data.num_classes:
         inputs["y"] = torch.from_numpy(draws.integers("graph/label", (0,), 0, num, data.num_classes))
-    if recipe.generator.has_styles:
+    if has_psi(recipe):
         inputs["psi"] = torch.tensor(_PSI)
     return inputs
 
@@ -210,6 +234,10 @@ def _save_onnx(program: ExportedProgram, header: Mapping[str, str], path: Path) 
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     converted: Any = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["images"], verbose=False)
     converted.model.metadata_props.update(header)
+    for value in converted.model.graph.inputs:
+        if value.name == "psi":  # an initializer of an input's name is its default
+            value.const_value = importlib.import_module("onnx_ir").tensor(torch.tensor(1.0).numpy(), name="psi")
+            converted.model.graph.initializers["psi"] = value
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     converted.save(path, external_data=size > _LARGEST_ONNX)
 

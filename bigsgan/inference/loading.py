@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from bigsgan import plugins
+from bigsgan.checkpoint.exported import read_export
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.signature import typed
@@ -23,10 +22,6 @@ from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
 from bigsgan.models.build import build_network, network_on_meta, null_labels, with_images
 from bigsgan.models.precision import compute_in_float32
-from bigsgan.runtime.paths import check_regular, read_text
-
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-"""Files of a folder for the Hub."""
 
 CODEC = "codec_sha256"
 """Key of a header with the digest of the decoding autoencoder's weights, if the export found the autoencoder."""
@@ -178,23 +173,6 @@ def load(
     for parameter in network.parameters():
         parameter.data = parameter.data.to(wanted)
     return ExportedNetwork(recipe, network, header).to(device).eval()
-
-
-def read_export(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read the header and the tensors of an export; a folder has two files, and its header is a tree.
-
-    Raises any error for a file that is none.
-    """
-    is_folder = os.path.isdir(path)
-    file = path / WEIGHTS_FILE if is_folder else path
-    check_regular(file)
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata() or {}
-        state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    if is_folder:
-        tree = dict(json.loads(read_text(path / CONFIG_FILE)))
-        header = {name: value if isinstance(value, str) else json.dumps(value) for name, value in tree.items()}
-    return header, state
 
 
 def _recipe(header: Mapping[str, str]) -> Recipe:

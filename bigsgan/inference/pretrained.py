@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from bigsgan.checkpoint.exported import WEIGHTS_FILE
 from bigsgan.engines.base import DTYPES
 from bigsgan.inference.folder import FILES, refuse_folder, write_weights
-from bigsgan.inference.loading import WEIGHTS_FILE, ExportedNetwork, load
+from bigsgan.inference.loading import ExportedNetwork, load
 from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import writing
 

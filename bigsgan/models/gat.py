@@ -87,12 +87,12 @@ class Mapping(nn.Module):
         """(N, Z), (N,) int64 -> (N, W)."""
         w = self._of(latents, labels)
         if self.truncation_psi != 1:
-            w = self._means_of_classes(labels).lerp(w, self.truncation_psi)
+            w = self.means_of_classes(labels).lerp(w, self.truncation_psi)
         if self.guidance != 1 and self.embedding is not None:
             w = self._means_of_latents(latents, len(self.embedding.weight)).lerp(w, self.guidance)
         return (w,)
 
-    def _means_of_classes(self, labels: Tensor) -> Tensor:
+    def means_of_classes(self, labels: Tensor) -> Tensor:
         """Of w over the same latents, computed once for each class there is: (N,) -> (N, W)."""
         seeds = torch.arange(_MEAN_LATENTS, device=labels.device)
         drawn = noise.normal(seeds, _MEAN_STREAM, (self.latent_size,)).to(self.layers.first.weight.dtype)

@@ -215,7 +215,7 @@ def _imported_counters(start: Start, recipe: Recipe) -> Counters:
     d_steps = recipe.objective.d_steps
     if start.initial is None or not start.initial.own:
         return Counters(d_steps)
-    nimg = start.initial.checkpoint.nimg
+    nimg = start.nimg
     update = nimg // recipe.batch
     return Counters(d_steps, update, nimg, position=update * recipe.batch * d_steps)
 
@@ -289,7 +289,7 @@ def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int, conditio
     if start.found is not None:
         reporter.message(f"Resuming from {start.found.path} ({nimg} images)")
     if start.initial is not None:
-        reporter.message(f"beginning with the weights of {start.initial.checkpoint.path}")
+        reporter.message(f"beginning with the weights of {start.initial.where}")
     return reporter
 
 

@@ -1,17 +1,22 @@
-"""Initial weights of a run: from another run, or imported."""
+"""Initial weights of a run: from another run, imported, or from exports."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from bigsgan import checkpoint
+from bigsgan.checkpoint.exported import Exported
 from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.recipe import parse_saved_recipe
+from bigsgan.config.sections import InitFrom
 from bigsgan.engines import Engine
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, reason
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
@@ -25,52 +30,104 @@ _TEACHER = ".teacher."
 """Part of the parameter names of heads, which predict a teacher's features."""
 
 
+class Export(NamedTuple):
+    """An export of one network."""
+
+    file: Exported
+    recipe: Recipe  # recipe of the run that it was exported from
+
+
 class InitialWeights(NamedTuple):
-    """The source of a run's initial weights."""
+    """The source of a run's initial weights: a checkpoint, or exports."""
 
     recipe: Recipe  # recipe of the run that trained them
-    checkpoint: checkpoint.Checkpoint  # checkpoint of that run
+    checkpoint: checkpoint.Checkpoint | None  # checkpoint of that run; None for exports
     live: bool  # load the generator's live weights and not its EMA
     own: bool = False  # they were imported into this run directory; EMA, images seen and optimizer state are kept
+    exports: Mapping[str, Export] = MappingProxyType({})  # by network
+
+    @property
+    def where(self) -> str:
+        """The path of the checkpoint, or those of the exports."""
+        if self.checkpoint:
+            return str(self.checkpoint.path)
+        return " and ".join(str(each.file.path) for each in self.exports.values())
+
+    def has(self, network: str) -> bool:
+        """Return whether there are weights of a network."""
+        return _entry(network, self) in self.checkpoint.entries if self.checkpoint else network in self.exports
+
+    def recipe_of(self, network: str) -> Recipe:
+        """Return the recipe of the run that trained a network."""
+        return self.exports[network].recipe if self.exports else self.recipe
+
+    def shapes(self, network: str) -> Mapping[str, torch.Size]:
+        """Return the shapes of a network's parameters and buffers."""
+        return self.exports[network].file.shapes if self.exports else _shapes(self.recipe, network)
+
+    def field(self, network: str) -> str:
+        """Return the key that names them."""
+        return f"init_from.{network}" if self.exports else "init_from.run"
+
+
+def read_exports(init: InitFrom) -> InitialWeights:
+    """Read the exports that a recipe names, to the end.
+
+    Raises:
+        UserError: One cannot be read, or has another network.
+    """
+    exports = {}
+    for network in NETWORKS:
+        if path := getattr(init, network):
+            field = f"init_from.{network}"
+            file = Exported(field, Path(path), network)
+            try:
+                exports[network] = Export(file, parse_saved_recipe({**file.told["recipe"], "augmentation": None}))
+            except Exception as error:  # a foreign header can cause any error
+                problem = f"must have a valid recipe: {reason(error)}"
+                raise UserError(field, str(path), problem, "give a file that `bigsgan export` wrote") from None
+    return InitialWeights(next(iter(exports.values())).recipe, None, live=True, exports=exports)
 
 
 def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
     """Refuse a run's networks that differ in more than their classes and heads for a teacher's features.
 
     Raises:
-        UserError: A tensor differs; or a discriminator is to be frozen, and the checkpoint has none.
+        UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
     for network in NETWORKS:
-        if _entry(network, initial) not in initial.checkpoint.entries:
+        if not initial.has(network):
             if network == "discriminator":
-                _refuse_freezing(recipe, initial.checkpoint)
+                _refuse_freezing(recipe, initial)
         else:
-            _refuse_other(network, _shapes(initial.recipe, network), _shapes(_as_there(recipe, initial), network))
+            there = _shapes(_as_there(recipe, initial.recipe_of(network)), network)
+            _refuse_other(network, initial.shapes(network), there, initial.field(network))
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
-    """Fill parameters and buffers of both networks, from a checkpoint of any layout. Every rank calls this.
+    """Fill parameters and buffers of both networks, from a checkpoint of any layout or exports. Every rank calls this.
 
     ``check_initial_weights`` has accepted them.
     If the two runs differ in their number of classes, tensors whose shape depends on it keep their new values. If heads
     for a teacher's features differ in shape, all heads do. ``recipe`` and ``engines`` are those of the new run.
     """
-    other, found, _, own = initial
-    reader = checkpoint.Reader(found, comm.rank(), comm.world_size())
+    found = initial.checkpoint
+    reader = checkpoint.Reader(found, comm.rank(), comm.world_size()) if found else None
     for network in NETWORKS:
-        entry = _entry(network, initial)
-        if entry not in found.entries:
-            _log.warning("%s has no %s: it starts from random weights", found.path, network)
+        entry, other = _entry(network, initial), initial.recipe_of(network) if initial.has(network) else None
+        if other is None:
+            _log.warning("%s has no %s: it starts from random weights", initial.where, network)
             continue
-        theirs, ours = (_shapes(each, network) for each in (other, recipe))
+        theirs, ours = initial.shapes(network), _shapes(recipe, network)
         kept = _kept(theirs, ours) - _of_other_labels(recipe, other, network, ours)
         if left := sorted(ours.keys() - kept):
             text = "%s: %d tensors depend on the classes or a teacher and start from random values, such as %s"
             _log.warning(text, network, len(left), left[0])
-        saved = reader.entry(entry)
-        reader.refuse_others(entry, network_on_meta(other, network))
+        source = reader or initial.exports[network].file
+        source.refuse_others(entry, network_on_meta(other, network))
+        saved = source.entry(entry)
         _fill(engines[network], saved, kept)
-        if not own or checkpoint.STEP not in saved.numbers:
+        if not initial.own or checkpoint.STEP not in saved.numbers:
             continue
         if left or not getattr(recipe.optimizer, network).is_adam:
             _log.warning("%s: the imported optimizer state does not fit and starts from zero", network)
@@ -81,7 +138,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
 def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, ema: ShardedEMA) -> None:
     """Load the EMA of imported weights, unless their classes differ. A collective."""
     found = initial.checkpoint
-    if not initial.own or AVERAGE not in found.entries:
+    if not initial.own or found is None or AVERAGE not in found.entries:
         return
     if _shapes(initial.recipe, "generator") != _shapes(recipe, "generator"):
         _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
@@ -93,10 +150,10 @@ def _entry(network: str, initial: InitialWeights) -> str:
     return AVERAGE if network == "generator" and not initial.live else network
 
 
-def _as_there(recipe: Recipe, initial: InitialWeights) -> Recipe:
+def _as_there(recipe: Recipe, other: Recipe) -> Recipe:
     """Return this recipe with the other run's labels: it has to describe the other run's network."""
     keys = ("num_classes", "condition_size", "multi_label", "missing_labels")
-    there = recipe.data.model_copy(update={key: getattr(initial.recipe.data, key) for key in keys})
+    there = recipe.data.model_copy(update={key: getattr(other.data, key) for key in keys})
     return recipe.model_copy(update={"data": there})
 
 
@@ -106,7 +163,7 @@ def _shapes(recipe: Recipe, network: str) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state.items() if not name.startswith("layers.-")}
 
 
-def _kept(theirs: dict[str, torch.Size], ours: dict[str, torch.Size]) -> set[str]:
+def _kept(theirs: Mapping[str, torch.Size], ours: dict[str, torch.Size]) -> set[str]:
     """Return the names in ``ours`` that ``theirs`` fills: all heads for a teacher's features, or none of them."""
     kept = {name for name, shape in ours.items() if theirs.get(name) == shape}
     if any(_TEACHER in name for name in ours.keys() - kept):
@@ -127,7 +184,7 @@ def _of_other_labels(recipe: Recipe, other: Recipe, network: str, shapes: dict[s
     return {name for name, shape in shapes.items() if wider.get(name) != shape}
 
 
-def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+def _refuse_other(network: str, theirs: Mapping[str, torch.Size], expected: dict[str, torch.Size], field: str) -> None:
     for name in sorted(theirs.keys() | expected.keys()):
         was, wanted = theirs.get(name), expected.get(name)
         if _TEACHER in name:  # heads may be dropped, or begin anew
@@ -137,14 +194,14 @@ def _refuse_other(network: str, theirs: dict[str, torch.Size], expected: dict[st
                 f"{'none' if s is None else tuple(s)} {where}" for s, where in ((wanted, "here"), (was, "there"))
             )
             problem = f"has a different {network}: {name} is {sizes}"
-            remedy = f"use the {network} and data sections of its config.yaml; data.num_classes may differ"
-            raise UserError("init_from.run", None, problem, remedy)
+            remedy = f"use the {network} and data sections of its recipe; data.num_classes may differ"
+            raise UserError(field, None, problem, remedy)
 
 
-def _refuse_freezing(recipe: Recipe, found: checkpoint.Checkpoint) -> None:
+def _refuse_freezing(recipe: Recipe, initial: InitialWeights) -> None:
     if recipe.init_from and recipe.init_from.freeze_discriminator:
         number = recipe.init_from.freeze_discriminator
-        problem = f"must be 0, as {found.path} has no discriminator"
+        problem = f"must be 0, as {initial.where} has no discriminator"
         raise UserError("init_from.freeze_discriminator", number, problem, "set it to 0")
 
 

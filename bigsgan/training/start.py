@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.runtime.collective_errors import by_rank_zero
-from bigsgan.training.initial_weights import InitialWeights
+from bigsgan.training.initial_weights import InitialWeights, read_exports
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Start(NamedTuple):
     @property
     def nimg(self) -> int:
         """Images that the run has seen, or that weights imported into its directory have seen."""
-        own = self.found or (self.initial.checkpoint if self.initial and self.initial.own else None)
+        own = self.source if self.found or (self.initial and self.initial.own) else None
         return own.nimg if own else 0
 
 
@@ -83,6 +83,8 @@ def _choose(
     if found is not None:
         _compare(plan, found, allowed)
     if found is None and (init := plan.recipe.init_from):
+        if init.run is None:
+            return Start(initial=read_exports(init))
         other = read_saved_recipe(Path(init.run), "init_from.run")
         chosen = checkpoint.find(Path(init.run), init.nimg, passed_over, ("init_from.run", "init_from.nimg"))
         return Start(initial=InitialWeights(other, chosen, init.weights == "live"))

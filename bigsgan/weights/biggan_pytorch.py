@@ -12,6 +12,7 @@ SN_eps below every norm, ReLU (its only activation), and norm_style bn. ``source
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -27,7 +28,7 @@ from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Size
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
-from bigsgan.weights.empty import empty_network
+from bigsgan.weights.empty import call, empty_network
 
 State = Mapping[str, Tensor]
 
@@ -44,6 +45,8 @@ _LEFT_OUT = re.compile(r"sv\d+|u[1-9]\d*|accumulation_counter|num_batches_tracke
 _FIRST_GAIN = "blocks.0.0.bn1.gain.weight"
 _STUDIOGAN_64 = (16, 8, 4, 2, 1)
 """StudioGAN's multipliers of its generator for 64x64, in place of ``BIGGAN_GENERATOR``'s."""
+_TRIED, _EXACT = 8, 1e-6
+"""Directions that are tried for a vector of spectral norm, and a relative distance of norms that is good enough."""
 _SMALLEST = 32  # the reference's; our 16x16 cannot be told from it where all widths are equal
 
 
@@ -101,17 +104,65 @@ def data_section(state: State) -> dict[str, int]:
 def generator_state(state: State) -> dict[str, Tensor]:
     """State dict of our generator with the reference's weights, for the network of ``generator_section``."""
     network = empty_network("generator", generator_section(state), data_section(state))
-    last = len(network.layers) - 1
-    ends = {"shared": "0.embedding", "linear": "0.linear", "output_layer.0": f"{last}.norm"}
-    return _converted(state, network, first=1, ends={**ends, "output_layer.2": f"{last}.conv"})
+    return _converted(state, network, *_ends("generator", len(network.layers) - 1, _is_deep(state)))
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
     """State dict of our discriminator with the reference's weights, for the network of ``discriminator_section``."""
     network = empty_network("discriminator", discriminator_section(state), data_section(state))
-    last = len(network.layers) - 1
-    ends = {"input_conv": "0.conv", "linear": f"{last}.linear", "embed": f"{last}.embedding"}
-    return _converted(state, network, first=int(_is_deep(state)), ends=ends)
+    return _converted(state, network, *_ends("discriminator", len(network.layers) - 1, _is_deep(state)))
+
+
+def _ends(network: str, last: int, deep: bool) -> tuple[int, dict[str, str]]:
+    """Our number for the reference's first block, and our names of the modules before and after the blocks."""
+    if network == "generator":
+        ends = {"shared": "0.embedding", "linear": "0.linear", "output_layer.0": f"{last}.norm"}
+        return 1, {**ends, "output_layer.2": f"{last}.conv"}
+    return int(deep), {"input_conv": "0.conv", "linear": f"{last}.linear", "embed": f"{last}.embedding"}
+
+
+def exported(network: str, section: Mapping[str, Any], data: Mapping[str, int], state: State) -> dict[str, Tensor]:
+    """The inverse of ``generator_state`` and ``discriminator_state``; see ``_first_vector`` for spectral norm."""
+    deep, last = section["family"] == "biggan_deep", max(int(name.split(".")[1]) for name in state)
+    first, ends = _ends(network, last, deep)
+    ends = {f"layers.{ours}": theirs for theirs, ours in ends.items()}
+    at_once = section["depth"] if deep and network == "discriminator" else 1  # blocks that share their first number
+    layers, blocks, inner = dict[str, str](), 0, 0
+    for number in range(first, last):
+        if any(name.startswith(f"layers.{number}.attention.") for name in state):
+            inner += 1
+        else:
+            inner, blocks = (0 if blocks % at_once == 0 else inner + 1), blocks + 1
+        layers[str(number)] = f"blocks.{(blocks - 1) // at_once}.{inner}"
+    found = dict[str, Tensor]()
+    for name, tensor in state.items():
+        module, _, leaf = name.replace(".statistics.running_", ".stored_").rpartition(".")
+        theirs = ends.get(module) or _of_block(module, layers)
+        if leaf == "u":
+            weight = state[f"{module}.weight"]
+            found[f"{theirs}.u0"], found[f"{theirs}.sv0"] = _first_vector(weight, tensor, state[f"{module}.v"])
+        elif leaf == "gamma":
+            found[f"{theirs}.{leaf}"] = tensor.reshape(())
+        elif leaf != "v":
+            found[f"{theirs}.{'gain' if (theirs, leaf) == ('output_layer.0', 'weight') else leaf}"] = tensor
+    return found
+
+
+def opened(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> str:
+    """The call of the reference's class for such weights."""
+    letter, deep = network[0].upper(), section["family"] == "biggan_deep"
+    arguments = {
+        f"{letter}_ch": section["channels"],
+        **({f"{letter}_depth": section["depth"]} if deep else {}),
+        f"{letter}_attn": "_".join(map(str, section["attention"])) or "0",
+        "resolution": data["resolution"],
+        "n_classes": max(1, data["num_classes"]),
+    }
+    if network == "generator":
+        shared = section.get("shared_embedding", True)
+        arguments |= {"dim_z": section["latent_size"], "G_shared": shared, "shared_dim": section["embedding_size"]}
+        arguments |= {"hier": section.get("hierarchical", True), "BN_eps": section["norm_eps"]}
+    return f"BigGAN{'deep' * deep}.{network.title()}({call(arguments)})"
 
 
 def _is_deep(state: State) -> bool:
@@ -250,6 +301,46 @@ def _in_block(module: str, numbers: Mapping[str, int]) -> str:
     is_attention = not inner or inner[0] in _ATTENTION
     renamed = [(_ATTENTION if is_attention else _BLOCK).get(part, part) for part in inner]
     return ".".join(["layers", str(numbers[layer]), *(["attention"] if is_attention else []), *renamed])
+
+
+def _of_block(module: str, layers: Mapping[str, str]) -> str:
+    """The reference's name of a module of ours; the inverse of ``_in_block``."""
+    number, *inner = module.split(".")[1:]
+    names = {ours: theirs for theirs, ours in (_ATTENTION if inner[:1] == ["attention"] else _BLOCK).items()}
+    return ".".join([layers[number], *(names.get(part, part) for part in inner if part != "attention")])
+
+
+def _first_vector(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference's u0 (1, rows) with which it divides by our norm s = u^T W v, and the norm (1,), as it logs it.
+
+    With x for u0, it divides by |K x| / |W^T x|, K = W W^T. That is s where x = u + t b and t is a root of
+    x^T (K^2 - s^2 K) x. For t = 0 it is at least s, as |W v'| >= |W^T u| >= s, and for most directions b alone less. Of
+    a matrix for which no tried b gives a root, such as one row, u0 is u.
+    """
+    matrix = weight.detach().double().flatten(1)
+    norm, generator = torch.dot(u.double(), matrix @ v.double()), torch.Generator().manual_seed(0)
+    best, least = u, _distance(matrix, u, norm)
+    for i in range(_TRIED + 1):
+        if least < _EXACT:
+            break
+        direction = torch.randn(len(u), generator=generator, dtype=torch.float64)
+        if i == _TRIED:  # slower: the one that W^T maps to v, or near it
+            direction = torch.linalg.lstsq(matrix.T, v.double()[:, None], driver="gelsd").solution[:, 0]
+        both = torch.stack([u.double(), direction])
+        mapped = both @ matrix
+        of_k = mapped @ matrix.T
+        (c, b), (_, a) = (of_k @ of_k.T - norm**2 * mapped @ mapped.T).tolist()
+        roots = [(sign * math.sqrt(b * b - a * c) - b) / a for sign in (1, -1)] if a and b * b >= a * c else []
+        for x in (direction, *(both[0] + root * both[1] for root in roots)):
+            if (distance := _distance(matrix, x := F.normalize(x, dim=0).float(), norm)) < least:
+                best, least = x, distance
+    return best[None], norm.float()[None]
+
+
+def _distance(matrix: Tensor, x: Tensor, norm: Tensor) -> float:
+    """Relative distance of the reference's norm with the vector x from another."""
+    mapped = x.double() @ matrix
+    return abs(torch.linalg.vector_norm(matrix @ mapped) / torch.linalg.vector_norm(mapped) / norm - 1).item()
 
 
 def _vectors(u0: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Our networks without values, for comparing their names and shapes with published weights."""
+"""Our networks without values, for comparing their names and shapes with published weights, and calls as text."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def empty_network(network: str, section: Mapping[str, Any], data: Mapping[str, i
 def sized(data: Mapping[str, int]) -> dict[str, Any]:
     """Return the arguments of a family's functions for the ``data`` that weights tell, whose images are square."""
     return {"size": Size.of(data["resolution"]), **{key: data[key] for key in data if key != "resolution"}}
+
+
+def call(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as they stand in a call."""
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

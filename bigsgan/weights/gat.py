@@ -12,9 +12,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError
+from bigsgan.images.size import Size
+from bigsgan.models.transformer import rotations, sines_of_positions
+from bigsgan.weights.empty import call
 
 _IN_BLOCK = {
     "attn.qkv": "attention.qkv",
@@ -40,6 +44,8 @@ FROZEN = ("pos_embed",)
 """Parameters that do not train."""
 _BUFFER = re.compile(r"w_avg|(?:.+\.)?feat_rope\..+")
 _INPUT = "x_embedder.proj"
+_FLAT = {"layers.1.token": 0, "layers.1.linear.weight": 1}
+"""First of the dimensions that are one in D's parameters here."""
 _LEFT_OUT = {
     "w_avg": "G's means of w by class, which are computed where samples are truncated",
     f"{_INPUT}.weight": "G's embedding of an input that is multiplied by 0",
@@ -48,7 +54,62 @@ _LEFT_OUT = {
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our generator, as its ``generator_section`` describes it."""
-    depth, num_heads = _count(state, "blocks", "generator"), _count(state, "final_layers", "generator")
+    names = _generator_names(_count(state, "blocks", "generator"), _count(state, "final_layers", "generator"))
+    used = {name: tensor for name, tensor in state.items() if name not in (f"{_INPUT}.weight", f"{_INPUT}.bias")}
+    return _renamed(used, "generator", names)
+
+
+def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict of our discriminator, as its ``discriminator_section`` describes it."""
+    found = _renamed(state, "discriminator", _discriminator_names(_count(state, "blocks", "discriminator")))
+    return {name: tensor.flatten(_FLAT[name]) if name in _FLAT else tensor for name, tensor in found.items()}
+
+
+def exported(
+    network: str, section: Mapping[str, Any], data: Mapping[str, int], state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The inverse of ``generator_state`` and ``discriminator_state``, with the tables of positions.
+
+    G's unused embedding of an input is 0, and so are its means of w by class, which only its truncation reads.
+    """
+    width, patch, is_g = section["width"], section["patch"], network == "generator"
+    size = Size.of(data["resolution"] // patch)
+    rotation = rotations([size], width // section["heads"], class_tokens=False).repeat_interleave(2, dim=1)
+    found = {"pos_embed": sines_of_positions(size, width)[None]}
+    found |= {f"feat_rope.freqs_{name}": rotation[..., i].clone() for i, name in enumerate(("cos", "sin"))}
+    names = _generator_names(section["depth"], section["levels"]) if is_g else _discriminator_names(section["depth"])
+    for theirs, ours in names.items():
+        if (tensor := state.get(f"layers.{ours}")) is not None:
+            found[theirs] = tensor
+    if is_g:
+        found |= {f"{_INPUT}.weight": torch.zeros(width, data["image_channels"], patch, patch)}
+        return found | {f"{_INPUT}.bias": torch.zeros(width), "w_avg": torch.zeros(data["num_classes"], width)}
+    shapes = {"cls_token": (1, 1, width), f"{_INPUT}.weight": (width, -1, patch, patch)}
+    return found | {name: found[name].view(shape) for name, shape in shapes.items()}
+
+
+def opened(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> str:
+    """The call of the published class for such weights; the settings of attention change no number."""
+    arguments = {
+        "input_size": data["resolution"],
+        "in_channels": data["image_channels"],
+        "num_classes": data["num_classes"],
+        "patch_size": section["patch"],
+        "depth": section["depth"],
+        "hidden_size": section["width"],
+        "num_heads": section["heads"],
+        "qk_norm": True,
+        "fused_attn": True,
+    }
+    if network == "generator":
+        return f"models.generator.GAT({call({**arguments, 'latent_size': section['latent_size']})})"
+    width, hidden = data.get("teacher_width", 0), data.get("teacher_hidden", 0)
+    arguments |= {"cmap_dim": section["embedding_size"], "z_dims": [width], "projector_dim": hidden}
+    return f"models.discriminator.GATD({call(arguments)})"
+
+
+def _generator_names(depth: int, num_heads: int) -> dict[str, str]:
+    """Our names of parameters, by the published ones."""
     between = depth // num_heads
     names = {"y_embedder.embedding_table.weight": "0.embedding.weight"}
     names |= _inside("latent_embedder", "0.layers", _TWO_LAYERS)
@@ -56,25 +117,20 @@ def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names |= _inside(f"blocks.{i}", f"{1 + i + i // between}", _IN_BLOCK)
     for i in range(num_heads):
         names |= _inside(f"final_layers.{i}", f"{(i + 1) * (between + 1)}", _IN_HEAD)
-    used = {name: tensor for name, tensor in state.items() if name not in (f"{_INPUT}.weight", f"{_INPUT}.bias")}
-    return _renamed(used, "generator", names)
+    return names
 
 
-def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict of our discriminator, as its ``discriminator_section`` describes it."""
-    depth = _count(state, "blocks", "discriminator")
+def _discriminator_names(depth: int) -> dict[str, str]:
+    """Our names of parameters, by the published ones."""
     last = f"{depth + 2}"
     names = {"cls_token": "1.token", "y_embedder.embedding_table.weight": f"{last}.embedding.weight"}
-    names |= _inside("x_embedder", "1", {"proj": "linear"})
+    names |= _inside(_INPUT.partition(".")[0], "1", {"proj": "linear"})
     for i in range(depth):
         names |= _inside(f"blocks.{i}", f"{2 + i}", _IN_BLOCK)
         names |= {f"blocks.{i}.ls_attn": f"{2 + i}.scale1.weight", f"blocks.{i}.ls_mlp": f"{2 + i}.scale2.weight"}
     names |= _inside("final_layer", last, {"0": "norm", "1": "linear"})
     names |= _inside("y_embedder.latent_embedder", f"{last}.mapping", _TWO_LAYERS)
-    names |= _inside("proj", f"{last}.teacher", _THREE_LAYERS)
-    found = _renamed(state, "discriminator", names)
-    first = {"layers.1.token": 0, "layers.1.linear.weight": 1}  # ours have fewer dimensions
-    return {name: tensor.flatten(first[name]) if name in first else tensor for name, tensor in found.items()}
+    return names | _inside("proj", f"{last}.teacher", _THREE_LAYERS)
 
 
 def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError
@@ -76,24 +77,58 @@ def data_section(state: State) -> dict[str, Any]:
 
 def generator_state(state: State) -> dict[str, Tensor]:
     """State dict of our generator."""
-    first = _first(state, "generator", _UNET, _RESNET)
-    return _renamed(state, _unet_names(state) if first == _UNET else _resnet_names(state))
+    section = generator_section(state)
+    levels = _num_levels(state) if section["architecture"] == "unet" else _last(state)  # which a ResNet must have
+    return _renamed(state, _generator_names(section, levels))
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
     """State dict of our discriminator."""
-    section = discriminator_section(state)
+    return _renamed(state, _discriminator_names(discriminator_section(state)))
+
+
+def exported(network: str, section: Mapping[str, Any], data: Mapping[str, int], state: State) -> dict[str, Tensor]:
+    """The inverse of ``generator_state`` and ``discriminator_state``; a U-Net's resolution tells its levels alone."""
+    levels = data["resolution"].bit_length() - 1
+    names = _generator_names(section, levels) if network == "generator" else _discriminator_names(section)
+    theirs, found = {ours: name for name, ours in names.items()}, {}
+    for name, value in state.items():
+        module, _, ending = name.removeprefix("layers.").replace(".statistics.", ".").rpartition(".")
+        found[f"{theirs[module]}.{ending}"] = value
+        if ending == "running_var":
+            found[f"{theirs[module]}.num_batches_tracked"] = torch.tensor(0)
+    return found
+
+
+def opened(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> str:
+    """The call of the project's class for such weights."""
+    norm = f"norm_layer=networks.get_norm_layer({section['norm']!r})"
+    inputs, images, width = data["input_channels"], data["image_channels"], section["channels"]
+    if network == "discriminator":
+        if section["architecture"] == "pixels":
+            return f"networks.PixelDiscriminator({inputs + images}, {width}, {norm})"
+        return f"networks.NLayerDiscriminator({inputs + images}, {width}, {section['depth']}, {norm})"
+    more = f"{width}, {norm}, use_dropout={section['dropout']}"
+    if section["architecture"] == "unet":
+        return f"networks.UnetGenerator({inputs}, {images}, {data['resolution'].bit_length() - 1}, {more})"
+    return f"networks.ResnetGenerator({inputs}, {images}, {more}, n_blocks={section['num_blocks']})"
+
+
+def _discriminator_names(section: Mapping[str, Any]) -> dict[str, str]:
+    """Our names of the discriminator's modules, by that project's."""
     if section["architecture"] == "pixels":
-        return _renamed(state, {"net.0": "0.conv", "net.2": "1.conv", "net.3": "1.norm", "net.5": "2.conv"})
+        return {"net.0": "0.conv", "net.2": "1.conv", "net.3": "1.norm", "net.5": "2.conv"}
     depth = section["depth"]
     names = {"model.0": "0.conv", f"model.{3 * depth + 2}": f"{depth + 1}.conv"}
     for i in range(1, depth + 1):
         names |= {f"model.{3 * i - 1}": f"{i}.conv", f"model.{3 * i}": f"{i}.norm"}
-    return _renamed(state, names)
+    return names
 
 
-def _unet_names(state: State) -> dict[str, str]:
-    levels = _num_levels(state)
+def _generator_names(section: Mapping[str, Any], levels: int) -> dict[str, str]:
+    """Our names of the generator's modules, by that project's; a U-Net has ``levels``."""
+    if section["architecture"] == "resnet":
+        return _resnet_names(section["num_blocks"], section["dropout"])
     names = {"model.model.0": "0.conv", "model.model.3": f"{2 * levels - 1}.conv"}
     prefix = "model.model.1.model."
     for level in range(1, levels):
@@ -107,9 +142,8 @@ def _unet_names(state: State) -> dict[str, str]:
     return names
 
 
-def _resnet_names(state: State) -> dict[str, str]:
-    section, last = generator_section(state), _last(state)
-    blocks, second = section["num_blocks"], 6 if section["dropout"] else 5
+def _resnet_names(blocks: int, dropout: bool) -> dict[str, str]:
+    last, second = _FIRST_BLOCK + blocks + 7, 6 if dropout else 5
     layers = {1: 0, 4: 1, 7: 2, last - 7: blocks + 3, last - 4: blocks + 4}
     names = {f"model.{number}": f"{ours}.conv" for number, ours in {**layers, last: blocks + 5}.items()}
     names |= {f"model.{number + 1}": f"{ours}.norm" for number, ours in layers.items()}

@@ -12,9 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bigsgan.errors import UserError
+from bigsgan.weights.empty import call
 
 _LAYER = re.compile(r"MainLayers\.(\d+)\.Layers\.(\d+)\.(.+)")
 _BLOCK = {
@@ -31,26 +33,70 @@ _KERNEL = "Resampler.Kernel"
 _GENERATOR_INPUT = {"Basis": "basis", "LinearLayer.weight": "linear.weight"}
 _DISCRIMINATOR_HEAD = {"Basis.weight": "basis.weight", "LinearLayer.weight": "linear.weight"}
 _EMBEDDING = "EmbeddingLayer.weight"
+_TAPS = torch.tensor([1.0, 3.0, 3.0, 1.0])
+"""Those that the published code makes of its default [1, 2, 1]."""
 
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our generator, as its ``generator_section`` describes it."""
-    state, stage_blocks = _parsed(state, "generator")
-    stages = [[_TRANSITION, *[_BLOCK] * blocks] for blocks in stage_blocks]
-    stages[0][0] = _GENERATOR_INPUT
-    last = sum(map(len, stages))
-    ends = {"AggregationLayer.Layer.weight": f"{last}.conv.weight", _EMBEDDING: "0.embedding.weight"}
-    return _renamed(state, "generator", stages, 0, ends)
+    return _renamed(*_parsed(state, "generator"), "generator")
 
 
 def discriminator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State dict of our discriminator, as its ``discriminator_section`` describes it."""
-    state, stage_blocks = _parsed(state, "discriminator")
-    stages = [[*[_BLOCK] * blocks, _TRANSITION] for blocks in stage_blocks]
-    stages[-1][-1] = _DISCRIMINATOR_HEAD
+    return _renamed(*_parsed(state, "discriminator"), "discriminator")
+
+
+def exported(
+    network: str, section: Mapping[str, Any], data: Mapping[str, int], state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The inverse of ``generator_state`` and ``discriminator_state``, with the kernels of [1, 2, 1]."""
+    is_g = network == "generator"
+    blocks = section["blocks"] if is_g else section["blocks"][::-1]
+    found = {}
+    for theirs, ours in _names(blocks, network).items():
+        if (tensor := state.get(f"layers.{ours}")) is not None:
+            found[f"Model.{theirs}"] = tensor.T.contiguous() if theirs == _EMBEDDING else tensor
+    for stage in range(1, len(blocks)) if is_g else range(len(blocks) - 1):
+        layer = 0 if is_g else blocks[stage]
+        found[f"Model.MainLayers.{stage}.Layers.{layer}.{_KERNEL}"] = torch.outer(_TAPS, _TAPS) / _TAPS.sum() ** 2
+    return found
+
+
+def opened(network: str, section: Mapping[str, Any], data: Mapping[str, int]) -> str:
+    """The call of the project's class for such weights."""
+    step, num = (1 if network == "generator" else -1), len(section["widths"])
+    own = {"NoiseDimension": section["latent_size"]} if network == "generator" else {}
+    arguments = {
+        **own,
+        "WidthPerStage": section["widths"][::step],
+        "CardinalityPerStage": section["cardinalities"][::step],
+        "BlocksPerStage": section["blocks"][::step],
+        "ExpansionFactor": section["expansion"],
+        "ConditionEmbeddingDimension": section["embedding_size"] if data["num_classes"] else 0,
+        "c_dim": data["num_classes"],
+        "img_resolution": data["resolution"],
+        "FP16Stages": list(range(num))[::step][num - section["bf16_stages"] :],
+    }
+    return f"training.networks.{network.title()}({call(arguments)})"
+
+
+def _names(blocks: list[int], network: str) -> dict[str, str]:
+    """Our names of parameters, by the published ones; ``blocks`` are the stages', in the published order."""
+    if network == "generator":
+        stages, first = [[_TRANSITION, *[_BLOCK] * number] for number in blocks], 0
+        stages[0][0] = _GENERATOR_INPUT
+    else:
+        stages, first = [[*[_BLOCK] * number, _TRANSITION] for number in blocks], 1
+        stages[-1][-1] = _DISCRIMINATOR_HEAD
     last = sum(map(len, stages))
-    ends = {"ExtractionLayer.Layer.weight": "0.conv.weight", _EMBEDDING: f"{last}.embedding.weight"}
-    return _renamed(state, "discriminator", stages, 1, ends)
+    names = {"AggregationLayer.Layer.weight": f"{last}.conv.weight", _EMBEDDING: "0.embedding.weight"}
+    if network == "discriminator":
+        names = {"ExtractionLayer.Layer.weight": "0.conv.weight", _EMBEDDING: f"{last}.embedding.weight"}
+    layers = [(f"MainLayers.{i}.Layers.{j}", each) for i, stage in enumerate(stages) for j, each in enumerate(stage)]
+    for number, (layer, entries) in enumerate(layers, start=first):
+        names |= {f"{layer}.{theirs}": f"{number}.{ours}" for theirs, ours in entries.items()}
+    return names
 
 
 def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -108,14 +154,9 @@ def _parsed(state: Mapping[str, Tensor], network: str) -> tuple[dict[str, Tensor
     return state, [len(blocks[stage]) for stage in range(len(blocks))]
 
 
-def _renamed(
-    state: Mapping[str, Tensor], network: str, stages: list[list[dict[str, str]]], first: int, ends: dict[str, str]
-) -> dict[str, Tensor]:
-    """Rename the entries of the stages' layers, which our networks number from ``first`` on, and of both ends."""
-    layers = [(f"MainLayers.{i}.Layers.{j}", each) for i, stage in enumerate(stages) for j, each in enumerate(stage)]
-    names = dict(ends)
-    for number, (layer, entries) in enumerate(layers, start=first):
-        names |= {f"{layer}.{theirs}": f"{number}.{ours}" for theirs, ours in entries.items()}
+def _renamed(state: Mapping[str, Tensor], blocks: list[int], network: str) -> dict[str, Tensor]:
+    """Rename all entries, and refuse others and missing ones."""
+    names = _names(blocks, network)
     found: dict[str, Tensor] = {}
     for theirs, tensor in state.items():
         if theirs.endswith(_KERNEL):

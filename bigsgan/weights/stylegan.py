@@ -8,7 +8,7 @@ raised.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -23,9 +23,10 @@ from bigsgan.config.families.stylegan2 import (
     stylegan2_sizes,
 )
 from bigsgan.errors import UserError
-from bigsgan.models.network import LayerStack
+from bigsgan.weights import stylegan_names
 from bigsgan.weights.empty import empty_network
 from bigsgan.weights.settings import LARGEST, short
+from bigsgan.weights.stylegan_names import BINOMIAL
 from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 State = Mapping[str, Tensor]
@@ -49,21 +50,12 @@ _UNTOLD = {"generator": (*_PRECISION, "relu", "w_avg_beta"), "discriminator": (*
 _ONLY: dict[str, Any] = {"kernel_size": 3}
 """Arguments with the only value that our layers support."""
 
-_BINOMIAL = [1.0, 3.0, 3.0, 1.0]
-
 _OTHERS = {
     r"synthesis\.(L\d+_|input\.)": "StyleGAN3's own generator (configurations T and R)",
     r"(style|convs|to_rgbs)\.\d+\.": "StyleGAN2 as rosinality/stylegan2-pytorch saves it",
     r"(GAN\.)?([SG]E?\.(net|blocks|initial_)|D\.blocks)": "StyleGAN2 as lucidrains/stylegan2-pytorch saves it",
 }
 """Other projects' networks, by the beginnings of names."""
-
-_LEAF = r"(?:affine\.)?(?:weight|bias)|noise_strength|noise_const|resample_filter"
-_GENERATOR_BLOCK = re.compile(rf"synthesis\.b(\d+)\.(const|resample_filter|(?:conv0|conv1|torgb|skip)\.(?:{_LEAF}))")
-_DISCRIMINATOR_BLOCK = re.compile(
-    r"b(\d+)\.(resample_filter|(?:fromrgb|conv0|conv1|skip|conv|fc|out)\.(?:weight|bias|resample_filter))"
-)
-_MAPPING = re.compile(r"mapping\.(?:fc(\d+)|(embed))\.(weight|bias)")
 
 
 def generator_section(state: State, init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -179,40 +171,20 @@ def data_section(state: State) -> dict[str, int]:
 
 def generator_state(state: State) -> dict[str, Tensor]:
     """State dictionary of our generator, for ``generator_section`` and ``data_section``."""
-    network = empty_network("generator", generator_section(state), data_section(state))
-
-    def rename(name: str) -> str | None:
-        if name == "mapping.w_avg":
-            return "layers.0.w_avg"
-        if match := _MAPPING.fullmatch(name):
-            return f"layers.0.network.{_mapping_name(match)}"
-        if match := _GENERATOR_BLOCK.fullmatch(name):
-            return f"layers.{int(match[1]).bit_length() - 2}.{match[2]}"
-        return None
-
-    return _renamed(state, rename, network)
+    return _renamed("generator", generator_section(state), data_section(state), state)
 
 
 def discriminator_state(state: State) -> dict[str, Tensor]:
     """State dictionary of our discriminator, for ``discriminator_section`` and ``data_section``."""
-    section, data = discriminator_section(state), data_section(state)
-    network, top = empty_network("discriminator", section, data), data["resolution"].bit_length()
-
-    def rename(name: str) -> str | None:
-        if match := _MAPPING.fullmatch(name):
-            return f"layers.{len(network.layers) - 1}.mapping.{_mapping_name(match)}"
-        match = _DISCRIMINATOR_BLOCK.fullmatch(name)
-        return None if match is None else f"layers.{top - int(match[1]).bit_length()}.{match[2]}"
-
-    return _renamed(state, rename, network)
+    return _renamed("discriminator", discriminator_section(state), data_section(state), state)
 
 
-def _renamed(state: State, rename: Callable[[str], str | None], network: LayerStack) -> dict[str, Tensor]:
+def _renamed(network: str, section: Mapping[str, Any], data: Mapping[str, int], state: State) -> dict[str, Tensor]:
     """Rename all entries and compare them with our network's; filters of layers that do not resample are left out."""
-    needed = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    needed = {name: tensor.shape for name, tensor in empty_network(network, section, data).state_dict().items()}
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        ours = rename(name)
+        ours = stylegan_names.ours(network, name, data["resolution"])
         if name.endswith("resample_filter"):
             tensor = _square(tensor)
         if ours in needed:
@@ -226,11 +198,6 @@ def _renamed(state: State, rename: Callable[[str], str | None], network: LayerSt
     if missing:
         _refuse(min(missing), "has no counterpart in it")
     return found
-
-
-def _mapping_name(match: re.Match[str]) -> str:
-    """Our name of the original's ``fc3.weight`` or ``embed.weight``."""
-    return f"{match[2] or f'fc.{match[1]}'}.{match[3]}"
 
 
 def _resolution(state: State, prefix: str) -> int:
@@ -273,7 +240,7 @@ def _filter(filter: Tensor | None) -> dict[str, list[float]]:
     taps = square.sum(0)
     if not torch.allclose(torch.outer(taps, taps), square, atol=1e-6):
         _refuse("resample_filter", "is not the outer product of taps whose sum is 1")
-    published = torch.tensor(_BINOMIAL) / sum(_BINOMIAL)
+    published = torch.tensor(BINOMIAL) / sum(BINOMIAL)
     return {} if torch.equal(taps, published) else {"filter": taps.tolist()}
 
 

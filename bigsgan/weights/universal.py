@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.checkpoint import saved_buffers
+from bigsgan.checkpoint.exported import Exported
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.errors import UserError, reason
 from bigsgan.weights.optimizer_state import Moments, collected, is_plain
@@ -160,6 +161,27 @@ class Folder:
 
     def _error(self, problem: str, remedy: str, detail: str = "") -> UserError:
         return UserError(self._option, str(self._path), problem, remedy, detail)
+
+
+def open_network(source: str, option: str, path: Path, kind: str) -> Folder | Exported:
+    """Open what ``option`` names: a universal checkpoint, or for ``source`` bigsgan an export of a ``kind``.
+
+    Raises:
+        UserError: It is something else.
+    """
+    return Folder(option, path) if source == "universal" else Exported(option, path, kind)
+
+
+def read_network(found: Folder | Exported, kind: str, network: nn.Module) -> Universal:
+    """Read a network, which may be on the meta device, from either.
+
+    Raises:
+        UserError: It is of another network, or a file cannot be read.
+    """
+    if isinstance(found, Folder):
+        return found.read(kind, network)
+    state, unknown = found.read(network)
+    return Universal(state, None, "an export has no state of it", unknown)
 
 
 def _without_prefix(names: Iterable[str], wanted: Iterable[str]) -> dict[str, Any]:

@@ -27,6 +27,10 @@ CASES = {
     "init_from.run": ["init_from={run: hub}", "out=new"],
     "init_from.nimg": ["init_from={run: run, nimg: 5}", "out=new"],
     "init_from.run: has a different": ["init_from={run: run}", "generator.channels=8", "out=new"],
+    "init_from.generator: must be what `bigsgan export` has written: No such file": [
+        "init_from={generator: hub}",
+        "out=new",
+    ],
     "init_from.freeze_discriminator": ["init_from={run: run, freeze_discriminator: 99}", "out=new"],
     "metrics.reference": ["metrics={names: [fid64], every_nimg: 8, reference: nothing.npz}", "out=new"],
     "objective.loss.use": ["objective.loss={use: 'tests.own_losses:noisy'}", "out=new"],

@@ -282,6 +282,7 @@ def test_samples_come_in_the_units_of_the_data(tmp_path, monkeypatch, capsys):
     card = Path("hub/README.md").read_text()
     assert "16 x 16, 4 channels" in card
     assert "in [-1, 1], for values from -10 to 30" in card
+    assert "| values | float32 (n, 4, height, width), from -1 for -10 to 1 for 30 |" in card
     network = bigsgan.load("hub")
     latents = torch.from_numpy(Draws(0).normal("sample", (0,), 0, 6, network.recipe.latent_size))
     made = in_units(network(latents, torch.arange(6) % 3), [-10, 30]).detach().permute(0, 2, 3, 1).numpy()

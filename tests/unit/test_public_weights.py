@@ -1,0 +1,176 @@
+"""Exports under public names, against what the public classes themselves saved, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+from bigsgan import checkpoint, cli
+from bigsgan.config.families import FAMILIES
+from bigsgan.inference.public_weights import _NAMES, _SOURCES
+from bigsgan.weights import biggan_pytorch, gat
+from tests import REPOSITORY
+from tests.runs import make_run
+from tests.tiny import TINY_GAMES
+
+pytestmark = pytest.mark.usefixtures("few_standing_images")
+
+DATA = REPOSITORY / "tests" / "data"
+NETWORKS = ("generator", "discriminator")
+COLOURS = "data={kind: synthetic, num_images: 64, image_channels: 3, num_classes: 4, resolution: %d}"
+SQUARE = {
+    "biggan-pytorch": [COLOURS % 32, "generator.attention=[16]", "discriminator.attention=[]"],
+    "stylegan2-ada": TINY_GAMES["stylegan2"],
+    "r3gan": [COLOURS % 16, *TINY_GAMES["r3gan"][1:]],
+    "gat": [
+        *TINY_GAMES["gat"],
+        "generator.embedding_size=12",
+        *("generator.levels=4", "discriminator.levels=4", "discriminator.depth=4"),
+    ],
+    "pix2pix": TINY_GAMES["pix2pix"],
+}
+
+
+def recorded() -> dict[str, tuple[str, str, dict[str, Tensor], dict[str, Any]]]:
+    """State dicts that the public classes saved: format, network, state, and what their images are."""
+    found = {}
+    for kind in ("biggan", "biggan_deep"):
+        state = load_file(DATA / f"biggan_pytorch_{kind}.safetensors")
+        parts = {name: part_of(state, f"{name}/") for name in NETWORKS}
+        found |= {f"{kind} {name}": ("biggan-pytorch", name, parts[name], {}) for name in NETWORKS}
+    for kind in ("conditional", "unconditional"):
+        state = load_file(DATA / f"r3gan_{kind}.safetensors")
+        parts = {name: part_of(state, f"{name}.") for name in NETWORKS}
+        data = _SOURCES["r3gan"].data_section(parts["generator"])
+        found |= {f"r3gan {kind} {name}": ("r3gan", name, parts[name], data) for name in NETWORKS}
+    for file in sorted((DATA / "stylegan2").glob("*.safetensors")):
+        if state := part_of(load_file(file), "state."):
+            found[f"stylegan2 {file.stem}"] = ("stylegan2-ada", file.stem.partition("_")[0], state, {})
+    for patch in (1, 2, 4):
+        state = load_file(DATA / f"gat_patch{patch}.safetensors")
+        told = gat.data_section(part_of(state, "G."))
+        data = {"resolution": told["resolution"] // 8, "image_channels": told["codec"]["channels"]}
+        data["num_classes"] = told["num_classes"]
+        for name in NETWORKS:
+            found[f"gat {patch} {name}"] = ("gat", name, part_of(state, f"{name[0].upper()}."), data)
+    return found
+
+
+def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+RECORDED = recorded()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_public_classes_own_names_and_numbers(name):
+    """All but what only logs read, the vectors of spectral norm, and GAT's parts that have no place here."""
+    form, network, theirs, data = RECORDED[name]
+    source = _SOURCES[form]
+    found = getattr(source, f"{network}_section")(theirs)
+    section = FAMILIES[found["family"]][network == "discriminator"](**found).model_dump()
+    ours = getattr(source, f"{network}_state")(theirs)
+    back = _NAMES[form].exported(network, section, data or source.data_section(theirs), ours)
+    assert {key: value.shape for key, value in back.items()} == {key: value.shape for key, value in theirs.items()}
+    for key, value in theirs.items():
+        leaf = key.rpartition(".")[2]
+        if "freqs" in leaf or leaf == "resample_filter":
+            assert_close(back[key], value, rtol=0, atol=1e-7)
+        elif leaf not in ("u0", "sv0", "w_avg") and not (form == "gat" and network == "generator" and "x_emb" in key):
+            assert torch.equal(back[key], value), key
+    again = getattr(source, f"{network}_state")(back)
+    assert all(torch.equal(again[key], value) for key, value in ours.items() if not key.endswith((".u", ".v")))
+
+
+def norm_there(weight: Tensor, u0: Tensor) -> Tensor:
+    """What BigGAN-PyTorch divides a weight by in evaluation: one step of power iteration, from u0."""
+    matrix = weight.double().flatten(1)
+    v = torch.nn.functional.normalize(u0.double() @ matrix)
+    u = torch.nn.functional.normalize(v @ matrix.T)
+    return (v @ matrix.T @ u.T).squeeze()
+
+
+@pytest.mark.parametrize("shape", [(24, 3, 3, 3), (6, 40), (40, 6), (2, 30), (1, 30)])
+@pytest.mark.parametrize("change", [0.0, 0.02])
+def test_the_reference_divides_by_the_same_norm(shape, change):
+    """Our vectors are of the weights before the last update."""
+    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    before = torch.randn(shape, generator=generator)
+    matrix, u = before.flatten(1), torch.nn.functional.normalize(torch.randn(shape[0], generator=generator), dim=0)
+    for _ in range(3):
+        v = torch.nn.functional.normalize(matrix.T @ u, dim=0)
+        u = torch.nn.functional.normalize(matrix @ v, dim=0)
+    after = before + change * torch.randn(shape, generator=generator)
+    ours = torch.dot(u, after.flatten(1) @ v).double()
+    u0, logged = biggan_pytorch._first_vector(after, u, v)
+    assert u0.shape == (1, shape[0])
+    assert_close(logged.squeeze().double(), ours, rtol=1e-6, atol=0)
+    bound = 1e-6 if shape[0] > 1 else 2 * change**2  # one row has no other vector
+    assert_close(norm_there(after, u0), ours, rtol=max(bound, 1e-6), atol=0)
+
+
+@pytest.mark.parametrize("form", SQUARE)
+def test_an_export_comes_back_bit_for_bit(form, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, networks = make_run(tmp_path, *SQUARE[form])
+    for network, more in (("generator", ["--no-standing"]), ("discriminator", [])):
+        arguments = ["export", "--run", str(run), "--format", form, "--network", network, "--out", f"{network}.pth"]
+        assert cli.main([*arguments, *more]) == 0
+        assert "\nopen: " in capsys.readouterr().out
+    arguments = ["import", "--from", form, "--weights", "generator.pth", "--discriminator", "discriminator.pth"]
+    if form in ("biggan-pytorch", "pix2pix"):
+        assert cli.main([*arguments, "--out", "back"]) == 0
+        found = checkpoint.Reader(checkpoint.find(Path("back")))
+        wanted = {"average": networks["average"], "discriminator": networks["discriminator"]}
+        for entry, network in wanted.items():
+            for name, value in network.named_parameters():
+                found.entry(entry).read(checkpoint.MASTER, name, 0, back := torch.empty(value.numel()))
+                assert torch.equal(back, value.detach().flatten()), name
+    else:
+        state = torch.load("generator.pth", weights_only=True)
+        back = _SOURCES[form].generator_state(state)
+        assert all(torch.equal(back[name], value) for name, value in networks["average"].state_dict().items())
+
+
+REFUSED = {
+    "another family": (["r3gan"], [], "--format: 'r3gan' needs generator.family=r3gan (that project's class has no"),
+    "grey images": (["biggan-pytorch"], ["data.resolution=32"], "needs data.image_channels=3"),
+    "vectors": (["biggan-pytorch"], TINY_GAMES["biggan_light"], "needs labels that are classes"),
+    "no square": (["stylegan2-ada"], [*TINY_GAMES["stylegan2"], "data.resolution=[16,32]"], "needs square images of a"),
+    "other levels": (["gat"], TINY_GAMES["gat"], "needs generator.levels=4"),
+    "another eps": (
+        ["biggan-pytorch", "--no-standing"],
+        [*SQUARE["biggan-pytorch"], "generator.output_norm_eps=0.01"],
+        "needs generator.output_norm_eps=1e-05",
+    ),
+    "another D": (
+        ["biggan-pytorch", "--network", "discriminator"],
+        [*SQUARE["biggan-pytorch"], "discriminator.rectified_shortcut=true"],
+        "needs discriminator.rectified_shortcut=False",
+    ),
+    "types": (["r3gan", "--dtype", "bf16"], [], "--dtype: cannot be combined with --format r3gan; remove the option"),
+    "psi": (
+        ["stylegan2-ada", "--truncation", "0.7"],
+        TINY_GAMES["stylegan2"],
+        "--truncation: must be unset with --format stylegan2-ada, got 0.7 (psi is an argument of that project's class)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_public_class_does_not_have_is_refused(case, tmp_path, monkeypatch, capsys):
+    (form, *more), overrides, message = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    run, _ = make_run(tmp_path, *overrides)
+    assert cli.main(["export", "--run", str(run), "--format", form, "--out", "x.pth", *more]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if line.startswith("bigsgan: ")]) == 1
+    assert message in said[-1]
+    assert not Path("x.pth").exists()
