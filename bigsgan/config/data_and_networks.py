@@ -124,6 +124,6 @@ def _check_terms_of_outputs(recipe: Any) -> None:
             raise UserError(f"objective.{name}", value, problem, remedy)
         if asked and recipe.generator.freezes:
             raise UserError(f"objective.{name}", value, "must be unset with generator.frozen=encoder", "remove it")
-    learns_codes = recipe.generator.num_codes > 0 and not recipe.generator.freezes
-    if learns_codes and recipe.objective.codebook is None:
+    has_codebook = recipe.generator.num_codes > 0 and "quantized" in recipe.outputs
+    if has_codebook and not recipe.generator.freezes and recipe.objective.codebook is None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")

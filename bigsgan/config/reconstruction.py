@@ -14,20 +14,28 @@ class Huber(Section):
     """Difference from which on it grows along a line."""
 
 
-class Perceptual(Section):
+class PerceptualNetwork(Section):
+    """The frozen network whose features a perceptual distance compares (Zhang et al. 2018, arXiv 1801.03924: LPIPS).
+
+    See [perceptual distance](../how-to/image-games.md#perceptual-distance).
+    """
+
+    path: PathText
+    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
+    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    heads: PathText | None = None
+    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+
+
+class Perceptual(PerceptualNetwork):
     """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
 
     A frozen network computes the features (Zhang et al. 2018, arXiv 1801.03924, equation 1: LPIPS); see
     [perceptual distance](../how-to/image-games.md#perceptual-distance).
     """
 
-    path: PathText
-    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
-    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
     weight: PositiveFloat = 1.0
     """Weight relative to the loss on logits."""
-    heads: PathText | None = None
-    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
 
 
 class Codebook(Section):

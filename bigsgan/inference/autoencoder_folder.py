@@ -43,7 +43,7 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
         raise UserError("--format", FORM, problem, remedy, f"the run's is {section.family}")
     unfit = {
         f"generator.bottleneck.kind={kinds}": section.bottleneck.kind not in CLASSES,
-        "generator.bottleneck.normalized=false": section.num_codes > 0 and section.bottleneck.normalized,
+        "generator.bottleneck.normalized=false": section.bottleneck.kind == "vq" and section.bottleneck.normalized,
         "generator.encoder_channels=null": section.bottleneck.kind == "kl"
         and section.encoder_channels not in (None, section.latent_channels),
     }

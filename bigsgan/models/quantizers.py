@@ -5,6 +5,9 @@ Shapes: N samples, Z channels, H x W pixels, P = H * W, K codes.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +21,24 @@ _MARGIN = 1e-3
 """Share by which a channel's range exceeds its levels, so that two levels need no infinite shift."""
 
 
-class VectorQuantizer(nn.Module):
+class Quantizer(nn.Module):
+    """A layer that quantizes latents.
+
+    Attributes:
+        watched: Whether to keep the numbers of the codes of each pass.
+        numbers: Those of the last pass, (N, P) int64; None unless it was watched.
+    """
+
+    watched = False
+    numbers: Tensor | None = None
+
+    def keep(self, numbers: Tensor) -> None:
+        """Keep the numbers of a pass if they are wanted."""
+        if self.watched:
+            self.numbers = numbers
+
+
+class VectorQuantizer(Quantizer):
     """Replaces each pixel's latents by the nearest of K codes (van den Oord et al. 2017, arXiv 1711.00937).
 
     If ``normalized``, latents and codes are divided by their norms (Yu et al. 2021, arXiv 2110.04627, section 3.2).
@@ -41,6 +61,7 @@ class VectorQuantizer(nn.Module):
         if self.normalized:
             encoded, codes = F.normalize(encoded, dim=2), F.normalize(codes, dim=1)
         numbers = _nearest(encoded.detach().flatten(0, 1), codes.detach()).view(encoded.shape[:2])
+        self.keep(numbers)
         quantized = F.embedding(numbers, codes)
         passed = encoded + (quantized - encoded).detach()
         return passed.mT.reshape(h.shape).to(h.dtype), encoded, quantized, numbers
@@ -53,7 +74,7 @@ def _nearest(latents: Tensor, codes: Tensor) -> Tensor:
     return torch.cat([(lengths - 2 * part @ codes.T).argmin(dim=1) for part in parts])
 
 
-class FiniteScalarQuantizer(nn.Module):
+class FiniteScalarQuantizer(Quantizer):
     """Rounds each channel to one of its levels in [-1, 1] (Mentzer et al. 2023, arXiv 2309.15505, appendix A.1)."""
 
     def __init__(self, levels: list[int]) -> None:
@@ -67,4 +88,8 @@ class FiniteScalarQuantizer(nn.Module):
         offset = torch.where(levels % 2 == 0, 0.5, 0.0)
         bounded = (full(h) + (offset / half).atanh()).tanh() * half - offset
         rounded = bounded + (bounded.round() - bounded).detach()
+        if self.watched:  # each channel is a digit, the first the least
+            digits = (bounded.round() + levels // 2).long().flatten(2)
+            places = torch.tensor([1, *accumulate(self.levels[:-1], mul)], device=h.device)
+            self.keep((digits * places[:, None]).sum(dim=1))
         return ((rounded / (levels // 2)).to(h.dtype),)

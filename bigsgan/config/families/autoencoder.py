@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -85,8 +86,9 @@ class AutoencoderGenerator(NetworkSection):
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of its codebook."""
-        return self.bottleneck.num_codes if self.bottleneck.kind == "vq" else 0
+        """Number of values that the latents of a pixel may have; 0 if they are not quantized."""
+        sizes = {"vq": self.bottleneck.num_codes, "fsq": math.prod(self.bottleneck.levels)}
+        return sizes.get(self.bottleneck.kind, 0)
 
     @property
     def factor(self) -> int:
