@@ -38,14 +38,29 @@ class Perceptual(PerceptualNetwork):
     """Weight relative to the loss on logits."""
 
 
+class CodeEntropy(Section):
+    """weight * (E[H(p)] - diversity * H(E[p])): each latent is sure of its code, and all codes are used alike.
+
+    p is the softmax of ``generator.bottleneck.temperature`` over the codes, H the entropy (Yu et al. 2023, arXiv
+    2310.05737, section 3). E[p] is over a micro-batch on all ranks.
+    """
+
+    weight: PositiveFloat = 0.1
+    """Weight relative to the other parts of G's loss."""
+    diversity: NaturalFloat = 1.0
+    """Weight of the second part."""
+
+
 class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 
     The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
-    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used.
+    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used. The first part is left out where
+    codes have no gradient: with ``bottleneck.ema``, and of ``lfq``.
     """
 
     weight: PositiveFloat = 1.0
     """Weight relative to the other parts of G's loss."""
     commitment: NaturalFloat = 0.25
     """Weight of the distance by which latents move."""
+    entropy: CodeEntropy | None = None

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from bigsgan.config.objective import Objective
+from bigsgan.config import Recipe
 
 LOSSES = {
     "hinge": (lambda r, f: F.relu(1 - r).mean() + F.relu(1 + f).mean(), lambda r, f: -f.mean()),
@@ -17,8 +17,9 @@ LOSSES = {
 }
 
 
-def of_latents(objective: Objective, *outputs: Tensor) -> Tensor | float:
+def of_latents(recipe: Recipe, *outputs: Tensor) -> Tensor | float:
     """Return the divergence from a standard normal distribution, or the distances of codes and latents, weighed."""
+    objective = recipe.objective
     if objective.kl:
         mean, log_variance = outputs[0].chunk(2, dim=1)
         theirs, standard = Normal(mean, log_variance.exp().sqrt()), Normal(0.0, 1.0)
@@ -26,5 +27,5 @@ def of_latents(objective: Objective, *outputs: Tensor) -> Tensor | float:
     if section := objective.codebook:
         latents, codes, *_ = outputs
         to_codes, to_latents = ((codes - latents.detach()) ** 2).mean(), ((latents - codes.detach()) ** 2).mean()
-        return section.weight * (to_codes + section.commitment * to_latents)
+        return section.weight * (recipe.generator.learns_codes * to_codes + section.commitment * to_latents)
     return 0.0

@@ -295,7 +295,7 @@ class Reference:
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
-            loss = loss + of_latents(self.recipe.objective, *self.outputs)
+            loss = loss + of_latents(self.recipe, *self.outputs)
             rest = rest + self.distance(images, self._targets(x))
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)

@@ -8,8 +8,8 @@ import pytest
 from bigsgan import plugins
 from bigsgan.config import both_engines
 from tests.distributed import scenarios
-from tests.image_games import PAIRS
 from tests.image_games import NAMES as OF_GAMES
+from tests.image_games import PAIRS
 from tests.tiny import TINY_GAMES, both, stages, zero
 
 pytestmark = pytest.mark.slow

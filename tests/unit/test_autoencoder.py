@@ -79,7 +79,8 @@ def test_one_with_a_codebook_is_that_of_vqgan(images):
         theirs.quantize.embedding.weight.copy_(codebook)
     target = torch.zeros_like(images)
     made, *outputs = ours.fold(images, torch.zeros(2))
-    term = CodebookTerm(Codebook(), 16, lambda counts: counts)
+    section = AutoencoderGenerator(bottleneck={"kind": "vq", "num_codes": 16})
+    term = CodebookTerm(Codebook(), section, lambda counts: counts)
     statistics = Statistics(CPU)
     read = dict(zip(("encoded", "quantized", "codes"), outputs, strict=True))
     (F.mse_loss(made, target) + term.loss(read, statistics)).backward()
@@ -106,7 +107,8 @@ def test_one_with_a_codebook_is_that_of_vqgan(images):
 
 
 def test_normalized_codes_are_chosen_by_the_angle():
-    quantizer = VectorQuantizer(2, 2, normalized=True)
+    section = AutoencoderGenerator(latent_channels=2, bottleneck={"kind": "vq", "num_codes": 2})
+    quantizer = VectorQuantizer(section)
     with torch.no_grad():
         quantizer.codebook.copy_(torch.tensor([[9.0, 0.0], [0.1, 0.1]]))
     latents = torch.tensor([[3.0, 2.5], [0.2, 0.05]]).T.reshape(1, 2, 1, 2)

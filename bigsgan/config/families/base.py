@@ -74,6 +74,11 @@ class NetworkSection(Section):
         return 0
 
     @property
+    def learns_codes(self) -> bool:
+        """Whether codes move by their gradients; of a network from outside its output ``quantized`` has some."""
+        return True
+
+    @property
     def own_width(self) -> int | None:
         """Features of each block, on which learning rates may depend; None for a family whose layers differ."""
         return None
