@@ -236,10 +236,4 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}
-    describe(
-        made,
-        f"latents of mean {mean:.3g} and deviation {deviation:.3g}, of {counted(made.num_images, 'image')}",
-        data,
-        task.fitting,
-        codec,
-    )
+    describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)
