@@ -89,9 +89,9 @@ class Termed(NamedTuple):
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
+    sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
     codebook: Tensor | None = None  # codes that follow averages, (K, Z), if this rank holds them
     place: tuple[int, int] = (0, 1)  # this rank's number, and the number of all ranks
-    sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
 
     @classmethod
     def of(cls, discriminator: LayerStack, statistics: Statistics, total: Sum, *of_networks: Sum) -> Termed:
