@@ -79,7 +79,7 @@ class VectorQuantizer(Quantizer):
             encoded, codes = F.normalize(encoded, dim=2), F.normalize(codes, dim=1)
         numbers = _nearest(encoded.detach().flatten(0, 1), codes.detach()).view(encoded.shape[:2])
         self.keep(numbers)
-        quantized, more = F.embedding(numbers, codes), ()
+        quantized, more = F.embedding(numbers, codes), tuple[Tensor, ...]()
         passed = encoded + (quantized - encoded).detach()
         if self._temperature is not None:
             near = (2 * encoded @ codes.T - codes.square().sum(dim=1)) / self._temperature
@@ -109,7 +109,7 @@ class SignQuantizer(Quantizer):
         numbers = (is_positive * 2 ** torch.arange(encoded.shape[2], device=h.device)).sum(dim=2)
         self.keep(numbers)
         passed = encoded + (2.0 * is_positive - 1 - encoded).detach()
-        more: tuple[Tensor, ...] = ()
+        more = tuple[Tensor, ...]()
         if self._temperature is not None:
             logits = encoded * (4 / self._temperature)  # the squared distances from -1 and from 1 differ by 4 x
             positive, negative = logits.sigmoid(), (-logits).sigmoid()
