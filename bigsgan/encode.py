@@ -219,17 +219,20 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
     """Write a description beside the shards, and print one for the user."""
     made = sum_up(task, reports)
     shards = [Path(str(task.archive(number))).name for number in task.parts()]
+    num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
+    mean = total / num
+    deviation = math.sqrt(max(squares / num - mean**2, 0.0))
     about = {
         "codec": {**{key: value for key, value in encoder.codec.items() if key != "path"}, **encoder.about},
         "resolution": task.fitting.size.value,
         "num_images": made.num_images,
+        "mean": mean,
+        "deviation": deviation,
         "sha256": {shard: report["sha256"] for shard, report in zip(shards, reports, strict=True)},
     }
     write_names(task)
     write_text(task.destination / ABOUT_FILE, json.dumps(about, indent=2) + "\n")
     codec = dict(encoder.codec)  # latents whose codec has no scale get a standard deviation of 1
-    num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
-    deviation = math.sqrt(max(squares / num - (total / num) ** 2, 0.0))
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.data import Data
-from bigsgan.config.metrics import FeatureNetwork, Metric, check_targets, parse_metric
+from bigsgan.config.metrics import FeatureNetwork, Metric, check_targets, parse_metric, perceptual_network
+from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.config.run_directory import RECIPE_FILE, RECORDS_FILE
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.data import build_dataset
@@ -38,7 +39,7 @@ from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
-from bigsgan.training.measuring import evaluations, keep_records, measured, records
+from bigsgan.training.measuring import evaluations, keep_records, measured, open_lpips, records
 from bigsgan.training.rank_consistency import open_alike, open_same_reference
 from bigsgan.training.sampling import (
     check_batch,
@@ -60,6 +61,7 @@ class Options(NamedTuple):
     width: float | None  # relative width of the EMA, which is computed from snapshots; None for the checkpoint's EMA
     metrics: Sequence[Metric]
     features: FeatureNetwork  # feature network of the metrics
+    lpips: PerceptualNetwork | None  # network of the metric of this name; None for that of the run's recipe
     batch: int  # images at a time
     seed: int  # seed of the latents
     truncation: float | None  # threshold of the latents, or psi of styles
@@ -89,6 +91,7 @@ def _evaluate(options: Options) -> None:
     metrics = [parse_metric(m.use, "--metrics", recipe.metrics) if m.use else m for m in options.metrics]
     needed = any(metric.needs_features for metric in metrics)
     features = open_features(options.features, recipe.data, directory()) if needed else no_features()
+    features.lpips = open_lpips(options.metrics, recipe, options.lpips)
     if needed and comm.rank() == 0 and (unread := options.features.unread(recipe.data.kind)):
         print(f"no effect with features {features.name}: --{', --'.join(unread)}", file=sys.stderr)
     reals, data, about_reference = _reals(recipe, options.reference, features.width)
@@ -158,7 +161,7 @@ def _check_run(recipe: Recipe, options: Options) -> None:
         raise UserError("--reference", None, "must be given with data.kind=latents", remedy, detail)
     if options.reference is not None and recipe.translates:
         raise UserError("--reference", None, "needs a generator from latents", "remove the option")
-    check_targets(options.metrics, "--metrics", recipe)
+    check_targets(options.metrics, "--metrics", recipe, options.lpips or perceptual_network(recipe))
     for metric in options.metrics:
         if metric.kind == "ppl" and not recipe.generator.has_styles:
             problem = f"needs a generator with styles, and {recipe.generator.family} has none"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -28,7 +29,8 @@ SHORT = [
 
 def written(page: str) -> str:
     """Write the files of a guide into the working directory; return the guide."""
-    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
+    (path,) = (ROOT / "docs").glob(f"*/{page}.md")
+    text = path.read_text()
     for name, content in re.findall(r'^```(?:python|yaml) title="(\S+)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
@@ -198,3 +200,28 @@ train(*short, *whole, "out=runs/parts", "total_nimg=64")
     execute(["torchrun", "--nproc_per_node", "2", "several.py"])
     assert len(rows("runs/split")) == 1
     assert [row["nimg"] for row in rows("runs/parts")] == [32, 64]
+
+
+@pytest.mark.slow
+def test_latent_space(elsewhere):
+    """The tutorial's chain from a folder of images to samples of a GAT on their latents."""
+    _, tokenizer, evaluate, export, encode, gat, sample = commands(written("latent-space"))
+    runpy.run_path("write_digits.py")
+    for number, path in enumerate(sorted(Path("digits").glob("*/*.png"))):
+        if number % 16:  # others take seconds
+            path.unlink()
+    once = [f"{key}=16" for key in ("total_nimg", "report_nimg", "sample_nimg", "checkpoint_nimg", "batch")]
+    once.append("data.num_workers=0")
+    tokenizer += [*once, "generator.channels=8", "discriminator.channels=2", "metrics=null"]
+    chain = [merged(tokenizer), evaluate, export, encode, merged([*gat, *once]), sample]
+    Path("chain.json").write_text(json.dumps([words[1:] for words in chain]))
+    lines = "import json, sys; from bigsgan import cli", "[cli.main(words) and sys.exit(2) for words in chain]"
+    printed = execute([sys.executable, "-c", "; ".join([lines[0], "chain = json.load(open('chain.json'))", lines[1]])])
+    about, made = (
+        json.loads(Path(name).read_text()) for name in ("digits-codec/config.json", "digits-latents/codec.json")
+    )
+    assert about["shift_factor"] == pytest.approx(made["mean"], rel=1e-4, abs=1e-4)  # of the same images
+    assert 1 / about["scaling_factor"] == pytest.approx(made["deviation"], rel=1e-4)
+    keys = {key for word in gat if (key := word.partition("=")[0]).startswith("data.")} - {"data.codec.scale"}
+    assert keys <= {word.partition("=")[0] for word in printed.split()}
+    assert Image.open("latent_digits.png").size == (10 * 18 + 2, 10 * 18 + 2)

@@ -24,6 +24,7 @@ from bigsgan.adversarial.terms import (
     Sum,
     Term,
     Termed,
+    averaged_codes,
     build_terms,
     due,
     images_read,
@@ -276,6 +277,8 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     stack = trainees["discriminator"].root.network
     termed = Termed.of(stack, statistics, total)
+    codes, place = averaged_codes(trainees["generator"].root.network), (comm.rank(), comm.world_size())
+    termed = termed._replace(codebook=codes, place=place if distributed else (0, 1))
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
     terms = build_terms(recipe, plan.objective, termed, Own.of(recipe, device))

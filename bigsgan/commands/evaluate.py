@@ -17,6 +17,7 @@ from bigsgan.commands.parsing import (
 )
 from bigsgan.config.metrics import KINDS as METRIC_KINDS
 from bigsgan.config.metrics import FeatureNetwork, check_distinct, parse_metric
+from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.errors import UserError
 from bigsgan.runtime import launched
 
@@ -34,6 +35,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--weights", type=path_type("--weights", str), help=text)
     text = "how images are resized for inception (default tensorflow)"
     command.add_argument("--resizer", choices=["tensorflow", "antialiased"], default="tensorflow", help=text)
+    text = "LPIPS, VGG-16 and the file of its heads, or a program, for the metric lpips (default: that of the recipe)"
+    command.add_argument("--lpips", type=path_type("--lpips", str), metavar="FILE[,HEADS]", help=text)
     text = "compare with this .npz file: images (arr_0, arr_1), or the statistics (mu, sigma) of another project"
     command.add_argument("--reference", type=path_type("--reference"), help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
@@ -59,6 +62,11 @@ def run(options: argparse.Namespace) -> int:
         problem = "must be unset with metrics that compare no features"
         for key in features.changed("", flags):
             raise UserError(flags[key], getattr(features, key), problem, "remove it")
+    if options.lpips is not None and not any(metric.kind == "lpips" for metric in metrics):
+        raise UserError("--lpips", options.lpips, "must be unset without the metric lpips", "remove it")
     module = import_quietly("bigsgan.evaluate")
     others = {"run": options.run_directory, "width": options.ema_width, "metrics": metrics, "features": features}
+    if options.lpips is not None:
+        path, _, heads = options.lpips.partition(",")
+        others["lpips"] = PerceptualNetwork(path=path, heads=heads or None)
     return int(module.main(picked(module.Options, options, **others)))

@@ -156,6 +156,29 @@ def _check_terms_of_outputs(recipe: Any) -> None:
     if recipe.objective.identity and recipe.data.input_channels != recipe.data.image_channels:
         problem, detail = "must be 0 where domains differ in channels", "each G also reads images of its target domain"
         raise UserError("objective.identity", recipe.objective.identity, problem, "remove it", detail)
-    learns_codes = recipe.generator.num_codes > 0 and not recipe.generator.freezes
-    if learns_codes and recipe.objective.codebook is None:
+    has_codebook = recipe.generator.num_codes > 0 and "quantized" in recipe.outputs
+    if has_codebook and not recipe.generator.freezes and recipe.objective.codebook is None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")
+    if recipe.objective.codebook:
+        _check_codes(recipe)
+
+
+def _check_codes(recipe: Any) -> None:
+    """Refuse an entropy without its softmax or the other way round, and the revival of more codes than latents."""
+    entropy, field = recipe.objective.codebook.entropy, "generator.bottleneck.temperature"
+    asked, given = entropy is not None, "shares" in recipe.outputs
+    if asked and not given:
+        remedy = f"set {field}, such as 0.01"
+        problem, value = "needs a generator with outputs entropies and shares", f"weight={entropy.weight}"
+        raise UserError("objective.codebook.entropy", value, problem, remedy)
+    bottleneck = getattr(recipe.generator, "bottleneck", None)
+    if bottleneck is None:
+        return
+    if given and not asked:
+        remedy = "remove it, or set objective.codebook.entropy={}"
+        raise UserError(field, bottleneck.temperature, "must be unset without objective.codebook.entropy", remedy)
+    revival = bottleneck.ema and bottleneck.ema.revival
+    num = recipe.batch * recipe.data.network_size.num_pixels // recipe.generator.factor**2
+    if revival and revival.most > num:
+        problem, remedy = f"must be at most {num}, the pixels of a batch's latents", "give a smaller number"
+        raise UserError("generator.bottleneck.ema.revival.most", revival.most, problem, remedy)

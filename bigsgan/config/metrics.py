@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from bigsgan import plugins
 from bigsgan.config.data import DIGITS, DIRECTIONS
+from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.config.sections import PathText, PositiveInt, Section
 from bigsgan.errors import UserError
 
@@ -24,6 +25,8 @@ KINDS = {
     "labels": "divergences between the histograms of recognized classes",
     "psnr": "peak signal-to-noise ratio of images and their targets",
     "ssim": "structural similarity of images and their targets",
+    "lpips": "perceptual distance of images and their targets",
+    "codebook": "share of an autoencoder's codes that its latents use, and their perplexity",
     "ppl": "perceptual path length",
 }
 """All metrics, by the letters that their names begin with."""
@@ -33,10 +36,11 @@ ENDINGS = {
     "pr": ("_precision", "_recall"),
     "dc": ("_density", "_coverage"),
     "labels": ("_kl", "_js"),
+    "codebook": ("_use", "_perplexity"),
 }
 """Endings of the names of a metric's values; others have one value, of the metric's name."""
 
-FIDELITIES = ("psnr", "ssim")
+FIDELITIES = ("psnr", "ssim", "lpips")
 """Metrics that compare each image with its target."""
 SSIM_WINDOW = 11
 """Pixels a side of the window of ``ssim``."""
@@ -47,8 +51,8 @@ DEFAULT_NUM = 10_000
 
 RECORD_KEYS = (
     "metric", "direction", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "precision", "batch",
-    "reference", "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "use", "seconds",
-    "time",
+    "reference", "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "lpips",
+    "lpips_sha256", "use", "seconds", "time",
 )  # fmt: skip
 """Keys of a record of evaluations.jsonl, besides the values."""
 
@@ -72,7 +76,7 @@ class Metric:
     @property
     def needs_features(self) -> bool:
         """Whether it compares features."""
-        return self.kind not in (OUTSIDE, *FIDELITIES)
+        return self.kind not in (OUTSIDE, "codebook", *FIDELITIES)
 
 
 def parse_metric(name: str, field: str, section: Metrics | None = None) -> Metric:
@@ -128,15 +132,17 @@ class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k, and psnr10k and ssim10k of images with
-    targets; or of your own code, such as ``mypackage.metrics:Sharpness``, whose values are called
-    ``metrics/Sharpness``."""
+    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k; psnr10k, ssim10k and lpips10k of images
+    with targets; codebook10k of autoencoders with codes; or of your own code, such as ``mypackage.metrics:Sharpness``,
+    whose values are called ``metrics/Sharpness``."""
     every_nimg: PositiveInt
     """Images between two measurements. The end of the run is measured too."""
     reference: PathText | None = None
     """An ``.npz`` file of images or of their statistics to compare with instead of the data, as of
     ``bigsgan evaluate --reference``. ``data.kind=latents`` needs it."""
     features: FeatureNetwork = FeatureNetwork()
+    lpips: PerceptualNetwork | None = None
+    """The network of ``lpips``; that of ``objective.perceptual`` unless given."""
     num: Annotated[int, Field(ge=LEAST_IMAGES, le=MOST_IMAGES)] = DEFAULT_NUM
     """Samples, and real images, that metrics of your own code see."""
     arguments: dict[str, dict[str, Any]] = Field(default={})
@@ -216,11 +222,22 @@ def check_distinct(metrics: Sequence[Metric], field: str) -> None:
             raise UserError(field, metric.use or metric.name, problem, remedy, detail)
 
 
-def check_targets(metrics: Sequence[Metric], field: str, recipe: Any) -> None:
-    """Refuse metrics that compare images with targets where there are none.
+def perceptual_network(recipe: Any) -> PerceptualNetwork | None:
+    """Return the network of ``lpips`` that a recipe names, if it does."""
+    return (recipe.metrics.lpips if recipe.metrics else None) or recipe.objective.perceptual  # type: ignore[no-any-return]
+
+
+def check_targets(metrics: Sequence[Metric], field: str, recipe: Any, lpips: PerceptualNetwork | None) -> None:
+    """Refuse metrics of images and their targets where there are none, and those of codes.
+
+    Args:
+        metrics: The metrics.
+        field: The key or option that gave them.
+        recipe: The generator's recipe.
+        lpips: The network of ``lpips``, if one is given.
 
     Raises:
-        UserError: The generator's images have no targets, or are too small.
+        UserError: The generator's images have no targets or are too small, it has no codes, or a network is missing.
     """
     for metric in metrics:
         if metric.kind in FIDELITIES and (not recipe.translates or recipe.data.joins_domains):
@@ -229,3 +246,9 @@ def check_targets(metrics: Sequence[Metric], field: str, recipe: Any) -> None:
         if metric.kind == "ssim" and recipe.data.resolution.shorter < SSIM_WINDOW:
             problem, detail = f"needs images of at least {SSIM_WINDOW} pixels", f"they have {recipe.data.resolution}"
             raise UserError(field, metric.name, problem, "use psnr instead", detail)
+        if metric.kind == "lpips" and lpips is None:
+            where = "--lpips" if field == "--metrics" else "metrics.lpips.path"
+            raise UserError(field, metric.name, "needs the network whose features it compares", f"give {where}")
+        if metric.kind == "codebook" and not recipe.generator.num_codes:
+            detail = "its bottleneck.kind is vq or fsq"
+            raise UserError(field, metric.name, "needs an autoencoder with codes", "remove it", detail)

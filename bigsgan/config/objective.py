@@ -273,6 +273,7 @@ class Objective(Section):
     def _check(self) -> Objective:
         taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
         taken += ["kl", "codebook", "centering", "transport", "cycle", "identity"]
+        taken += ["entropy"] if self.codebook and self.codebook.entropy else []
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"

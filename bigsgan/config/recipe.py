@@ -17,7 +17,7 @@ from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
-from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct
+from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
 from bigsgan.config.objective import Objective, check_penalties
 from bigsgan.config.outside import Callback
 from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
@@ -328,7 +328,7 @@ def _check_metrics(recipe: Recipe) -> None:
         raise UserError(field, None, "must be given with data.kind=latents", remedy, detail)
     if reference is not None and recipe.translates:
         raise UserError(field, reference, "needs a generator from latents", "remove it")
-    check_targets(recipe.metrics.asked, "metrics.names", recipe)
+    check_targets(recipe.metrics.asked, "metrics.names", recipe, perceptual_network(recipe))
 
 
 def _check_init(recipe: Recipe) -> None:

@@ -14,20 +14,41 @@ class Huber(Section):
     """Difference from which on it grows along a line."""
 
 
-class Perceptual(Section):
+class PerceptualNetwork(Section):
+    """The frozen network whose features a perceptual distance compares (Zhang et al. 2018, arXiv 1801.03924: LPIPS).
+
+    See [perceptual distance](../how-to/image-games.md#perceptual-distance).
+    """
+
+    path: PathText
+    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
+    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    heads: PathText | None = None
+    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+
+
+class Perceptual(PerceptualNetwork):
     """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
 
     A frozen network computes the features (Zhang et al. 2018, arXiv 1801.03924, equation 1: LPIPS); see
     [perceptual distance](../how-to/image-games.md#perceptual-distance).
     """
 
-    path: PathText
-    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
-    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
     weight: PositiveFloat = 1.0
     """Weight relative to the loss on logits."""
-    heads: PathText | None = None
-    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+
+
+class CodeEntropy(Section):
+    """weight * (E[H(p)] - diversity * H(E[p])): each latent is sure of its code, and all codes are used alike.
+
+    p is the softmax of ``generator.bottleneck.temperature`` over the codes, H the entropy (Yu et al. 2023, arXiv
+    2310.05737, section 3). E[p] is over a micro-batch on all ranks.
+    """
+
+    weight: PositiveFloat = 0.1
+    """Weight relative to the other parts of G's loss."""
+    diversity: NaturalFloat = 1.0
+    """Weight of the second part."""
 
 
 class Transport(Section):
@@ -49,10 +70,12 @@ class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 
     The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
-    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used.
+    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used. The first part is left out where
+    codes have no gradient: with ``bottleneck.ema``, and of ``lfq``.
     """
 
     weight: PositiveFloat = 1.0
     """Weight relative to the other parts of G's loss."""
     commitment: NaturalFloat = 0.25
     """Weight of the distance by which latents move."""
+    entropy: CodeEntropy | None = None

@@ -39,6 +39,7 @@ FREE_KEYS = {
     "ema.power.snapshot_nimg", "ema.power.snapshot_precision",
     "metrics", "metrics.names", "metrics.every_nimg", "metrics.reference", "metrics.features",
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
+    "metrics.lpips", "metrics.lpips.path", "metrics.lpips.heads",
     "init_from.run", "init_from.nimg", "init_from.weights", "init_from.generator", "init_from.discriminator",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,

@@ -50,5 +50,5 @@ def of_outputs(recipe: Recipe, images: Tensor, *outputs: Tensor) -> Tensor | flo
     if section := objective.codebook:
         latents, codes, *_ = outputs
         to_codes, to_latents = ((codes - latents.detach()) ** 2).mean(), ((latents - codes.detach()) ** 2).mean()
-        return section.weight * (to_codes + section.commitment * to_latents)
+        return section.weight * (recipe.generator.learns_codes * to_codes + section.commitment * to_latents)
     return 0.0

@@ -43,7 +43,7 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
         raise UserError("--format", FORM, problem, remedy, f"the run's is {section.family}")
     unfit = {
         f"generator.bottleneck.kind={kinds}": section.bottleneck.kind not in CLASSES,
-        "generator.bottleneck.normalized=false": section.num_codes > 0 and section.bottleneck.normalized,
+        "generator.bottleneck.normalized=false": section.bottleneck.kind == "vq" and section.bottleneck.normalized,
         "generator.encoder_channels=null": section.bottleneck.kind == "kl"
         and section.encoder_channels not in (None, section.latent_channels),
     }
@@ -56,8 +56,8 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
 def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path) -> str:
     """Write the network; return what it is, in words.
 
-    The scale of latents that are drawn is 1 / their standard deviation (Rombach et al. 2022, appendix G), over images
-    of the run's data; 1 where it cannot be read.
+    Latents that are drawn are shifted by their mean and scaled by 1 / their standard deviation (Rombach et al. 2022,
+    appendix G), over images of the run's data; they are left as they are where it cannot be read.
 
     Raises:
         UserError: The folder cannot be written.
@@ -70,8 +70,8 @@ def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path
             mean, deviation = latent_moments(trained)
             text = f", latents of mean {mean:.3g} and deviation {deviation:.3g}"
         except UserError as error:
-            deviation, text = 1.0, f" with scaling_factor 1, as its latents were not measured ({error})"
-        scale = {"scaling_factor": 1 / deviation}
+            mean, deviation, text = 0.0, 1.0, f" with scaling_factor 1, as its latents were not measured ({error})"
+        scale = {"scaling_factor": 1 / deviation, "shift_factor": mean}
     made = network(section, state, recipe.data.channels, recipe.data.resolution.shorter, **scale)
     with writing(out), leaving_nothing(out):
         made.save_pretrained(out)

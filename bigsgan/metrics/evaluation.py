@@ -6,7 +6,7 @@ Shapes: n images (n, C, H, W).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from bigsgan.data.datasets import ImageDataset
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.codec import encode
+from bigsgan.metrics.codes import CodeUse
 from bigsgan.metrics.features import Features
 from bigsgan.metrics.fidelity import MeanFidelity
 from bigsgan.metrics.impressions import Impressions
@@ -41,6 +42,8 @@ class Made(NamedTuple):
 
     images: Tensor  # (n, C, H, W) in [-1, 1] on the device
     targets: Tensor | None = None  # (n, C, H, W) uint8 on the device; None for samples from latents
+    codes: Tensor | None = None  # (n, P) int64, on the rank that computes the quantized latents, if there are any
+    num_codes: int = 0  # number of different codes; 0 if latents are not quantized
 
 
 Generate = Callable[[int, Tensor], Made]
@@ -67,6 +70,7 @@ class Measured(NamedTuple):
     num_real: int  # number of real images that it compares with; 0 if it compares with statistics
     num_fake: int  # number of samples
     seconds: float = 0.0  # time of all metrics that were measured together
+    about: Mapping[str, str] = {}  # what else it depends on, for records
     direction: str = ""  # of translations between two domains, that of these
 
     def towards(self, direction: str) -> Measured:
@@ -135,21 +139,23 @@ class Evaluation:
         with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
             reals = self._see_reals(stopped) if self._show_reals(stopped) else None
-            means = [MeanFidelity(metric) for metric in self._asked if metric.kind in FIDELITIES]
-            fakes = None if reals is None else self._see_fakes(generate, replica, reals, means, stopped)
+            means = [MeanFidelity(each, self.features.lpips) for each in self._asked if each.kind in FIDELITIES]
+            uses = [CodeUse(metric) for metric in self._asked if metric.kind == "codebook"]
+            fakes = None if reals is None else self._see_fakes(generate, replica, reals, means, uses, stopped)
             self.features.network.cpu()  # the memory is for training
             if reals is None or fakes is None:
                 return []
             comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
             found = [comparison.measure(metric, metric.num) for metric in self._asked if metric.needs_features]
-            found += [Measured(each.metric, each.values(), each.metric.num, each.metric.num) for each in means]
+            found += [Measured(m.metric, m.values(), m.metric.num, m.metric.num, about=m.about) for m in means]
+            found += [Measured(use.metric, use.values(), use.metric.num, use.metric.num) for use in uses]
             found += [self._read(meter) for meter in self._meters]
         seconds = time.perf_counter() - start
         return [measured._replace(seconds=seconds) for measured in comm.from_rank_zero(found)]
 
     def _see_reals(self, stopped: Callable[[], bool]) -> Impressions | None:
         dataset = self._against.images
-        if dataset is None or all(metric.kind in FIDELITIES for metric in self._asked):
+        if dataset is None or all(metric.kind in (*FIDELITIES, "codebook") for metric in self._asked):
             return Impressions(self.features, 0, num_labels(self._data), [0], 0)
         if self._reals is None:
             kept = [len(dataset) if m.kind == "cfid" else m.num for m in self._asked if m.kind in _BY_ROWS]
@@ -184,6 +190,7 @@ class Evaluation:
         replica: Replica,
         reals: Impressions,
         means: Sequence[MeanFidelity],
+        uses: Sequence[CodeUse],
         stopped: Callable[[], bool],
     ) -> Impressions | None:
         """Make samples; None if stopped. Replicas take equally many batches, in turn, as engines compute together."""
@@ -201,6 +208,8 @@ class Evaluation:
             own = slice(replica.part, None, replica.num_parts)
             if stopped():
                 return None
+            for use in uses:
+                use.add(made.codes, made.num_codes, positions)
             if len(positions[own]):
                 pixels = encode(made.images[own])
                 found.add(self.features(pixels), positions[own], classes[own])

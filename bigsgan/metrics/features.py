@@ -26,14 +26,11 @@ from bigsgan.images.codec import decode
 from bigsgan.images.size import Size
 from bigsgan.images.wide import viewable
 from bigsgan.metrics.digits import DigitClassifier, cached_classifier
-from bigsgan.metrics.weight_files import find_weights, load_weights
+from bigsgan.metrics.lpips import Lpips
+from bigsgan.metrics.weight_files import CHUNK, DIGITS_OF_HASH, find_weights, load_weights
 from bigsgan.runtime import comm
 
 LARGEST_WIDTH = 2**14
-CHUNK = 32
-"""Images that a feature network computes at a time, so that it needs less memory than a training step."""
-
-DIGITS_OF_HASH = 16
 
 
 class Seen(NamedTuple):
@@ -56,6 +53,7 @@ class Features:
     look_for_paths: Callable[[Tensor], Tensor] | None = None
     width: int = 0  # D
     num_classes: int | None = None  # K; None without logits
+    lpips: Lpips | None = None  # what compares images with targets perceptually, if a metric does
     channels: str = ""  # which of the images' channels it sees, unless all
 
     @torch.no_grad()

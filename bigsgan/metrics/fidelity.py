@@ -1,4 +1,4 @@
-"""How near images are to their targets: PSNR and SSIM of each image, and their means over the images.
+"""How near images are to their targets: PSNR, SSIM and LPIPS of each image, and their means over the images.
 
 Shapes: n images (n, C, H, W), 0 to 255.
 """
@@ -6,11 +6,13 @@ Shapes: n images (n, C, H, W), 0 to 255.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bigsgan.config.metrics import SSIM_WINDOW, Metric
+from bigsgan.metrics.lpips import Lpips
 from bigsgan.runtime import comm
 
 _PEAK = 255
@@ -58,18 +60,24 @@ _OF = {"psnr": psnr, "ssim": ssim}
 
 
 class MeanFidelity:
-    """The mean over the images at positions below the metric's number, of which each rank sees some."""
+    """The mean over the images at positions below the metric's number, of which each rank sees some.
 
-    def __init__(self, metric: Metric) -> None:
-        """Begin without images."""
-        self.metric = metric
+    Attributes:
+        metric: The metric.
+        about: What it depends on, for records.
+    """
+
+    def __init__(self, metric: Metric, lpips: Lpips | None) -> None:
+        """Begin without images; ``lpips`` is that of the metric of this name."""
+        self.metric, self.about = metric, lpips.about if lpips and metric.kind == "lpips" else {}
+        self._value: Callable[[Tensor, Tensor], Tensor] = _OF.get(metric.kind) or lpips  # type: ignore[assignment]
         self._sums = torch.zeros(2, dtype=torch.float64)  # of the values, and the number of images
 
     def add(self, images: Tensor, targets: Tensor, positions: Tensor) -> None:
         """Count images and their targets, both uint8, of these positions (n,) in the set."""
         inside = positions < self.metric.num
         if inside.any():
-            values = _OF[self.metric.kind](images[inside], targets[inside])
+            values = self._value(images[inside], targets[inside])
             self._sums += torch.tensor([float(values.sum()), len(values)], dtype=torch.float64)
 
     def values(self) -> dict[str, float]:

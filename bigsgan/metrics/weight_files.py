@@ -12,6 +12,10 @@ from bigsgan.checkpoint.tags import checksum
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import check_stored
 
+CHUNK = 32
+"""Images that a feature network computes at a time, so that it needs less memory than a training step."""
+DIGITS_OF_HASH = 16
+
 
 def find_weights(given: str | None, names: list[str], url: str, digest: str) -> Path:
     """Return the file of weights: the given one, or one with these names in torch.hub's cache.

@@ -20,7 +20,7 @@ from bigsgan.models.attention import attend
 from bigsgan.models.convolutions import convolve, laid_out
 from bigsgan.models.initial import make_buffer
 from bigsgan.models.precision import full
-from bigsgan.models.quantizers import FiniteScalarQuantizer, VectorQuantizer
+from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
 
 _EPSILON = 1e-6
 _LEAST, _LARGEST = -30.0, 20.0
@@ -205,7 +205,9 @@ def _bottleneck(config: AutoencoderGenerator) -> list[nn.Module]:
     if section.kind == "kl":
         return [Gaussian()]
     if section.kind == "vq":
-        return [VectorQuantizer(section.num_codes, config.latent_channels, section.normalized)]
+        return [VectorQuantizer(config)]
+    if section.kind == "lfq":
+        return [SignQuantizer(section.temperature)]
     return [FiniteScalarQuantizer(section.levels)] if section.kind == "fsq" else []
 
 

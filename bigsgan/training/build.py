@@ -16,7 +16,7 @@ from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, Samp
 from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Own, Termed, build_terms, states
+from bigsgan.adversarial.terms import Own, Termed, averaged_codes, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
@@ -136,6 +136,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     kept = _images_for_later(plan, slices, sample_draws)
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
+    codes = averaged_codes(engines["generator"].network)
+    ours = ours._replace(codebook=codes, place=(rank, comm.world_size()))
     terms = build_terms(recipe, plan.objective, ours, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bigsgan import plugins
 from bigsgan.config import RunPlan
-from bigsgan.config.metrics import FeatureNetwork, Metrics
+from bigsgan.config.metrics import DEFAULT_NUM, FeatureNetwork, Metrics, check_targets, perceptual_network
 from bigsgan.config.sections import LARGEST_INT
 from bigsgan.config.signature import typed
 from bigsgan.data import build_dataset
@@ -104,9 +104,12 @@ def evaluated(
         reference=own.reference if own else None,
         features=features or (own.features if own else FeatureNetwork()),
         arguments=arguments,
-        **({"num": own.num} if own else {}),
+        lpips=own.lpips if own else None,
+        num=own.num if own else DEFAULT_NUM,
     )
-    plan = dataclasses.replace(plan, recipe=recipe.model_copy(update={"metrics": section}))
+    asked = recipe.model_copy(update={"metrics": section})
+    check_targets(section.asked, "metrics.names", asked, perceptual_network(asked))
+    plan = dataclasses.replace(plan, recipe=asked)
     dataset = open_alike(build_dataset, recipe.data)
     conditions = some_conditions(recipe.data, dataset)
     measuring = Measuring(plan, run.out, dataset, conditions, run.sampling_batch, run.rank_log)

@@ -18,22 +18,26 @@ from torch import Tensor
 
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.data import DIRECTIONS, Data
-from bigsgan.config.metrics import OUTSIDE, Metric
+from bigsgan.config.metrics import OUTSIDE, Metric, perceptual_network
+from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.config.run_directory import RECORDS_FILE
 from bigsgan.data.conditions import Conditions
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.loader import CorruptImages, read_batches
 from bigsgan.data.pairs import TwoDomains
+from bigsgan.data.perceptual import Fields
 from bigsgan.draws import Draws
 from bigsgan.engines import Engine, MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.images.codec import decode
 from bigsgan.metrics import Evaluation, Features, Generate, Made, Measured, Replica, open_features
 from bigsgan.metrics.features import RECIPE, no_features
+from bigsgan.metrics.fidelity import Lpips
 from bigsgan.metrics.real_cache import directory
 from bigsgan.metrics.reals import order_of_images
 from bigsgan.metrics.reference import Reference
 from bigsgan.models.network import LayerStack
+from bigsgan.models.quantizers import Quantizer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.runtime.paths import writing
@@ -76,6 +80,7 @@ class Measuring:
         self._recipe, self._out, self._rank_log = plan.recipe, out, rank_log
         needed = section.needs_features
         features = open_features(section.features, data, directory(), RECIPE) if needed else no_features()
+        features.lpips = open_lpips(section.asked, plan.recipe)
         self._features = features
         reference = None if section.reference is None else Path(section.reference)
         reals = Reference(dataset)
@@ -211,6 +216,7 @@ def samples_of(
     num = 0 if dataset is None else len(dataset)
     order = order_of_images(num if recipe.translates else 0)
     draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
+    quantizers = [module for module in network.modules() if isinstance(module, Quantizer)]  # one, if any
 
     def inputs(first: int, labels: Tensor) -> tuple[MicroBatch, Tensor | None]:
         if not recipe.translates or dataset is None:
@@ -228,9 +234,31 @@ def samples_of(
     def generate(first: int, labels: Tensor) -> Made:
         read, targets = inputs(first, labels)
         with sampling_mode(network, recipe.sample_statistics):
-            return Made(make(read, False), targets)
+            for each in quantizers:
+                each.watched = True
+            made = make(read, False)
+        codes = None
+        for each in quantizers:
+            codes, each.numbers, each.watched = each.numbers, None, False
+        return Made(made, targets, codes, recipe.generator.num_codes)
 
     return generate
+
+
+def open_lpips(metrics: Sequence[Metric], recipe: Recipe, given: PerceptualNetwork | None = None) -> Lpips | None:
+    """Load the network of ``lpips`` if some metric needs it: that which ``--lpips`` has given, or the recipe's.
+
+    Raises:
+        UserError: It cannot be read, or does not fit the images.
+    """
+    if not any(metric.kind == "lpips" for metric in metrics):
+        return None
+    network = given or perceptual_network(recipe)
+    assert network is not None, "the metrics' check asks for it"
+    own = recipe.metrics is not None and network is recipe.metrics.lpips
+    section = "metrics.lpips" if own else "objective.perceptual"
+    fields = Fields("--lpips", "--lpips") if given else Fields(f"{section}.path", f"{section}.heads")
+    return Lpips(network, recipe.data.resolution, fields)
 
 
 def each_once(metrics: Sequence[Metric], recipe: Recipe, dataset: ImageDataset | None) -> list[Metric]:
@@ -253,6 +281,7 @@ def records(found: Sequence[Measured], features: Features, about: Mapping[str, A
             "num_real": each.num_real,
             "num_fake": each.num_fake,
             **(_of_features(features) if each.metric.needs_features else {}),
+            **each.about,
             **({"use": each.metric.use} if each.metric.kind == OUTSIDE else {}),
             "seconds": round(each.seconds, 2),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -8,9 +8,9 @@ import pytest
 from bigsgan import plugins
 from bigsgan.config import both_engines
 from tests.distributed import scenarios
-from tests.image_games import AUTOENCODER, PAIRS
 from tests.image_games import NAMES as OF_GAMES
-from tests.tiny import both, stages, zero
+from tests.image_games import PAIRS
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 pytestmark = pytest.mark.slow
 
@@ -62,22 +62,24 @@ def test_layouts_agree(ranks, alone, cache, overrides, ds, tmp_path):
 
 @pytest.mark.parametrize(
     "game, layout, ds",
-    [(PAIRS, [], both(3)), (AUTOENCODER, stages(2, 1), both(1))],
+    [(PAIRS, [], both(3)), (TINY_GAMES["autoencoder_vq"], stages(2, 1), both(1))],
     ids=["pairs, zero3", "autoencoder, stages"],
 )
 def test_targets_in_layouts(ranks, game, layout, ds, tmp_path):
     """Each image meets its target on whichever rank, and no feature network is looked for."""
-    metrics = [*game, METRICS[1], "metrics={names: [psnr50, ssim50], every_nimg: 8}"]
+    names = ["psnr50", "ssim50"] + ["codebook50"] * bool(layout)
+    metrics = [*game, METRICS[1], f"metrics={{names: [{', '.join(names)}], every_nimg: 8}}"]
     given = [f"tests.image_games:{name}" for name in OF_GAMES]
     found = []
     for num, more in ((1, ([], {})), (2, (layout, ds))):
         ranks(num).run(plugins.give, given)
         found += [ranks(num).run(scenarios.measured, [*metrics, *more[0]], more[1], str(tmp_path))]
     ((alone,), together) = found
-    assert alone.keys() == {"metrics/psnr50", "metrics/ssim50", "metrics/seconds"}
+    names[2:] = ["codebook50_use", "codebook50_perplexity"] * bool(layout)
+    assert alone.keys() == {"metrics/seconds", *(f"metrics/{name}" for name in names)}
     assert 5 < alone["metrics/psnr50"] < 20
     assert any(together)
     for values in filter(None, together):
-        for name in ("metrics/psnr50", "metrics/ssim50"):
-            assert values[name] == pytest.approx(alone[name], rel=1e-4), name
+        for name in names:
+            assert values[f"metrics/{name}"] == pytest.approx(alone[f"metrics/{name}"], rel=1e-4), name
     assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from tests.alone import Entry, save
+from tests.codebooks import AVERAGED, game
 from tests.distributed import scenarios
 from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
@@ -213,6 +214,7 @@ REMEMBERED = {
         "augmentation={p: 0.5, target: 0.1, interval: 2, ramp_nimg: 200}", "objective.lecam={weight: 0.3, decay: 0.5}",
     ],
     "path_length": TINY_GAMES["stylegan2_path_length"],
+    "codes": game(AVERAGED),
     "pairs": TINY_GAMES["pix2pix"],
     "weight_decay_on_matrices": [
         f"optimizer.{network}.{key}"
@@ -225,7 +227,7 @@ REMEMBERED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_what_a_recipe_adds_is_the_same_run(ranks, name, tmp_path):
-    """Averages of logits, signs in the middle of an interval, the mean length: all are resumed."""
+    """Averages of logits, signs in the middle of an interval, the mean length, the uses of codes: all are resumed."""
     overrides = [*ADAM, *REMEMBERED[name]]
     both = {"generator": zero(2), "discriminator": zero(3)}
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)

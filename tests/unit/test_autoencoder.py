@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
@@ -18,7 +19,7 @@ from bigsgan.images.size import Size
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.models.quantizers import FiniteScalarQuantizer, VectorQuantizer
+from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
 from bigsgan.monitor import Statistics
 from bigsgan.weights.diffusers_autoencoder import names
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -79,7 +80,8 @@ def test_one_with_a_codebook_is_that_of_vqgan(images):
         theirs.quantize.embedding.weight.copy_(codebook)
     target = torch.zeros_like(images)
     made, *outputs = ours.fold(images, torch.zeros(2))
-    term = CodebookTerm(Codebook(), 16, lambda counts: counts)
+    section = AutoencoderGenerator(bottleneck={"kind": "vq", "num_codes": 16})
+    term = CodebookTerm(Codebook(), section, lambda counts: counts)
     statistics = Statistics(CPU)
     read = dict(zip(("encoded", "quantized", "codes"), outputs, strict=True))
     (F.mse_loss(made, target) + term.loss(read, statistics)).backward()
@@ -106,7 +108,8 @@ def test_one_with_a_codebook_is_that_of_vqgan(images):
 
 
 def test_normalized_codes_are_chosen_by_the_angle():
-    quantizer = VectorQuantizer(2, 2, normalized=True)
+    section = AutoencoderGenerator(latent_channels=2, bottleneck={"kind": "vq", "num_codes": 2})
+    quantizer = VectorQuantizer(section)
     with torch.no_grad():
         quantizer.codebook.copy_(torch.tensor([[9.0, 0.0], [0.1, 0.1]]))
     latents = torch.tensor([[3.0, 2.5], [0.2, 0.05]]).T.reshape(1, 2, 1, 2)
@@ -130,6 +133,63 @@ def test_finite_levels_and_their_gradient():
     # that of the bounded latents, as if nothing was rounded: for 3 levels 1.001 * tanh
     expected = 1.001 * (1 - torch.tanh(spread.detach()[0, 1]).square())
     torch.testing.assert_close(spread.grad[0, 1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_signs_and_their_softmax():
+    """Of eleven channels: entropies are over all 2,048 codes, and shares over those of nine channels and of two."""
+    latents = torch.randn(2, 11, 2, 1, generator=torch.Generator().manual_seed(0))
+    made, encoded, _, numbers, entropies, shares = SignQuantizer(3.0)(latents)
+    assert torch.equal(made, latents.sign())
+    bits = (latents.flatten(2).mT > 0).long()
+    assert torch.equal(numbers, sum(bits[..., i] << i for i in range(11)))
+    codes = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 11)
+    p = (-(latents.flatten(2).mT[:, :, None] - codes).square().sum(3) / 3).softmax(2)
+    torch.testing.assert_close(entropies, torch.distributions.Categorical(p).entropy().mean(1))
+    joint = p.mean(1).view(2, 512, 4)
+    torch.testing.assert_close(shares, torch.cat([joint.sum(2), joint.sum(1)], dim=1))
+    torch.testing.assert_close(encoded, latents.flatten(2).mT)
+
+
+def averaged(revival: dict[str, float] | None) -> tuple[AveragedCodebook, Tensor]:
+    """A term of three codes of two channels, and the codes."""
+    section = {"kind": "vq", "num_codes": 3, "normalized": False, "ema": {"decay": 0.75, "revival": revival}}
+    codes = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    generator = AutoencoderGenerator(latent_channels=2, bottleneck=section)
+    return AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU), codes
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_codes_follow_averages(repeats):
+    """As often as passes are repeated; an update that is skipped leaves all as it was."""
+    term, codes = averaged({"below": 0.8, "most": 2})
+    drawn, before = torch.Generator().manual_seed(1), codes.clone()
+    latents, numbers = torch.randn(4, 2, 2, generator=drawn), torch.tensor([[0, 0], [0, 1], [0, 0], [1, 0]])
+    statistics = Statistics(CPU)
+    for is_applied in (False, True):
+        for part in (slice(0, 1), slice(1, 4)) * repeats:
+            read = {"encoded": latents[part], "quantized": before[numbers[part]], "codes": numbers[part]}
+            value = term.loss({**read, "seeds": torch.arange(4)[part]}, statistics)
+            expected = 0.25 * (latents[part] - before[numbers[part]]).square().mean()
+            torch.testing.assert_close(value, expected)
+        term.finish_update(0, is_applied)
+        assert torch.equal(codes, before) != is_applied
+    uses = 0.75 + 0.25 * torch.tensor([6.0, 2.0, 0.0]) * 3 / 8  # the second is 0.9375, the third 0.75
+    for k in range(2):
+        mean = latents[numbers == k].sum(0) * 3 / 8
+        torch.testing.assert_close(codes[k], (0.75 * before[k] + 0.25 * mean) / uses[k])
+    torch.testing.assert_close(term.state()["uses"], torch.cat([uses[:2], torch.ones(1)]))
+    assert (latents.flatten(0, 1) == codes[2]).all(1).sum() == 1
+
+
+def test_a_code_that_is_never_used_stays():
+    term, codes = averaged(None)
+    before, statistics = codes.clone(), Statistics(CPU)
+    for update in range(400):  # its use becomes 0
+        read = {"encoded": torch.ones(1, 1, 2), "quantized": before[:1, None], "codes": torch.zeros(1, 1, dtype=int)}
+        term.loss(read, statistics)
+        term.finish_update(update, True)
+    assert torch.equal(codes[1:], before[1:])
+    torch.testing.assert_close(codes[0], torch.ones(2))
 
 
 def test_the_shipped_recipe_has_the_published_sizes():
@@ -183,6 +243,30 @@ REFUSED = {
     "codes that nothing moves": (
         ["generator.bottleneck={kind: vq}", "objective.kl=0"],
         *("objective.codebook", "must be given with a codebook"),
+    ),
+    "signs that nothing moves": (
+        ["generator.bottleneck={kind: lfq}", "objective.kl=0"],
+        *("objective.codebook", "must be given with a codebook"),
+    ),
+    "too many signs": (
+        ["generator.bottleneck={kind: lfq}", "objective.kl=0", "objective.codebook={}", "generator.latent_channels=21"],
+        *("generator.latent_channels", "must be at most 20 with kind=lfq"),
+    ),
+    "averages of signs": (
+        ["generator.bottleneck={kind: lfq, ema: {}}", "objective.kl=0", "objective.codebook={}"],
+        *("generator.bottleneck.ema", "must be unset with kind=lfq"),
+    ),
+    "entropy of nothing": (
+        ["generator.bottleneck={kind: vq}", "objective.kl=0", "objective.codebook={entropy: {}}"],
+        *("objective.codebook.entropy", "needs a generator with outputs entropies and shares"),
+    ),
+    "softmax for nothing": (
+        ["generator.bottleneck={kind: vq, temperature: 0.01}", "objective.kl=0", "objective.codebook={}"],
+        *("generator.bottleneck.temperature", "must be unset without objective.codebook.entropy"),
+    ),
+    "more codes than latents": (
+        ["generator.bottleneck={kind: vq, ema: {revival: {most: 513}}}", "objective.kl=0", "objective.codebook={}"],
+        *("generator.bottleneck.ema.revival.most", "must be at most 512, the pixels of a batch's latents"),
     ),
     "frozen from nothing": (["generator.frozen=encoder", "objective.kl=0"], "generator.frozen", "must be none without"),
     "frozen latents": (

@@ -56,6 +56,7 @@ def test_there_and_back_again(tmp_path, capsys, monkeypatch, game, name):
         images = readable_images(build_dataset(trained.recipe.data), trained.recipe.data, 1024)
         drawn = theirs.encode(images).latent_dist.sample()
         assert theirs.config.scaling_factor == pytest.approx(1 / float(drawn.std()), rel=0.02)
+        assert theirs.config.shift_factor == pytest.approx(float(drawn.mean()), abs=0.02 * float(drawn.std()))
         assert f"deviation {1 / theirs.config.scaling_factor:.3g}" in said
 
     assert cli.main(["import", "--from", "diffusers", "--weights", str(out), "--out", str(back)]) == 0

@@ -49,6 +49,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sample --run run --out x.png --num ten": ("--num", "must be an integer, got 'ten'", "write an integer such as 1"),
     "sample --run run --out x.png 10": ("argument", "'10' is not an argument of `bigsgan sample`", "see `bigsgan"),
     "evaluate --run run --metrics fid10k,kid10k,FID10k": ("--metrics", "'fid10k' is named twice", "remove the second"),
+    "evaluate --run run --metrics psnr10k --lpips x.pt": (
+        *("--lpips", "must be unset without the metric lpips, got 'x.pt'", "remove it"),
+    ),
     "evaluate --run run --metrics psnr10k --resizer antialiased": (
         "--resizer", "must be unset with metrics that compare no features, got 'antialiased'", "remove it"),
     "train --list --dry-run": ("--list", "cannot be combined with --dry-run", "give only one of them"),

@@ -158,6 +158,9 @@ def test_programs_encode_and_decode(tmp_path, capsys):
     torch.testing.assert_close(dataset[6][0], torch.cat([means[6], stds[6]]))
     spread = (means.var(correction=0) + stds.square().mean()).sqrt().item()
     assert data.codec.scale == pytest.approx(1 / spread, rel=1e-3)
+    about = json.loads((tmp_path / "made" / "codec.json").read_text())
+    assert about["mean"] == pytest.approx(means.mean().item())
+    assert about["deviation"] == pytest.approx(spread)
     torch.testing.assert_close(readable_images(dataset, data, 10), Enlarging()(means))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
@@ -19,10 +21,14 @@ from bigsgan.metrics import Evaluation, Replica
 from bigsgan.metrics.features import no_features
 from bigsgan.metrics.fidelity import psnr, ssim
 from bigsgan.metrics.reals import each_real, order_of_images
-from bigsgan.training.measuring import each_once, records, samples_of
+from bigsgan.models.build import build_network
+from bigsgan.models.network import initialize
+from bigsgan.models.quantizers import Quantizer
+from bigsgan.training.measuring import each_once, open_lpips, records, samples_of
 from tests.cyclegan import game
 from tests.image_games import AUTOENCODER, NAMES, PAIRS
-from tests.tiny import tiny_recipe
+from tests.perceptual import TinyFeatures, write_program
+from tests.tiny import TINY_GAMES, tiny_recipe
 from tests.unit.test_metrics_evaluation import values_of
 
 CPU = torch.device("cpu")
@@ -69,6 +75,7 @@ def measured(recipe: Recipe, names: list[str]) -> list:
     dataset, features = build_dataset(recipe.data), no_features()
     source = samples_of(recipe, nn.Identity(), lambda inputs, _: inputs[0] / 2, dataset, CPU, 0)
     asked = each_once([parse_metric(name, "--metrics") for name in names], recipe, dataset)
+    features.lpips = open_lpips(asked, recipe)
     made = Evaluation(asked, features, dataset, recipe.data, 20, Path("unused"))
     return made.measure(source, Replica(0, 1))
 
@@ -118,6 +125,62 @@ def test_what_has_no_targets(tmp_path, overrides, name, text):
     tiny_recipe(tmp_path, *overrides)
     with pytest.raises(UserError, match=f"^metrics.names: {text}"):
         tiny_recipe(tmp_path, *overrides, f"metrics={{names: [{name}], every_nimg: 64}}")
+
+
+def test_perceptual_distances_of_images(tmp_path):
+    """Of a program's features: the mean over images of the sum over layers, by hand."""
+    program = write_program(tmp_path / "features.pt")
+    recipe = tiny_recipe(tmp_path, *AUTOENCODER, f"objective.perceptual={{path: {program}}}")
+    dataset = build_dataset(recipe.data)
+    targets = torch.stack([dataset[int(i)][0] for i in order_of_images(len(dataset))[:70]]) / 127.5 - 1
+    images = ((targets / 2 * 127.5 + 127.5).round() - 127.5) / 127.5
+    expected = torch.zeros(70)
+    for ours, theirs in zip(*(TinyFeatures()(each.expand(-1, 3, -1, -1)) for each in (images, targets)), strict=True):
+        expected += (1 - F.cosine_similarity(ours, theirs)).mean((1, 2)) * 2  # of unit features
+    found = {each.metric.name: each for each in measured(recipe, ["lpips70", "lpips50", "psnr70"])}
+    assert found["lpips70"].values["lpips70"] == pytest.approx(float(expected.mean()), rel=1e-3)
+    assert found["lpips50"].values["lpips50"] == pytest.approx(float(expected[:50].mean()), rel=1e-3)
+    record, *_, other = records([found["lpips70"], found["psnr70"]], no_features(), {})
+    assert record["lpips"] == str(program)
+    assert record["lpips_sha256"] == hashlib.sha256(_digested(program)).hexdigest()[:16]
+    assert "lpips" not in other
+
+
+def _digested(path: Path) -> bytes:
+    return path.stat().st_size.to_bytes(8, "little") + path.read_bytes()
+
+
+@pytest.mark.parametrize("bottleneck", ["{kind: vq, num_codes: 16}", "{kind: fsq, levels: [2, 3]}"])
+def test_the_use_of_codes(tmp_path, bottleneck):
+    """Each image counts once, although the last batch goes beyond them; numbers are those of the quantized latents."""
+    objective = "objective={l1: 3, reuse_fakes: true" + (", codebook: {}}" if "vq" in bottleneck else "}")
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["autoencoder"][:3], objective, f"generator.bottleneck={bottleneck}")
+    network, dataset = build_network(recipe, "generator"), build_dataset(recipe.data)
+    initialize(network, 0)
+    (quantizer,) = (layer for layer in network.layers.values() if isinstance(layer, Quantizer))
+    number = next(n for n, layer in network.layers.items() if layer is quantizer)
+    reals = torch.stack([dataset[int(i)][0] for i in order_of_images(len(dataset))[:50]]) / 127.5 - 1
+    quantized = network.part(0, int(number) + 1).fold(reals, torch.zeros(50))[0].detach()
+    vectors, counts = quantized.mT.movedim(1, 3).flatten(0, 2).round(decimals=4).unique(dim=0, return_counts=True)
+
+    source = samples_of(recipe, network, lambda inputs, _: network(*inputs).detach(), dataset, CPU, 0)
+    asked = [parse_metric("codebook50", "--metrics")]
+    found = Evaluation(asked, no_features(), dataset, recipe.data, 20, Path("unused")).measure(source, Replica(0, 1))
+    values, num_codes = values_of(found), 16 if "vq" in bottleneck else 6
+    assert 1 < len(vectors) <= num_codes
+    assert values["codebook50_use"] == pytest.approx(len(vectors) / num_codes)
+    expected = float(torch.distributions.Categorical(counts / counts.sum()).perplexity())
+    assert values["codebook50_perplexity"] == pytest.approx(expected)
+    assert quantizer.numbers is None
+
+
+def test_metrics_that_need_more(tmp_path):
+    for name, text in (
+        ("lpips1k", r"'lpips1k' needs the network whose features it compares; give metrics.lpips.path"),
+        ("codebook1k", r"'codebook1k' needs an autoencoder with codes \(.*\); remove it"),
+    ):
+        with pytest.raises(UserError, match=f"^metrics.names: {text}"):
+            tiny_recipe(tmp_path, *AUTOENCODER, f"metrics={{names: [{name}], every_nimg: 64}}")
 
 
 def test_the_first_images_are_made_from_the_first_real_ones(tmp_path):

@@ -12,13 +12,14 @@ from torch import Tensor
 from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability
 from bigsgan.adversarial.terms.adversarial import OfDiscriminator, OfGenerator
 from bigsgan.adversarial.terms.centering import centering
+from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook, averaged_codes
 from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.adversarial.terms.cycle import cycle_terms
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
-from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
+from bigsgan.adversarial.terms.latents import CodebookTerm, CodeEntropy, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
 from bigsgan.adversarial.terms.outputs import OutputTerm, output_loss
@@ -45,7 +46,9 @@ from bigsgan.adversarial.terms.term import (
 from bigsgan.adversarial.terms.transport import TransportCost
 from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
+from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.objective import Objective, OwnLoss
+from bigsgan.config.reconstruction import Codebook
 from bigsgan.models.augment import AdaptiveAugment
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -65,6 +68,7 @@ __all__ = [
     "Sum",
     "Term",
     "Termed",
+    "averaged_codes",
     "build_terms",
     "due",
     "gradient_terms",
@@ -91,6 +95,8 @@ class Termed(NamedTuple):
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
     sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
+    codebook: Tensor | None = None  # codes that follow averages, (K, Z), if this rank holds them
+    place: tuple[int, int] = (0, 1)  # this rank's number, and the number of all ranks
 
     @classmethod
     def of(cls, discriminator: LayerStack, statistics: Statistics, total: Sum, *of_networks: Sum) -> Termed:
@@ -136,8 +142,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.kl:
         found.append(OutputTerm("kl", "generator", objective.kl, ("moments",), divergence))
     if objective.codebook:
-        total = rank.sum_over_generator or rank.sum_over_ranks
-        found.append(CodebookTerm(objective.codebook, recipe.generator.num_codes, total))
+        found += _codebook_terms(recipe, objective.codebook, rank)
     found += cycle_terms(objective, [recipe.data.input_channels, recipe.data.image_channels])
     found += own.terms
     if objective.feature_matching:
@@ -155,6 +160,21 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.path_length:
         sums = rank.sum_over_ranks, rank.sum_over_generator
         found.append(PathLengthPenalty(objective.path_length, rank.statistics, device, *sums))
+    return found
+
+
+def _codebook_terms(recipe: Recipe, section: Codebook, rank: Termed) -> list[Term]:
+    total, generator, found = rank.sum_over_generator or rank.sum_over_ranks, recipe.generator, list[Term]()
+    if isinstance(generator, AutoencoderGenerator) and generator.bottleneck.ema:
+        sums = total, rank.sum_over_ranks
+        found.append(AveragedCodebook(section, generator, rank.codebook, sums, rank.place, rank.device))
+    else:
+        found.append(CodebookTerm(section, generator, total))
+    if section.entropy:
+        value = OfMeans(CodeEntropy(section.entropy.diversity))
+        value.sum_over_replicas = total
+        weight = section.weight * section.entropy.weight
+        found.append(OutputTerm("entropy", "generator", weight, ("entropies", "shares"), value))
     return found
 
 

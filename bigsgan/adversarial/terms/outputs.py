@@ -31,9 +31,10 @@ class OutputLoss:
         Args:
             images: (n, C, H, W).
             outputs: What G returns after them, each (n, ...).
-            inputs: G's inputs: latents or images, and labels (n,).
+            inputs: G's inputs: latents or images, labels (n,), and seeds (n,) if it draws.
         """
-        read = {"images": images, "latents": inputs[0], "input_images": inputs[0], "labels": inputs[1]}
+        read = dict(zip(("input_images", "labels", "seeds"), inputs, strict=False))
+        read |= {"images": images, "latents": inputs[0]}
         read |= zip(self._names, outputs, strict=True)
         return torch.stack([term.loss(read, self._statistics) for term in self._terms]).sum()
 

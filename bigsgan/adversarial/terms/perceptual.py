@@ -1,119 +1,26 @@
-"""A perceptual distance of G's images to targets: between features that a frozen network computes of both.
+"""A perceptual distance of G's images to targets, as a term.
 
-The network is VGG-16 with the heads of LPIPS (Zhang et al. 2018, arXiv 1801.03924), or a program.
-
-Shapes: n images of a micro-batch, C channels of H x W pixels; layer i has feature maps (n, C_i, H_i, W_i).
+Shapes: n images of a micro-batch, C channels of H x W pixels.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
-import zipfile
-from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from bigsgan.adversarial.terms.frozen import load_frozen, refuse_moving
 from bigsgan.adversarial.terms.reconstruction import COMPARED
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
-from bigsgan.config import reconstruction as sections
-from bigsgan.data.autoencoders import check_readable, naming_program
-from bigsgan.errors import UserError
-from bigsgan.images.size import Size
-from bigsgan.models.precision import full
-from bigsgan.runtime.paths import check_stored
+from bigsgan.config.reconstruction import Perceptual
+from bigsgan.data.perceptual import Features, Fields, distances, open_features
 
-PATH, HEADS = "objective.perceptual.path", "objective.perceptual.heads"
-_SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Mean and standard deviation of ImageNet's colours, in [-1, 1], as LPIPS rounds them."""
-_TAPS = {3: 64, 8: 128, 15: 256, 22: 512, 29: 512}
-"""Channels of relu1_2, 2_2, 3_3, 4_3 and 5_3 in torchvision's VGG-16, by the numbers of the layers."""
-_SMALLEST = 16
-"""Least side of an image of which four poolings leave a pixel."""
-_EPS = 1e-10
-"""LPIPS adds it to norms."""
-_TRIED = (2, 3)
-"""Numbers of images with which a program is tried: it must accept any number."""
-_REMEDY = "give a program that makes a tuple of feature maps (n, C, H, W) of images (n, 3, H, W) in [-1, 1]"
-_NAMES = {
-    re.compile(r"(?:net\.slice\d|features)\.(\d+\.(?:weight|bias))"): "layers.",
-    re.compile(r"lin(\d)\.model\.1\.weight"): "heads.",
-}
-"""Names in files, of VGG-16 in LPIPS or of torchvision, and of heads, and what is before their number in ``VGG``."""
-
-
-class VGG(nn.Module):
-    """VGG-16 up to relu5_3, with the weights of LPIPS' heads, (1, C_i, 1, 1)."""
-
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        models = importlib.import_module("torchvision.models")  # takes seconds
-        with torch.device("meta"):
-            self.layers = models.vgg16(weights=None).features[: max(_TAPS) + 1]
-            self.heads = nn.ParameterList([torch.empty(1, width, 1, 1) for width in _TAPS.values()])
-        self.register_buffer("shift", torch.tensor(_SHIFT).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("scale", torch.tensor(_SCALE).view(1, 3, 1, 1), persistent=False)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """(n, 3, H, W) in [-1, 1] -> five maps (n, C_i, H_i, W_i)."""
-        h, found = (images - self.shift) / self.scale, []
-        for number, layer in enumerate(self.layers):
-            h = layer(h)
-            if number in _TAPS:
-                found.append(h)
-        return found
-
-
-class Features:
-    """Callable that returns feature maps of images.
-
-    Attributes:
-        tensors: The network's parameters and buffers.
-        heads: Weights of the channels of each map, (1, C_i, 1, 1); none of a program's, which all count as 1.
-    """
-
-    def __init__(self, network: nn.Module, path: str) -> None:
-        """Take a frozen network. ``path`` names it in messages."""
-        self._network, self._path = network, path
-        self.tensors = [*network.parameters(), *network.buffers()]
-        self.heads = list(network.heads) if isinstance(network, VGG) else []
-
-    def __call__(self, images: Tensor) -> Sequence[Tensor]:
-        """Return maps (n, C_i, H_i, W_i), float32, of images (n, C, H, W) in [-1, 1]; grey ones get three channels.
-
-        Raises:
-            UserError: A program fails, or returns something else.
-        """
-        images = images.float().expand(-1, 3, -1, -1)
-        shown = f"images {tuple(images.shape)}"
-        # The profiling executor would change the arithmetic from one call to the next.
-        is_ours = isinstance(self._network, VGG)
-        naming = nullcontext() if is_ours else naming_program(self._path, PATH, shown, _REMEDY)
-        with naming, torch.jit.optimized_execution(False):
-            found: Any = self._network(images)
-        maps = found if isinstance(found, list | tuple) else ()
-        if not maps or not all(isinstance(x, Tensor) and x.dim() == 4 and len(x) == len(images) for x in maps):
-            raise UserError(PATH, self._path, f"must make a tuple of feature maps (n, C, H, W) of {shown}", _REMEDY)
-        return [full(each) for each in maps]
+FIELDS = Fields("objective.perceptual.path", "objective.perceptual.heads")
 
 
 class PerceptualDistance(Term):
-    """weight * the sum over layers of the mean over pixels of |difference of features|^2, with weights of channels.
+    """weight * the sum over layers of the mean over pixels of |difference of features|^2, with weights of channels."""
 
-    Features are divided by their norm over channels (equation 1).
-    """
-
-    def __init__(self, section: sections.Perceptual, features: Features | None) -> None:
+    def __init__(self, section: Perceptual, features: Features | None) -> None:
         """Take the features, which only a rank with D's first layers needs."""
         super().__init__("perceptual", "generator", COMPARED, factor=section.weight)
         self._features = features
@@ -121,91 +28,14 @@ class PerceptualDistance(Term):
     def value(self, images: Tensor, real_images: Tensor) -> Tensor:
         """Return the distance of images to targets (n, C, H, W) in [-1, 1], the mean over samples."""
         assert self._features is not None, "ranks with D's first layers have it"
-        with torch.no_grad():
-            targets = [_unit(each) for each in self._features(real_images)]
-        pairs = zip(self._features(images), targets, strict=True)
-        squares = [(_unit(ours) - theirs).square() for ours, theirs in pairs]
-        if self._features.heads:
-            squares = [each * head for each, head in zip(squares, self._features.heads, strict=True)]
-        return torch.stack([each.sum(dim=1).mean() for each in squares]).sum()
-
-
-def _unit(features: Tensor) -> Tensor:
-    """Divide by the norm over channels, whose gradient is 0 where it is 0."""
-    return features / (torch.linalg.vector_norm(features, dim=1, keepdim=True) + _EPS)
+        return torch.stack([each.mean() for each in distances(self._features, images, real_images)]).sum()
 
 
 def build_features(recipe: Recipe, device: torch.device) -> Features | None:
-    """Load the network of the recipe's perceptual distance, if there is one, and try a program with a few images.
+    """Load the network of the recipe's perceptual distance, if there is one.
 
     Raises:
-        UserError: A file cannot be read or is of another kind, a program fails, or the recipe's images are too small.
+        UserError: See ``open_features``.
     """
-    section, size = recipe.objective.perceptual, recipe.data.network_size
-    if section is None:
-        return None
-    if not _is_program(Path(section.path)):
-        if size.shorter < _SMALLEST:
-            nearest = Size(*(max(_SMALLEST, side) for side in size))
-            problem, remedy = f"must be at least {_SMALLEST} with VGG-16", f"set data.resolution={nearest.text}"
-            raise UserError("data.resolution", size.value, problem, remedy, "it pools four times")
-        return Features(_load_vgg(section).to(device), section.path)
-    if section.heads is not None:
-        remedy = f"remove it, or give torchvision's VGG-16 as {PATH}"
-        raise UserError(HEADS, section.heads, "must be null with a program", remedy)
-    features = Features(load_frozen(Path(section.path), PATH, device), section.path)
-    for num in _TRIED:
-        with torch.enable_grad():
-            maps = features(torch.zeros(num, 3, *size, device=device, requires_grad=True))
-        if not any(each.requires_grad for each in maps):
-            raise UserError(PATH, section.path, "has no gradient at its images", "write it without torch.no_grad")
-    refuse_moving(features.tensors, lambda: features(torch.ones(2, 3, *size, device=device)), PATH, section.path)
-    return features
-
-
-def _load_vgg(section: sections.Perceptual) -> VGG:
-    path, named = section.path, dict[str, Tensor]()
-    for field, file in ((PATH, path), (HEADS, section.heads)):
-        tensors = {} if file is None else _tensors(file, field)
-        for name, tensor in tensors.items():
-            matches = ((pattern.fullmatch(name), before) for pattern, before in _NAMES.items())
-            named |= {before + found[1]: tensor for found, before in matches if found}
-    kinds = {name.partition(".")[0] for name in named}
-    if kinds == {"layers"}:
-        remedy = "name LPIPS' heads of VGG-16, the file vgg.pth in the packages lpips and torchmetrics"
-        raise UserError(HEADS, section.heads, "must be LPIPS' heads with torchvision's VGG-16", remedy)
-    if kinds == {"heads"}:
-        raise UserError(PATH, path, "must be VGG-16: it has LPIPS' heads alone", f"give torchvision's, and {HEADS}")
-    network = VGG().requires_grad_(False)
-    try:
-        network.load_state_dict(named, assign=True)
-    except RuntimeError:
-        problem = "must be LPIPS or VGG-16, with five heads of VGG-16, or a program"
-        raise UserError(PATH, path, problem, "give one of these", "names or shapes differ") from None
-    return network.float()
-
-
-def _is_program(path: Path) -> bool:
-    """Whether a file is of torch.export, or an archive with code, which torch.save does not write."""
-    check_readable([path], PATH)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return path.suffix == ".pt2" or any("/code/" in name for name in archive.namelist())
-    except zipfile.BadZipFile:
-        return path.suffix == ".pt2"
-
-
-def _tensors(path: str, field: str) -> dict[str, Tensor]:
-    """Return the tensors of a state dict; code in it is not executed."""
-    check_readable([Path(path)], field)
-    try:
-        check_stored(path)
-        is_safe = path.endswith(".safetensors")
-        state = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-        return {n: each for n, each in state.items() if isinstance(each, Tensor) and each.is_floating_point()}
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # pickle, zip, torch and safetensors each raise their own
-        problem, remedy = "must be a state dict of tensors", "save one by torch.save or safetensors"
-        remedy += ", or give a program of torch.export (.pt2) or torch.jit.save" if field == PATH else ""
-        raise UserError(field, path, problem, remedy) from None
+    section = recipe.objective.perceptual
+    return None if section is None else open_features(section, recipe.data.network_size, FIELDS, device)

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsgan.adversarial.terms.frozen import load_frozen, refuse_moving
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.config import Recipe
 from bigsgan.config import objective as sections
 from bigsgan.data import LabelledImages, ShownImages
 from bigsgan.data.autoencoders import naming_program
+from bigsgan.data.frozen import load_frozen, refuse_moving
 from bigsgan.errors import UserError
 from bigsgan.models.diff_augment import moved_alike
 from bigsgan.models.precision import full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -9,31 +10,66 @@ from pydantic import Field
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, NetworkSection
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator
-from bigsgan.config.sections import Section, Width
+from bigsgan.config.sections import Fraction, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.errors import UserError
+
+
+class Revival(Section):
+    """Lets codes that are hardly used begin anew at latents of the batch, drawn at random (Dhariwal et al. 2020).
+
+    (arXiv 2005.00341, section 3.1.)
+    """
+
+    below: Annotated[float, Field(gt=0, lt=1)] = 0.03
+    """Average uses of a code below which it is replaced, as a share of those that each has if all are used alike."""
+    most: PositiveInt = 1024
+    """Codes replaced after one update at most, those used least; no more than a batch has pixels of latents."""
+
+
+class CodebookAverages(Section):
+    """Codes that follow moving averages of the latents nearest to them (van den Oord et al. 2017, appendix A.1).
+
+    The averages are over the whole batch, the same in any layout. A code begins with the uses that each has if all are
+    used alike.
+    """
+
+    decay: Fraction = 0.99
+    """Share of the old averages that an update keeps."""
+    revival: Revival | None = None
 
 
 class Bottleneck(Section):
     """What makes the latents out of what the encoder returns.
 
     ``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114). ``vq`` takes the nearest of
-    learned codes (van den Oord et al. 2017, arXiv 1711.00937), and ``fsq`` rounds each channel to a few levels
-    (Mentzer et al. 2023, arXiv 2309.15505). ``none`` leaves them as they are.
+    learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq`` rounds each channel to a few levels (Mentzer et
+    al. 2023, arXiv 2309.15505), and ``lfq`` to its sign (Yu et al. 2023, arXiv 2310.05737). ``none`` leaves them as
+    they are.
     """
 
-    kind: Literal["kl", "vq", "fsq", "none"] = "kl"
-    """How latents are made. ``kl`` needs ``objective.kl`` to keep them near a normal distribution, ``vq`` needs
-    ``objective.codebook`` to learn the codes."""
+    kind: Literal["kl", "vq", "fsq", "lfq", "none"] = "kl"
+    """How latents are made. ``kl`` needs ``objective.kl`` to keep them near a normal distribution; ``vq`` and ``lfq``
+    need ``objective.codebook`` to bring latents and codes together."""
     num_codes: Annotated[int, Field(gt=1, le=2**20)] = 16384
     """Number of codes of ``vq``."""
     normalized: bool = True
     """Whether ``vq`` divides codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
+    ema: CodebookAverages | None = None
+    temperature: PositiveFloat | None = None
+    """Temperature of a softmax of minus the squared distances of a latent from the codes of ``vq`` or ``lfq``, for
+    ``objective.codebook.entropy``. Of ``lfq`` it is computed for up to nine channels at a time (Zhao et al. 2024, arXiv
+    2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
     """Levels of each channel of ``fsq``: as many as ``latent_channels``. bf16 has no more in [-1, 1]."""
 
 
-_KEYS = {"vq": ("num_codes", "normalized"), "fsq": ("levels",)}
-_OUTPUTS = {"kl": ["moments"], "vq": ["encoded", "quantized", "codes"]}
+_KEYS = {"vq": ("num_codes", "normalized", "ema", "temperature"), "fsq": ("levels",), "lfq": ("temperature",)}
+_QUANTIZED = ["encoded", "quantized", "codes"]
+_OUTPUTS = {"kl": ["moments"], "vq": _QUANTIZED, "lfq": _QUANTIZED}
+
+
+_MOST_SIGNS = 20
+"""Most channels of ``lfq``: a million codes."""
 
 
 class AutoencoderGenerator(NetworkSection):
@@ -70,13 +106,13 @@ class AutoencoderGenerator(NetworkSection):
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
-        """Whether latents are drawn."""
-        return self.bottleneck.kind == "kl"
+        """Whether latents are drawn, or the places of latents where codes begin anew."""
+        return self.bottleneck.kind == "kl" or bool(self.bottleneck.ema and self.bottleneck.ema.revival)
 
     @property
     def outputs(self) -> list[str]:
         """Names of what it returns after the images."""
-        return _OUTPUTS.get(self.bottleneck.kind, [])
+        return _OUTPUTS.get(self.bottleneck.kind, []) + ["entropies", "shares"] * bool(self.bottleneck.temperature)
 
     @property
     def freezes(self) -> bool:
@@ -85,8 +121,15 @@ class AutoencoderGenerator(NetworkSection):
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of its codebook."""
-        return self.bottleneck.num_codes if self.bottleneck.kind == "vq" else 0
+        """Number of values that the latents of a pixel may have; 0 if they are not quantized."""
+        section = self.bottleneck
+        sizes = {"vq": section.num_codes, "fsq": math.prod(section.levels), "lfq": 2**self.latent_channels}
+        return sizes.get(section.kind, 0)
+
+    @property
+    def learns_codes(self) -> bool:
+        """Whether codes move by their gradients."""
+        return self.bottleneck.kind == "vq" and self.bottleneck.ema is None
 
     @property
     def factor(self) -> int:
@@ -100,9 +143,11 @@ class AutoencoderGenerator(NetworkSection):
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or its keys each other."""
         name, kind = "generator.bottleneck", self.bottleneck.kind
-        for other, keys in _KEYS.items():
-            if other != kind:
-                self.bottleneck.refuse_changed(name, keys, f"kind={kind}")
+        others = [key for keys in _KEYS.values() for key in keys if key not in _KEYS.get(kind, ())]
+        self.bottleneck.refuse_changed(name, others, f"kind={kind}")
+        if kind == "lfq" and self.latent_channels > _MOST_SIGNS:
+            problem, remedy = f"must be at most {_MOST_SIGNS} with kind=lfq", "give fewer, or kind: fsq"
+            raise UserError("generator.latent_channels", self.latent_channels, problem, remedy, "codes are counted")
         if kind == "fsq" and len(self.bottleneck.levels) != self.latent_channels:
             problem, remedy = f"must be {len(self.bottleneck.levels)}, as many as {name}.levels", "change either"
             raise UserError("generator.latent_channels", self.latent_channels, problem, remedy)

@@ -72,8 +72,13 @@ class NetworkSection(Section):
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of its codebook, whose numbers are its output ``codes``; 0 if it has none."""
+        """Number of values that the latents of a pixel may have; 0 if they are not quantized."""
         return 0
+
+    @property
+    def learns_codes(self) -> bool:
+        """Whether codes move by their gradients; of a network from outside its output ``quantized`` has some."""
+        return True
 
     @property
     def own_width(self) -> int | None:

@@ -1,0 +1,38 @@
+"""Codebooks that follow averages, and entropies: every update is that of a plain loop, in any layout."""
+
+from unittest import mock
+
+import pytest
+
+from bigsgan.doctor import agreement
+from tests.codebooks import AVERAGED, OBJECTIVE, SIGNS, WithCodes, game
+from tests.distributed.agreement import check_updates
+from tests.tiny import both, stages
+
+SLOW = pytest.mark.slow
+LAYOUTS = {
+    "one rank": (1, [], both(0)),
+    "ZeRO 3": (2, ["accumulation=2"], both(3)),
+    "stages, recomputed": (2, [*stages(2, 1), "pipeline.generator_phase=recompute", "accumulation=2"], both(1)),
+    "ranks of their own": (2, ["engines.generator.ranks=1", "accumulation=2"], both(1)),
+}
+ADAPTIVE = "adversarial: {adaptive: {parameter: conv_out.weight}}"
+
+
+@pytest.mark.parametrize(
+    "bottleneck, layout",
+    [
+        (AVERAGED, "one rank"),
+        (SIGNS, "one rank"),
+        *(pytest.param(AVERAGED, layout, marks=SLOW) for layout in ("ZeRO 3", "stages, recomputed")),
+        pytest.param(SIGNS, "ZeRO 3", marks=pytest.mark.nightly),
+        pytest.param(AVERAGED, "ranks of their own", marks=pytest.mark.nightly),
+    ],
+)
+def test_updates(ranks, bottleneck, layout):
+    world_size, more, ds = LAYOUTS[layout]
+    options = [*game(bottleneck), *more]
+    if layout == "stages, recomputed":  # passes are repeated
+        options[3] = f"{OBJECTIVE[:-1]}, {ADAPTIVE}}}"
+    with mock.patch.object(agreement, "Reference", WithCodes):
+        check_updates(ranks(world_size), options, ds, 3)
