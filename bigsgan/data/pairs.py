@@ -146,8 +146,8 @@ class UnpairedDigits(TwoDomains):
         ink, paper = (torch.tensor(colour).view(3, 1, 1) for colour in (_YELLOW, _BLUE))
         outlined = paper + 4 * of_target * (1 - of_target) * (ink - paper)
         pairs = ((of_input, data.input_channels), (outlined, data.image_channels))
-        sides = ([_pixels(each, channels) for each in images] for images, channels in pairs)
-        super().__init__(*sides, data, trains)
+        sources, targets = ([_pixels(each, channels) for each in images] for images, channels in pairs)
+        super().__init__(sources, targets, data, trains)
 
     def _images(self, source: Tensor, target: Tensor) -> list[Tensor]:
         return [source, target]
