@@ -112,7 +112,12 @@ QUICK = ("gat",)
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "family", ["biggan", *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TINY_GAMES)]
+    "family",
+    [
+        "biggan",
+        # CycleGAN's terms go backward from outputs beside the images, which ``whole`` lets go.
+        *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TINY_GAMES if f != "cyclegan"),
+    ],
 )
 def test_layers_make_a_whole(tmp_path, family, checkpointing):
     plan = tiny_plan(tmp_path, 1, ["batch=16", *TINY_GAMES.get(family, [])], {})
