@@ -311,12 +311,8 @@ class InitFrom(Section):
     freeze_discriminator: NaturalInt = 0
     """How many of D's first layers keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
-    def check(self) -> None:
-        """Refuse a source of weights that is missing, named twice, or has no checkpoint to choose.
-
-        Raises:
-            UserError: It is so.
-        """
+    @model_validator(mode="after")
+    def _check(self) -> InitFrom:
         exports = [key for key in ("generator", "discriminator") if getattr(self, key) is not None]
         if self.run is None and not exports:
             remedy = "or give init_from.generator, init_from.discriminator or both, which are exports"
@@ -329,6 +325,7 @@ class InitFrom(Section):
                 detail = "an export has one network of one checkpoint"
                 value = getattr(self, key)
                 raise UserError(f"init_from.{key}", value, "must be unset without init_from.run", "remove it", detail)
+        return self
 
 
 class Engine(Section):
