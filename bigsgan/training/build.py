@@ -16,7 +16,7 @@ from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, Samp
 from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Own, Termed, averaged_codes, build_terms, states
+from bigsgan.adversarial.terms import Own, Term, Termed, averaged_codes, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
@@ -134,11 +134,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
     kept = _images_for_later(plan, slices, sample_draws)
-    sums = (engines[network].sum_over_replicas for network in NETWORKS)
-    ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
-    codes = averaged_codes(engines["generator"].network)
-    ours = ours._replace(codebook=codes, place=(rank, comm.world_size()))
-    terms = build_terms(recipe, plan.objective, ours, own)
+    terms, augmentation = _build_terms(plan, recipe, engines, statistics, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)
     entries |= states(terms) | kept
@@ -147,7 +143,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, conditions, counters)
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
-    step = AdversarialStep(executor, plan, sources, statistics, terms, ours.augmentation)
+    step = AdversarialStep(executor, plan, sources, statistics, terms, augmentation)
     rank_log.follow(executor)
     saver.left.update(start.left.values())
     reporter = _build_reporter(recipe, out, start, counters.nimg, conditions)
@@ -175,6 +171,17 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         measuring=measuring,
         snapshots=_build_snapshots(recipe, out, ema_state, layout, counters, rank_log),
     )
+
+
+def _build_terms(
+    plan: RunPlan, recipe: Recipe, engines: Mapping[str, Engine], statistics: Statistics, own: Own
+) -> tuple[list[Term], Tensor | None]:
+    """Build the terms of the losses; return the probability of D's augmentations too, if this rank holds it."""
+    sums = (engines[network].sum_over_replicas for network in NETWORKS)
+    ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
+    codes = averaged_codes(engines["generator"].network)
+    ours = ours._replace(codebook=codes, place=(comm.rank(), comm.world_size()))
+    return build_terms(recipe, plan.objective, ours, own), ours.augmentation
 
 
 def _check_exposed(plan: RunPlan, generator: Engine) -> None:

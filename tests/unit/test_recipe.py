@@ -103,17 +103,20 @@ def test_defaults_are_filled_in(tmp_path):
             "fake_labels": "uniform", "l1": 0.0, "l2": 0.0, "huber": None, "perceptual": None,
             "feature_matching": 0.0, "kl": 0.0, "codebook": None, "cycle": 0.0, "identity": 0.0,
             "consistency": None, "r1": None, "r2": None,
-            "gradient_penalty": None, "lecam": None, "path_length": None,
+            "gradient_penalty": None, "lecam": None, "centering": 0.0, "transport": None, "path_length": None,
             "teacher": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0}, "terms": [], "discriminator_from_nimg": 0,
-            "adversarial": {"weight": 1.0, "from_nimg": 0, "ramp_nimg": 0, "adaptive": None},
+            "adversarial": {"weight": 1.0, "from_nimg": 0, "ramp_nimg": 0, "adaptive": None, "normalize": None},
         },
         "augmentation": None,
         "metrics": None,
         "callbacks": [],
         "init_from": None,
         "optimizer": {"generator": {**adam, "lr": 1.0}, "discriminator": {**adam, "lr": 2e-4}},
-        "ema": {"half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0, "power": None},
+        "ema": {
+            "half_life_nimg": 10, "start_nimg": 0, "ramp": None, "warmup_nimg": 0, "reset_nimg": None,
+            "reset_from_nimg": 0, "power": None,
+        },
         "engines": {"generator": engine, "discriminator": engine, "stock_deepspeed": "neither"},
         "pipeline": {"generator_phase": "keep", "schedule": "joint"},
     }  # fmt: skip
@@ -217,7 +220,7 @@ def test_a_key_of_another_section_is_found_there(tmp_path):
     assert refused(tmp_path, "objective.r1={weight: 1, evry: 2}").remedy == "did you mean objective.r1.every?"
     assert (
         refused(tmp_path, "ema.xyz=1").remedy
-        == "the keys of this section are half_life_nimg, start_nimg, ramp, warmup_nimg, power"
+        == "the keys of this section are half_life_nimg, start_nimg, ramp, warmup_nimg, reset_nimg, reset_from_nimg, power"
     )
 
 
