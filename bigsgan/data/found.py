@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import TypeAlias
+from zipfile import ZipInfo
 
+import numpy as np
 from PIL import Image
 
 from bigsgan.config.data import Data
@@ -15,10 +18,11 @@ from bigsgan.data.datasets import directory_files
 from bigsgan.data.labels import in_folders, labels_of_images
 from bigsgan.data.listing import Files, some_names
 from bigsgan.data.originals import own_channels
-from bigsgan.data.packed import zip_listing, zip_member, zip_members
+from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
 from bigsgan.errors import UserError, counted
 
 _MOST_OPENED = 1_000
+_Opens: TypeAlias = Callable[[], Image.Image]
 
 
 def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
@@ -36,10 +40,11 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     found: dict[str, int] = {}
     texts = list[str]()
     if "num_classes" in data.left_to_data:
-        found["num_classes"], names = _classes(data, files)
-        texts.append(counted(found["num_classes"], "class").replace("0 classes", "no classes") + some_names(names))
+        num, names = _classes(data, files)
+        found["num_classes"] = num
+        texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
     if "image_channels" in data.left_to_data:
-        found["image_channels"] = _channels(files, opened)
+        found["image_channels"] = _channels(opened(_some(files.images)))
         texts.append(counted(found["image_channels"], "channel"))
     keys = [f"data.{key}={number}" for key, number in found.items()]
     tree = recipe.model_dump()
@@ -47,13 +52,27 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     return parse_recipe(tree), keys, f"{data.root} has {' and '.join(texts)}: {' '.join(keys)}"
 
 
-def _listed(data: Data) -> tuple[Files, Callable[[str], io.BytesIO | str]]:
-    """Return the files of a folder or zip file, and a function that gives what Pillow opens by a file's name."""
+def _listed(data: Data) -> tuple[Files, Callable[[list[str]], Iterator[_Opens]]]:
+    """Return the files of a folder or zip file, and a function that tells how to open images by their names."""
     if data.kind == "zip":
         members = zip_members(data)
-        return zip_listing(data, members), lambda name: io.BytesIO(zip_member(data, members[name]))
+        return zip_listing(data, members), lambda names: _in_zip(data, members, names)
     root, files = directory_files(data)
-    return files, partial(os.path.join, root)
+    return files, lambda names: (partial(Image.open, os.path.join(root, name)) for name in names)
+
+
+def _in_zip(data: Data, members: Mapping[str, ZipInfo], names: list[str]) -> Iterator[_Opens]:
+    packed = PackedFiles(*zip_files(data, members, names, np.zeros(len(names), np.int64)), zip_content)
+
+    def opened(index: int) -> Image.Image:
+        return Image.open(io.BytesIO(packed.read(index)))
+
+    return (partial(opened, index) for index in range(len(names)))
+
+
+def _some(names: list[str]) -> list[str]:
+    """Return some names, evenly spread."""
+    return names[:: -(-len(names) // _MOST_OPENED) or 1]
 
 
 def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
@@ -73,13 +92,12 @@ def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
     return len(folders), list(folders)
 
 
-def _channels(files: Files, opened: Callable[[str], io.BytesIO | str]) -> int:
-    """Return 1 if all of some images are grey, else 3. Unreadable ones do not count; training tells of them."""
-    some = files.images[:: -(-len(files.images) // _MOST_OPENED) or 1]
+def _channels(images: Iterable[_Opens]) -> int:
+    """Return 1 if all images are grey, else 3. Unreadable ones do not count; training tells of them."""
     found = set()
-    for name in some:
+    for opens in images:
         try:
-            with Image.open(opened(name)) as image:
+            with opens() as image:
                 found.add(own_channels(image))
         except Exception:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
             continue

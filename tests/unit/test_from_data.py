@@ -49,11 +49,12 @@ def found(*overrides: str, root: str = "photos") -> tuple[int, int]:
     ("names", "expected"),
     [
         (("b/1.png", "a/x/2.png", "c/3.png"), 3),
+        (tuple(f"{number}/1.png" for number in range(10)), 10),
         (("1.png", "2.png"), 0),
         (("a/1.png", "a/2.png"), 0),
         (("a/1.png", "2.png"), 0),
     ],
-    ids=["folders", "loose", "one folder", "one folder beside loose ones"],
+    ids=["folders", "ten folders", "loose", "one folder", "one folder beside loose ones"],
 )
 def test_folders_are_the_classes_if_there_are_several(names, expected):
     write(*names)
@@ -62,6 +63,8 @@ def test_folders_are_the_classes_if_there_are_several(names, expected):
     assert found("data.image_channels=3") == (expected, 3)
     shutil.make_archive("photos", "zip", "photos")
     assert found("data.kind=zip", root="photos.zip") == (expected, 1)
+    what = f"{expected} classes" if expected else "no classes"
+    assert with_found(own())[2].startswith(f"photos has {what}")
 
 
 def test_files_of_labels_tell_the_classes():
