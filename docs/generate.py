@@ -29,6 +29,7 @@ from bigsgan.commands import choosing
 from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
+from bigsgan.config.from_data import OrAuto
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
 from bigsgan.doctor.registry import CHECKS
@@ -227,7 +228,7 @@ def limits(metadata: list[Any] | tuple[Any, ...]) -> str:
         for kind, key, sign in SIGNS:
             if isinstance(rule, kind) and (value := getattr(rule, key)) != LARGEST_INT:
                 found.append(f" {sign} {value:,}" if isinstance(value, int) else f" {sign} {value}")
-    return ",".join(found)
+    return ",".join(found) + ", or `auto`" * any(isinstance(rule, OrAuto) for rule in metadata)
 
 
 def meaning(section: type[Section], name: str) -> str:

@@ -8,7 +8,7 @@ import os
 from bigsgan.bench.lazy import whole_cycles
 from bigsgan.bench.variants import VARIANTS, Planned, Variant, chosen_variants, plan_variants
 from bigsgan.commands.parsing import Commands, add_form, add_recipe, import_quietly, path_type
-from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.commands.planning import plan_on_ranks, with_data
 from bigsgan.config import NETWORKS, RunPlan, load_recipe
 from bigsgan.config.run_directory import TRACE_FILE, refuse_directory, refuse_output
 from bigsgan.config.run_plan import chooses_ranks
@@ -54,7 +54,7 @@ def bench_train(options: argparse.Namespace) -> int:
     """Compare variants of a recipe."""
     launched.take_from_slurm()
     launched.check_launcher()
-    recipe = load_recipe(options.config, options.overrides)
+    recipe, _ = with_data(load_recipe(options.config, options.overrides))
     if chooses_ranks(recipe) and launched.world_size() > 1:
         recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)
@@ -82,7 +82,7 @@ def bench_comm(options: argparse.Namespace) -> int:
     """Count the collectives of one update."""
     launched.take_from_slurm()
     launched.check_launcher()
-    recipe, num_ranks = load_recipe(options.config, options.overrides), launched.world_size()
+    (recipe, _), num_ranks = with_data(load_recipe(options.config, options.overrides)), launched.world_size()
     if num_ranks == 1:
         example = "torchrun --nproc_per_node 2 --no-python -- bigsgan bench comm"
         remedy = f"start with deepspeed or torchrun, such as {example}"

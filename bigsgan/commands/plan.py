@@ -6,7 +6,7 @@ import argparse
 import math
 
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, import_quietly, refuse_beside
-from bigsgan.commands.planning import plan_on_ranks
+from bigsgan.commands.planning import plan_on_ranks, with_data
 from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.errors import UserError
 
@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the cost of a recipe's networks, their division into stages, or the layouts that fit into memory."""
-    recipe = load_recipe(options.config, options.overrides)
+    recipe, found = with_data(load_recipe(options.config, options.overrides))
     least = math.lcm(*(recipe.engine(network).pipeline_stages for network in NETWORKS))
     gpus = least if options.gpus is None else options.gpus
     if options.gpus is None and any(recipe.engine(network).ranks for network in NETWORKS):
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         memory = _check_memory(options, gpus)
         module = import_quietly("bigsgan.plan")
         resources = module.Resources(gpus, options.nodes or 1, *memory)
-        module.survey(options.config, options.overrides, resources, options.json)
+        module.survey(options.config, [*options.overrides, *found], resources, options.json)
         return 0
     for flag, value in (("--nodes", options.nodes), ("--host-memory", options.host_memory)):
         if value is not None:

@@ -14,9 +14,25 @@ from bigsgan.runtime import launched
 from bigsgan.runtime.gpus import own_device
 
 
+def with_data(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return a recipe with what its data has in place of ``auto``, and that as overrides; tell it on standard error.
+
+    Each rank finds it by itself. Only this loads torch.
+
+    Raises:
+        UserError: The data cannot be read, or does not fit the recipe.
+    """
+    if not recipe.data.left_to_data:
+        return recipe, []
+    found, keys, text = import_quietly("bigsgan.data.found").with_found(recipe)
+    if text and launched.rank() == 0:
+        print(text, file=sys.stderr)
+    return found, keys
+
+
 def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
-    """Plan a recipe of a file; print on standard error what was found for it: numbers of ranks that it leaves to us,
-    what its DeepSpeed files leave to it, and keys without effect.
+    """Plan a recipe of a file; print on standard error what was found for it: numbers that it leaves to its data, those
+    of ranks that it leaves to us, what its DeepSpeed files leave to it, and keys without effect.
 
     Each rank finds them by counting, so that all find the same numbers. Only this loads torch. Ranks are taken for
     GPUs; a run that is built learns what they are.
@@ -24,7 +40,7 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
     Raises:
         UserError: The recipe cannot run on these ranks.
     """
-    directory = path.resolve().parent
+    directory, recipe = path.resolve().parent, with_data(recipe)[0]
     if not chooses_ranks(recipe) or world_size == 1:
         return _told(plan_run(recipe, world_size, directory, on_gpus=True))
     if recipe.compiles:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from bigsgan.config.from_data import OrAuto, check_left_to_data, left_to_data
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
@@ -25,6 +26,7 @@ _TWO_IMAGES = (*_PAIRED, *_TWO_DOMAINS)
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
+_FROM_DATA = ("folder", "zip")
 _FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
@@ -145,13 +147,15 @@ class Data(Section):
     fit: Fit = "crop"
     """What makes images of other proportions fit: their middle alone, black beside or above and below them, or another
     shape."""
-    image_channels: PositiveInt = 1
-    """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16."""
+    image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
+    """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto``
+    takes 1 if the images of ``folder`` or ``zip`` are grey, as far as 1,000 of them tell, and else 3."""
     range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files or in
     arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0."""
-    num_classes: Annotated[int, Field(ge=0, lt=2**31)] = 10
-    """Number of classes. 0 trains unconditionally, whatever labels the data has."""
+    num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
+    """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder`` or
+    ``zip``, and 0 if there is only one."""
     multi_label: bool = False
     """Whether an image has any number of the classes. Its label is then a 0 or 1 for each."""
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
@@ -198,6 +202,16 @@ class Data(Section):
     def condition_width(self) -> int:
         """Numbers of a condition as networks see it, where a class counts as one-hot; 0 without conditions."""
         return self.num_classes + self.condition_size
+
+    @property
+    def left_to_data(self) -> list[str]:
+        """Keys whose numbers the data tells, and which are not read yet."""
+        return left_to_data(self)
+
+    @property
+    def may_have_conditions(self) -> bool:
+        """Whether there are conditions, or may be once the data is read."""
+        return self.condition_width > 0 or "num_classes" in self.left_to_data
 
     @property
     def has_vectors(self) -> bool:
@@ -283,6 +297,7 @@ class Data(Section):
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
         self._refuse_unread()
+        check_left_to_data(self, _FROM_DATA)
         if self.kind in _FILES and not self.root:
             place = {"zip": "archive", "hdf5": "file"}.get(self.kind, "directory")
             remedy = f"give the path of the {place}"
@@ -308,7 +323,7 @@ class Data(Section):
         if self.kind in _TWO_FOLDERS and not self.input_root:
             problem = f"must be given with data.kind={self.kind}"
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
-        if not self.condition_width:
+        if not self.may_have_conditions:
             remedy = "remove it, or set data.num_classes or data.condition_size"
             self.refuse_changed("data", ["missing_labels", "labels_file"], "data.num_classes=0", remedy)
         if not classes:
@@ -316,7 +331,8 @@ class Data(Section):
         if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
-        if (names := self.class_names) is not None and (len(names) != classes or len(set(names)) != classes):
+        names = None if "num_classes" in self.left_to_data else self.class_names
+        if names is not None and (len(names) != classes or len(set(names)) != classes):
             problem = f"must be {counted(classes, 'different name')}, as many as data.num_classes"
             raise UserError("data.class_names", names, problem, "remove it, or correct it")
         self._check_codec()

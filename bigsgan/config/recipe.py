@@ -360,7 +360,7 @@ def _check_objective(recipe: Recipe) -> None:
     if labels == "data" and not objective.reuse_fakes:
         problem = "must be uniform or frequencies without objective.reuse_fakes"
         raise UserError("objective.fake_labels", labels, problem, "set objective.reuse_fakes=true, or remove it")
-    if labels != "uniform" and not recipe.data.condition_width:
+    if labels != "uniform" and not recipe.data.may_have_conditions:
         problem, detail = "must be uniform with data.num_classes=0", "the data has no labels"
         raise UserError("objective.fake_labels", labels, problem, "remove it, or set data.num_classes", detail)
     if objective.teacher and not recipe.discriminator.has_tokens:

@@ -25,7 +25,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
-from bigsgan.data.listing import data_directory, files_below, unreadable_root
+from bigsgan.data.listing import Files, data_directory, files_below, unreadable_root
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.codec import images_of
@@ -341,9 +341,18 @@ def build_folder(data: Data) -> FolderImages:
     Raises:
         UserError: The directory cannot be read, or does not fit; see ``with_classes``.
     """
+    root, files = directory_files(data)
+    return FolderImages(root, *with_classes(data, files, "a directory with files"), data)
+
+
+def directory_files(data: Data) -> tuple[Path, Files]:
+    """Return the directory ``data.root``, and the files below it.
+
+    Raises:
+        UserError: It cannot be read.
+    """
     root = data_directory("data.root", data.root, "give the directory with the images")
     try:
-        files = files_below(root, data.range is not None)
+        return root, files_below(root, data.range is not None)
     except OSError as error:
         raise unreadable_root(data, error) from error
-    return FolderImages(root, *with_classes(data, files, "a directory with files"), data)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, Recipe, RunPlan, plan_run
 from bigsgan.config.run_plan import chooses_ranks, with_ranks
+from bigsgan.data.found import with_found
 from bigsgan.errors import UserError
 from bigsgan.planner.sides import Timing, UpdateWork, count_update, time_update
 
@@ -120,15 +121,16 @@ def is_near(other: OtherBatch, recipe: Recipe) -> bool:
 
 
 def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None) -> tuple[RunPlan, str]:
-    """Plan a run whose recipe may leave its networks' numbers of ranks to us; all ranks find the same numbers.
+    """Plan a run whose recipe may leave its networks' numbers of ranks to us, and others to its data.
 
-    Ranks are taken for GPUs. The text describes the numbers; it is empty where the recipe has its own.
+    All ranks find the same numbers. Ranks are taken for GPUs. The text tells what was found, if anything was.
 
     Raises:
         UserError: There is no division, or the recipe cannot run with it.
     """
+    recipe, _, told = with_found(recipe)
     if not chooses_ranks(recipe) or world_size == 1:
-        return plan_run(recipe, world_size, directory, on_gpus=True), ""
+        return plan_run(recipe, world_size, directory, on_gpus=True), told
     work = count_update(one_of_each(recipe, directory))
     division = divide(recipe, world_size, directory, work)
     plan = plan_run(with_ranks(recipe, division.numbers), world_size, directory, on_gpus=True)
@@ -140,4 +142,4 @@ def plan_balanced(recipe: Recipe, world_size: int, directory: Path | None = None
     if best is not None and best.division.timing.seconds < (1 - _WORTH) * division.timing.seconds:
         saved = 1 - best.division.timing.seconds / division.timing.seconds
         text += f"; {best.division.text}, with batch={best.batch}, would take {saved:.0%} less an image"
-    return plan, text
+    return plan, "\n".join(filter(None, (told, text)))

@@ -175,7 +175,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 def _build_terms(
     plan: RunPlan, recipe: Recipe, engines: Mapping[str, Engine], statistics: Statistics, own: Own
-) -> tuple[list[Term], Tensor | None]:
+) -> tuple[list[Term], torch.Tensor | None]:
     """Build the terms of the losses; return the probability of D's augmentations too, if this rank holds it."""
     sums = (engines[network].sum_over_replicas for network in NETWORKS)
     ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
