@@ -238,13 +238,6 @@ class Data(Section):
         return self.kind in _TWO_DOMAINS
 
     @property
-    def reversed(self) -> Data:
-        """The section of the same two domains in the other order."""
-        roots = {"root": self.input_root, "input_root": self.root}
-        channels = {"input_channels": self.image_channels, "image_channels": self.input_channels}
-        return self.model_copy(update=roots | channels)
-
-    @property
     def has_inputs(self) -> bool:
         """Whether a sample holds an input image before the other: a pair, or images of two domains."""
         return self.kind in _TWO_IMAGES

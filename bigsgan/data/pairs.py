@@ -101,7 +101,10 @@ class TwoDomains(ImageDataset):
     def reversed(self) -> TwoDomains:
         """The samples of the same domains in the other order."""
         found = copy.copy(self)
-        found.sources, found.targets, found.data = self.targets, self.sources, self.data.reversed
+        found.sources, found.targets = self.targets, self.sources
+        roots = {"root": self.data.input_root, "input_root": self.data.root}
+        channels = {"input_channels": self.data.image_channels, "image_channels": self.data.input_channels}
+        found.data = self.data.model_copy(update=roots | channels)
         return found
 
     @property

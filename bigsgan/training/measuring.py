@@ -161,7 +161,8 @@ def evaluations(
     """
     sides = [(reals, data)]
     if isinstance(reals.images, TwoDomains):
-        sides.append((Reference(reals.images.reversed), data.reversed))
+        back = reals.images.reversed
+        sides.append((Reference(back), back.data))
     found = []
     for direction, (against, own) in zip(DIRECTIONS, sides, strict=False):
         each = each_once(asked, recipe, against.images)
