@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ class InitialWeights(NamedTuple):
     checkpoint: checkpoint.Checkpoint | None  # checkpoint of that run; None for exports
     live: bool  # load the generator's live weights and not its EMA
     own: bool = False  # they were imported into this run directory; EMA, images seen and optimizer state are kept
-    exports: Mapping[str, Export] = MappingProxyType({})  # by network
+    exports: Mapping[str, Export] = {}  # by network
 
     @property
     def where(self) -> str:

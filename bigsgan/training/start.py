@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from bigsgan import checkpoint
@@ -32,7 +31,7 @@ class Start(NamedTuple):
     initial: InitialWeights | None = None  # another run's weights, or imported ones
     asked: int | None = None  # the images to which the user asks the run to go back
     goes_back: bool = False  # whether it does so now
-    left: Mapping[str, str] = MappingProxyType({})  # manifests' checksums of checkpoints that it leaves, by tag
+    left: Mapping[str, str] = {}  # manifests' checksums of checkpoints that it leaves, by tag
 
     @property
     def source(self) -> checkpoint.Checkpoint | None:

@@ -27,11 +27,10 @@ from bigsgan.engines.phases import Segments, update_phases
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.training.build import build_run
-from bigsgan.training.initial_weights import InitialWeights
 from bigsgan.training.loop import Run
 from bigsgan.training.power import power_kind
 from bigsgan.training.schedules import scheduled
-from bigsgan.training.start import Start
+from bigsgan.training.start import Start, find_start
 from tests.tiny import tiny_plan
 
 
@@ -333,6 +332,15 @@ def poisoned(overrides: list[str], ds: dict[str, Any], network: str, on_device: 
     return result
 
 
+def begin_with_exports(overrides: list[str], ds: dict[str, Any], out: str) -> dict[str, Any]:
+    """Begin a run with exports that the overrides name, and return its state."""
+    plan, directory = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), overrides, ds), Path(out)
+    run = build_run(plan, directory, find_start(plan, directory, ()), RankLog(directory / "log", comm.rank(), print))
+    state = local_state(run)
+    destroy(run)
+    return state
+
+
 def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list[str], num_updates: int) -> Any:
     """Save a run after two updates; begin another with its weights, and train it: state before and after."""
     first = build(overrides, ds)
@@ -345,8 +353,8 @@ def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list
     donor = local_state(first)
     destroy(first)
     plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), [*overrides, f"init_from.run={saved}", *later], ds)
-    initial = InitialWeights(first.recipe, checkpoint.find(directory), plan.recipe.init_from.weights == "live")
-    run = build_run(plan, directory, Start(initial=initial), RankLog(directory / "log", comm.rank(), print))
+    start = find_start(plan, directory / "new", ())
+    run = build_run(plan, directory, start, RankLog(directory / "log", comm.rank(), print))
     begun = local_state(run)
     update(run, num_updates)
     after = local_state(run)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from bigsgan import cli
 from tests.distributed import scenarios
 from tests.distributed.test_state import ADAM
+from tests.runs import make_run
 from tests.tiny import TINY_GAMES, stages, zero
 
 
@@ -58,6 +61,24 @@ def test_in_stages(ranks, tmp_path):
     donor, begun, _ = states(results)
     for name, value in donor["average"].items():
         assert torch.equal(begun["generator"][name], value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [[], ["engines.generator.ranks=1"]], ids=["shared", "own"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_weights_are_those_of_exports(ranks, tmp_path, stage, own):
+    run, _ = make_run(tmp_path, *ADAM)
+    files = {network: tmp_path / f"{network}.safetensors" for network in ("generator", "discriminator")}
+    for network, file in files.items():
+        assert cli.main(["export", "--run", str(run), "--network", network, "--live", "--out", str(file)]) == 0
+    overrides = [*ADAM, *own, *(f"init_from.{network}={file}" for network, file in files.items())]
+    ds = {network: zero(stage) for network in files}
+    found = scenarios.merge(ranks(2).run(scenarios.begin_with_exports, overrides, ds, str(tmp_path / "new")))
+    for network, file in files.items():
+        for name, value in load_file(file).items():
+            assert torch.equal(found[network][name].flatten(), value.flatten()), name
+            if network == "generator":
+                assert torch.equal(found["average"][name].flatten(), value.flatten()), name
 
 
 def test_another_network_is_refused(ranks, tmp_path):
