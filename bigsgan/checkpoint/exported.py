@@ -58,12 +58,14 @@ class Exported:
         self._field, self.path, self._kind = field, path, kind
         try:
             header, state = read_export(path)
+            if not {"network", "recipe"} <= header.keys():
+                raise ValueError("its header is that of another program")
             self.told: Mapping[Any, Any] = {"recipe": parse_json(header["recipe"])}
         except Exception as error:  # a foreign file can cause any error
             problem = f"must be what `bigsgan export` has written: {reason(error, path)}"
             raise self._error(problem, "give a safetensors file or a folder for the Hub") from None
-        if header.get("network") != kind:
-            raise self._error(f"has a {header.get('network')}", f"give an export of the {kind}")
+        if header["network"] != kind:
+            raise self._error(f"has a {header['network']}", f"give an export of the {kind}")
         if bad := first_not_finite(state):
             raise self._error(f"contains Inf or NaN ({bad} of the {kind})", "give another export")
         self.shapes = {name: value.shape for name, value in state.items() if not name.startswith("layers.-")}

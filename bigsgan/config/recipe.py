@@ -333,7 +333,7 @@ def _check_metrics(recipe: Recipe) -> None:
 
 def _check_init(recipe: Recipe) -> None:
     init = recipe.init_from
-    if recipe.generator.freezes and (init is None or (init.run or init.generator) is None):
+    if recipe.generator.freezes and not (init and (init.run or init.generator)):
         problem, remedy = "must be none without init_from", "name the run whose encoder it keeps, or remove it"
         raise UserError("generator.frozen", getattr(recipe.generator, "frozen", None), problem, remedy)
     decay = recipe.optimizer.discriminator.weight_decay

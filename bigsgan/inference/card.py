@@ -58,8 +58,8 @@ _USE = {
     "# latents, classes -> (4, {channels}, {height}, {width}){values}",
     "vectors": "{made} = G(torch.randn(4, {latent_size}), torch.eye(4, {numbers}))  "
     "# latents, labels -> (4, {channels}, {height}, {width}){values}",
-    "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) -> (n, {channels}, {height}, {width}), "
-    "both in [-1, 1]",
+    "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) in [-1, 1] -> "
+    "(n, {channels}, {height}, {width}){values}",
 }
 
 
@@ -67,7 +67,7 @@ _MOST_NAMES = 20
 _CHANNELS = {1: "grey", 3: "colour"}
 
 
-_BOUNDED = ("biggan", "biggan_deep", "dcgan", "mlp", "pix2pix")
+_BOUNDED = ("biggan", "biggan_deep", "cyclegan", "dcgan", "mlp", "pix2pix")
 """Families whose last layer is a tanh."""
 
 

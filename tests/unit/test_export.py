@@ -258,8 +258,9 @@ def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
     (tmp_path / "card.yaml").write_text(card.partition("```yaml\n")[2].partition("```")[0])
     assert load_recipe(tmp_path / "card.yaml", []) == recipe
     assert f"- {recipe.generator.family}\n" in card
-    is_open = recipe.generator.family in ("autoencoder", "cat", "gat", "r3gan", "stylegan2")  # without a tanh
+    is_open = recipe.generator.family in ("autoencoder", "cat", "dit", "gat", "r3gan", "stylegan2")  # no tanh
     assert ("They are not bounded: clip them to [-1, 1] |" in card) == is_open
+    assert is_open or "about [-1, 1]" not in card
     assert f"| values | float32 (n, {recipe.data.image_channels}, height, width)" in card
     assert ", red, green and blue, from -1 for black to 1 for white" in card or recipe.data.image_channels != 3
     assert yaml.safe_load((tmp_path / "card.yaml").read_text())["generator"]["family"] == recipe.generator.family

@@ -125,7 +125,9 @@ def test_what_is_no_export_of_that_network_is_refused(run):
     header = {"network": "discriminator", "recipe": (run / "config.yaml").read_text()}
     save_file({**state, first: state[first] * float("nan")}, "nan.safetensors", metadata={**header, "recipe": "{}"})
     save_file(state, "text.safetensors", metadata={**header, "recipe": json.dumps("x")})
+    save_file(state, "foreign.safetensors", metadata={"format": "pt"})
     for words, message in (
+        ("init_from.discriminator=foreign.safetensors", "has written: its header is that of another program, got"),
         ("init_from.discriminator=nan.safetensors", f"contains Inf or NaN \\({first} of the discriminator\\)"),
         ("init_from.discriminator=text.safetensors", "must have a valid recipe"),
         ("init_from.discriminator=hub", "'hub' has a generator; give an export of the discriminator"),
