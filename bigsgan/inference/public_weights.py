@@ -39,6 +39,8 @@ _SOURCES: Mapping[str, ModuleType] = {**_NAMES, "stylegan2-ada": stylegan}
 
 _OF_COLOURS = ("biggan-pytorch", "r3gan")
 """Projects whose networks have three channels."""
+_OF_CLASSES = (("gat", "generator"), ("gat", "discriminator"), ("biggan-pytorch", "discriminator"))
+"""Networks that need classes."""
 _OTHERWISE_TOLD = {
     *("bf16", "half_type", "style_mixing"),  # training alone, or rounding
     *("size", "filter", "channel_base", "channel_max"),  # the shapes are the same
@@ -61,7 +63,7 @@ def refuse_unfit(recipe: Recipe, network: str, form: str) -> None:
         "square images of a power of two": form not in ("gat", "pix2pix") and size.value != size.nominal,
         "square images": form == "gat" and not size.is_square,
         "images as pixels": data.codec.kind == "dct",
-        "data.num_classes=1 or more": form == "gat" and not data.num_classes,
+        "data.num_classes=1 or more": (form, network) in _OF_CLASSES and not data.num_classes,
     }
     if form == "gat" and section.family == "gat":
         depth, levels = section.depth, section.levels

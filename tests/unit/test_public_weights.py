@@ -145,6 +145,11 @@ REFUSED = {
     "vectors": (["biggan-pytorch"], TINY_GAMES["biggan_light"], "needs labels that are classes"),
     "no square": (["stylegan2-ada"], [*TINY_GAMES["stylegan2"], "data.resolution=[16,32]"], "needs square images of a"),
     "other levels": (["gat"], TINY_GAMES["gat"], "needs generator.levels=4"),
+    "no classes": (
+        ["biggan-pytorch", "--network", "discriminator"],
+        [*SQUARE["biggan-pytorch"], "data.num_classes=0"],
+        "needs data.num_classes=1 or more",
+    ),
     "another eps": (
         ["biggan-pytorch", "--no-standing"],
         [*SQUARE["biggan-pytorch"], "generator.output_norm_eps=0.01"],
