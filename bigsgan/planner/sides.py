@@ -17,7 +17,7 @@ from bigsgan.config.objective import PathLength
 from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
-from bigsgan.engines.tasks import awaited, in_turn
+from bigsgan.engines.tasks import awaited
 from bigsgan.planner.counting import count_games, count_heads, count_layers, stage_bounds
 
 
@@ -73,17 +73,6 @@ class UpdateWork:
             stages = {name: stage if name == network else -1 for name in NETWORKS}
             self._programs[key] = [turn.task for turn in Order(self.plan, stages)(kind.phases)]
         return self._programs[key]
-
-    def total(self, network: str) -> float:
-        """Operations of a network in the mean update, for the whole batch."""
-        return sum(
-            kind.share * self.of_task(kind, task, stage)
-            for kind in self.kinds
-            for number, phase in enumerate(kind.phases)
-            if phase.network == network
-            for task in in_turn(number, phase)
-            for stage in range(len(self.stages[network]))
-        )
 
 
 def count_update(plan: RunPlan) -> UpdateWork:
