@@ -45,6 +45,8 @@ _OTHERWISE_TOLD = {
     *("bf16", "half_type", "style_mixing"),  # training alone, or rounding
     *("size", "filter", "channel_base", "channel_max"),  # the shapes are the same
 }
+_UNREAD = (("embedding_size", "shared_embedding", False), ("depth", "architecture", "pixels"))
+"""Keys of a section that are not read where another one has this value."""
 _REMEDY = "use --format safetensors"
 
 
@@ -96,6 +98,7 @@ def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]
         raise UserError("--format", form, f"cannot hold this {network}", _REMEDY, str(error)) from None
     free = {*_OTHERWISE_TOLD, *source.untold(network, found, theirs)}
     free |= set() if recipe.data.num_classes else set(section.of_classes)
+    free |= {key for key, other, value in _UNREAD if keys.get(other) == value}
     for key in [key for key in made if key not in free and made[key] != keys[key]]:
         detail = f"it is {keys[key]!r} here, which that project's class does not have"
         raise UserError("--format", form, f"needs {network}.{key}={made[key]!r}", _REMEDY, detail)

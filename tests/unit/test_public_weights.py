@@ -139,6 +139,19 @@ def test_an_export_comes_back_bit_for_bit(form, tmp_path, monkeypatch, capsys):
         assert all(torch.equal(back[name], value) for name, value in networks["average"].state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("form", "network", "more"),
+    [
+        ("biggan-pytorch", "generator", ["generator.hierarchical=false", "generator.shared_embedding=false"]),
+        ("pix2pix", "discriminator", ["discriminator.architecture=pixels"]),
+    ],
+)
+def test_keys_that_nothing_reads_are_not_compared(form, network, more, tmp_path):
+    run, _ = make_run(tmp_path, *SQUARE[form], *more)
+    out = str(tmp_path / "x.pth")
+    assert cli.main(["export", "--run", str(run), "--format", form, "--network", network, "--live", "--out", out]) == 0
+
+
 REFUSED = {
     "another family": (["r3gan"], [], "--format: 'r3gan' needs generator.family=r3gan (that project's class has no"),
     "grey images": (["biggan-pytorch"], ["data.resolution=32"], "needs data.image_channels=3"),
