@@ -140,7 +140,7 @@ class Side(NamedTuple):
     """Metrics of a generator's images; of translations between two domains, those in one direction."""
 
     direction: str  # of `DIRECTIONS`
-    reals: Reference  # what the images are compared with
+    sources: ImageDataset | None  # see `samples_of`
     evaluation: Evaluation
 
 
@@ -159,15 +159,15 @@ def evaluations(
     Raises:
         UserError: A metric does not fit the network or the data.
     """
-    sides = [(reals, data)]
+    sides = [(reals, reals.images, data)]
     if isinstance(reals.images, TwoDomains):
-        back = reals.images.reversed
-        sides.append((Reference(back), back.data))
+        other = reals.images.reversed  # each of the two has all images of its last domain, once
+        sides = [(reals, other, data), (Reference(other), reals.images, other.data)]
     found = []
-    for direction, (against, own) in zip(DIRECTIONS, sides, strict=False):
-        each = each_once(asked, recipe, against.images)
+    for direction, (against, sources, own) in zip(DIRECTIONS, sides, strict=False):
+        each = each_once(asked, recipe, sources)
         evaluation = Evaluation(each, features, against, own, batch, directory(), tell, conditions)
-        found.append(Side(direction, against, evaluation))
+        found.append(Side(direction, sources, evaluation))
     return found
 
 
@@ -189,8 +189,8 @@ def measured(
         MetricError: A metric from outside failed.
     """
     found = list[Measured]()
-    for direction, reals, evaluation in sides:
-        source = samples_of(recipe, network, show(direction), reals.images, comm.device(), seed, truncation, direction)
+    for direction, sources, evaluation in sides:
+        source = samples_of(recipe, network, show(direction), sources, comm.device(), seed, truncation, direction)
         of_side = evaluation.measure(source, replica, stopped)
         if not of_side:
             return []
@@ -212,7 +212,7 @@ def samples_of(
 
     ``network`` is this rank's part of the generator, with standing statistics if it needs them. ``make`` makes the
     images from inputs. ``truncation`` is the threshold of the latents. Of two domains, ``dataset`` has that of the
-    images to be made last, where ``direction`` leads.
+    images to be translated last, where ``direction`` begins.
     """
     num = 0 if dataset is None else len(dataset)
     order = order_of_images(num if recipe.translates else 0)
@@ -227,8 +227,9 @@ def samples_of(
         corrupt.count(read)
         seeds = draws.seeds("metrics/seed", (0,), first, len(labels))
         images = read.images.to(device)
-        targets = images[:, -recipe.data.image_channels :]  # an image to be made again is its own target
-        if direction != FORWARD:
+        # An image to be made again is its own target.
+        targets = None if recipe.data.joins_domains else images[:, -recipe.data.image_channels :]
+        if recipe.data.joins_domains and direction == FORWARD:
             images = images.roll(recipe.data.input_channels, dims=1)
         return translation_inputs(recipe, decode(images), labels, seeds, device), targets
 

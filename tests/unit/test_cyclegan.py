@@ -20,12 +20,12 @@ from bigsgan.config import Recipe, plan_run
 from bigsgan.config.metrics import parse_metric
 from bigsgan.data import build_dataset, build_training_dataset
 from bigsgan.errors import UserError
-from bigsgan.images.codec import decode
+from bigsgan.images.codec import decode, encode
 from bigsgan.metrics import Replica
 from bigsgan.metrics.reference import Reference
 from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.network import initialize
-from bigsgan.training.measuring import evaluations, measured, records
+from bigsgan.training.measuring import evaluations, measured, records, samples_of
 from bigsgan.training.sampling import shown, translation_grid
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -166,7 +166,7 @@ def test_a_directory_is_translated_in_either_direction(tmp_path):
 
 
 def test_both_directions_are_measured(tmp_path):
-    """A generator that makes the other image of its sample has no distance, by whichever way images are read."""
+    """A generator that makes the other image of its sample has hardly a distance: an image comes twice, or never."""
     recipe, features = tiny_recipe(tmp_path, *TINY_GAMES["cyclegan"]), random_features()
     dataset, asked = build_dataset(recipe.data), [parse_metric("fid2k", "")]
 
@@ -174,7 +174,7 @@ def test_both_directions_are_measured(tmp_path):
         against = Reference(dataset), recipe.data
         sides = evaluations(asked, recipe, features, *against, 450, lambda _: None, range(1))
         found = measured(sides, recipe, nn.Identity(), partial(shown, recipe, infer), 0, Replica(0, 1))
-        assert [(each.num_real, each.num_fake) for each in found] == [(898, 898), (899, 899)]
+        assert [(each.num_real, each.num_fake) for each in found] == [(898, 899), (899, 898)]
         assert [line["direction"] for line in records(found, features, {})] == ["a_to_b", "b_to_a"]
         return {name: value for each in found for name, value in each.values.items()}
 
@@ -184,6 +184,26 @@ def test_both_directions_are_measured(tmp_path):
     black = values(lambda inputs, _: torch.cat([inputs[0][:, :1], -torch.ones_like(inputs[0][:, 1:])], dim=1))
     assert black["fid2k_a_to_b"] > 1
     assert abs(black["fid2k_b_to_a"]) < 1e-3
+
+
+def test_metrics_translate_each_image_of_a_domain_once(tmp_path):
+    """All 899 of a in one direction, and all 898 of b in the other, whatever the number of the other domain's."""
+    recipe, features = tiny_recipe(tmp_path, *COLOURED), random_features()
+    dataset = build_dataset(recipe.data)
+    sides = evaluations([], recipe, features, Reference(dataset), recipe.data, 450, lambda _: None, range(1))
+    for (direction, sources, _), own in zip(sides, (slice(0, 1), slice(1, 4)), strict=True):
+        read = list[torch.Tensor]()
+
+        def make(inputs, moving, read=read):
+            read.append(inputs[0])
+            return inputs[0]
+
+        num = len(sources)
+        source = samples_of(recipe, nn.Identity(), make, sources, CPU, 0, direction=direction)
+        source(0, torch.zeros(num, dtype=torch.int64))
+        domain = dataset.sources if direction == "a_to_b" else dataset.targets
+        expected = sorted(image.numpy().tobytes() for image in domain)
+        assert sorted(image.numpy().tobytes() for image in encode(read[0][:, own])) == expected
 
 
 def test_the_best_checkpoint_may_be_chosen_by_a_direction(tmp_path):
