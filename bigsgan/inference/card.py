@@ -60,6 +60,8 @@ _USE = {
     "# latents, labels -> (4, {channels}, {height}, {width}){values}",
     "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) in [-1, 1] -> "
     "(n, {channels}, {height}, {width}){values}",
+    "domains": "images = G(inputs)  # (n, {inputs}, {height}, {width}), channels of an image to translate and then of "
+    "one of the other domain,\n# which may be 0 -> (n, {channels}, {height}, {width}), both in [-1, 1]",
 }
 
 
@@ -118,7 +120,7 @@ def model_card(
     """
     data = recipe.data
     kind = "pairs" if recipe.translates else "classes" if data.num_classes else "latents"
-    kind = "vectors" if data.has_vectors else kind
+    kind = "vectors" if data.has_vectors else "domains" if data.joins_domains else kind
     size_text = f"{data.resolution.height} x {data.resolution.width}"
     decoded = data.kind == "latents"  # the user decodes them
     size = data.network_size if decoded else data.resolution
@@ -170,7 +172,8 @@ def _metrics(run: Path, nimg: int, header: Mapping[str, str]) -> str:
     for record in _records(run / RECORDS_FILE):
         if record["nimg"] > nimg or _weights(record) != _weights(header):
             continue
-        key = tuple(str(record.get(name) or "") for name in ("metric", "features_sha256", "resizer", "reference"))
+        names = ("metric", "direction", "features_sha256", "resizer", "reference")
+        key = tuple(str(record.get(name) or "") for name in names)
         if key not in newest or newest[key]["nimg"] <= record["nimg"]:
             newest[key] = record
     if not newest:

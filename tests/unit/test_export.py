@@ -204,6 +204,16 @@ def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
     assert "| weights | EMA of width 0.07, fp32 |" in (tmp_path / "README.md").read_text()
 
 
+def test_a_card_has_the_metrics_of_both_directions(tmp_path):
+    about = {"metric": "fid2k", "nimg": 64, "weights": "ema", "features": "digits"}
+    lines = [{**about, "direction": each, f"fid2k_{each}": float(len(each))} for each in ("b_to_a", "a_to_b")]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = tiny_recipe(tmp_path, *TINY_GAMES["cyclegan"])
+    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
+    (tmp_path / "README.md").write_text(model_card(tmp_path, recipe, 64, header, 1000, None))
+    assert metrics_of(tmp_path) == ["fid2k_a_to_b 6", "fid2k_b_to_a 6"]
+
+
 @pytest.mark.smoke
 def test_a_folder_for_the_hub(run, capsys):
     directory, _ = run
