@@ -43,6 +43,8 @@ def plan_on_ranks(recipe: Recipe, world_size: int, path: Path) -> RunPlan:
     directory, recipe = path.resolve().parent, with_data(recipe)[0]
     if not chooses_ranks(recipe) or world_size == 1:
         return _told(plan_run(recipe, world_size, directory, on_gpus=True))
+    if os.environ.get("RANK"):
+        launched.check_rank()
     if recipe.compiles:
         os.environ.update(own_device(os.environ))  # before torch looks for devices
     module = import_quietly("bigsgan.planner.balance")

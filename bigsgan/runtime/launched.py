@@ -112,13 +112,8 @@ def check_launcher() -> None:
     check_accelerator()
     _check_interfaces()
     allow_open_files(world_size())
-    started, own = bool(os.environ.get("RANK")), number("LOCAL_RANK", default=0, least=0)
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
-        most = number(name, default=_MOST, least=1, most=world_size() if started else _MOST)
-        if started and own >= most:
-            raise UserError("LOCAL_RANK", own, f"must be less than {name} ({most})", "run `unset RANK`", _PLACE)
     number("MASTER_PORT", default=1, least=1, most=65_535)
-    if not started:
+    if not os.environ.get("RANK"):
         return
     for name in _REQUIRED:
         if not os.environ.get(name):
@@ -177,7 +172,7 @@ def _check_first_host() -> None:
 
 
 def check_rank() -> None:
-    """Refuse a rank that does not fit the number of ranks.
+    """Refuse a rank that does not fit the number of ranks, of all and of its host.
 
     Raises:
         UserError: A variable is missing or does not fit.
@@ -188,6 +183,11 @@ def check_rank() -> None:
     if rank() >= world_size():
         problem = f"must be less than WORLD_SIZE ({world_size()})"
         raise UserError("RANK", rank(), problem, "run `unset RANK`", _PLACE)
+    started, own = bool(os.environ.get("RANK")), number("LOCAL_RANK", default=0, least=0)
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        most = number(name, default=_MOST, least=1, most=world_size() if started else _MOST)
+        if started and own >= most:
+            raise UserError("LOCAL_RANK", own, f"must be less than {name} ({most})", "run `unset RANK`", _PLACE)
 
 
 def unfit_meeting_place(host: str, port: int, error: RuntimeError) -> UserError:

@@ -277,6 +277,15 @@ def test_names_that_are_no_utf_8_are_printed(monkeypatch, capsys):
     assert capsys.readouterr().out == "\\udcff\n"
 
 
+@pytest.mark.parametrize("name, value", [("LOCAL_RANK", "x"), ("LOCAL_WORLD_SIZE", "x"), ("LOCAL_RANK", "2")])
+def test_a_dry_run_refuses_numbers_of_ranks_that_are_none(monkeypatch, capsys, name, value):
+    """It reads them where it finds the numbers of ranks that a recipe leaves to it."""
+    for key, text in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(key, text)
+    assert cli.main(["train", "--config", "digits", "--dry-run", "engines.generator.ranks=auto"]) == 2
+    assert f"bigsgan: {name}: must be " in capsys.readouterr().err
+
+
 def test_a_dry_run_is_printed_by_one_rank_and_knows_the_number_of_ranks(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
