@@ -59,9 +59,8 @@ class GradientNormalization(Term, SharedState):
         self._statistics = statistics
         self._decay, self._sum_over_ranks, self._sum_over_replicas = section.decay, sum_over_ranks, sum_over_replicas
         self._average = torch.zeros(1, device=device)
-        self._own = torch.zeros(
-            2, device=device
-        )  # the sum of C * H * W * |g|^2 of this rank's samples, and their number
+        # the sum of C * H * W * |g|^2 of this rank's samples, and their number
+        self._own = torch.zeros(2, device=device)
         self._weight: Tensor | None = None
         self._factor = 1.0
 
@@ -90,7 +89,9 @@ class GradientNormalization(Term, SharedState):
             grads: Those of the loss on logits and of terms of images, side by side, (n, 2 * C, H, W).
         """
         if self._weight is None:
-            self._weight = self._factor / (self._moved(self._sum_over_replicas(self._own.clone())).sqrt() + _LEAST)
+            moved = self._moved(self._sum_over_replicas(self._own.clone()))
+            # The update is skipped if v overflows, as if the gradient did: applied, it would leave G no gradient ever.
+            self._weight = (self._factor / (moved.sqrt() + _LEAST)).where(torch.isfinite(moved), torch.nan)
             self._statistics.add(STATISTIC, self._weight[0])
         adversarial, rest = grads.chunk(2, dim=1)
         return self._weight * adversarial + rest
