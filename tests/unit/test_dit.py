@@ -117,6 +117,15 @@ def test_transport(tmp_path):
         torch.testing.assert_close(image_gradient([term], read, statistics), expected)
 
 
+def test_an_adaptive_weight_may_compare_with_the_transport_cost(tmp_path):
+    weight = "{adaptive: {parameter: 3.linear.weight}}"
+    objective = f"objective={{loss: relativistic, transport: {{weight: 1}}, adversarial: {weight}}}"
+    game = [*TINY_GAMES["dit"][:3], "statistics=every_update"]
+    Own.of(tiny_recipe(tmp_path, *game, objective), CPU)
+    with pytest.raises(UserError, match="needs a term of G's images in every update"):
+        Own.of(tiny_recipe(tmp_path, *game, objective.replace("transport: {weight: 1}, ", "")), CPU)
+
+
 def test_gradients_are_divided_by_their_moving_size():
     """Over two updates, each of two micro-batches of three samples, whose losses are means."""
     term = GradientNormalization(Normalize(decay=0.75), Statistics(CPU), CPU, total, total)
@@ -137,6 +146,17 @@ def test_gradients_are_divided_by_their_moving_size():
     term.weigh(0, [torch.full((1, 1, 1, 1), torch.inf), torch.zeros(())])
     term.finish_update(2, False)
     torch.testing.assert_close(term.state()["average"], average.view(1))
+
+
+def test_an_overflow_of_their_size_skips_the_update():
+    """Finite gradients with an infinite size would be divided by it, applied as 0, and so in all later updates."""
+    term = GradientNormalization(Normalize(), Statistics(CPU), CPU, total, total)
+    term.begin_update({"normalization": 1.0})
+    grads = torch.full((2, 1, 4, 4), 1e25)
+    term.weigh(0, [grads, torch.zeros(())])
+    assert term.weighted(0, torch.cat([grads, grads], dim=1)).isnan().all()
+    term.finish_update(0, False)
+    assert term.state()["average"] == 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ def check_adaptive_weight(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None
             )
             raise UserError(field, name, problem, "remove it, or give a fixed weight", detail)
     always = any(term.of_images and term.every == 1 for term in terms)
-    if not (always or recipe.objective.of_targets or recipe.objective.consistency):
+    objective = recipe.objective
+    if not (always or objective.of_targets or objective.consistency or objective.transport):
         problem, remedy = "needs a term of G's images in every update", "set objective.l1, or give a term of images"
         raise UserError("objective.adversarial.adaptive", section.parameter, problem, remedy)
 
