@@ -30,7 +30,8 @@ _SPIKES = 3.0
 """Largest singular value relative to the median of earlier reports; see Brock et al. 2019, section 4."""
 
 _COLLAPSED = 0.15
-"""Mean distance between samples of a class, relative to real images. One image per class gave 0.12 on the digits."""
+"""Mean distance between samples of a class, relative to real images, below which they have become alike; or have stayed
+so for _MEMORY reports. One image per class gave 0.12 on the digits."""
 
 _SURE_REPORTS, _BLIND_REPORTS, _OFF_REPORTS = "sure", "blind", "off."
 """Names in the saved state."""
@@ -52,10 +53,8 @@ class Alarms:
             found.update(self._spectral_norm(metrics, network))
         for name in ("r1", "r2"):
             found.update(self._slopes(metrics, name))
-        diversity = metrics.get(DIVERSITY)
-        if diversity is not None and diversity < _COLLAPSED:
-            seen = f"samples of the EMA differ {diversity:.2f} times as much as real images"
-            found["low_diversity"] = f"{seen}: the generator has collapsed; resume from an older checkpoint"
+        if DIVERSITY in metrics:
+            found.update(self._diversity(metrics[DIVERSITY]))
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -102,6 +101,16 @@ class Alarms:
         what = "explode" if ratio >= _EXPLODES else "vanish"
         seen = f"the norm of the {network}'s gradients is {ratio:.3g} times its usual one"
         return {f"gradients_{what}/{network}": f"{seen}: lower optimizer.{network}.lr, or set a clip_norm"}
+
+    def _diversity(self, value: float) -> dict[str, str]:
+        """Compare samples with real images. Some generators begin with equal images, as DiT does, and take a while."""
+        reported = self._history.setdefault(DIVERSITY, deque(maxlen=_MEMORY))
+        reported.append(value)
+        begins = len(reported) < _MEMORY and not any(each >= _COLLAPSED for each in reported)
+        if begins or not value < _COLLAPSED:
+            return {}
+        seen = f"samples of the EMA differ {value:.2f} times as much as real images"
+        return {"low_diversity": f"{seen}: the generator has collapsed; resume from an older checkpoint"}
 
     def _spectral_norm(self, metrics: Mapping[str, float], network: str) -> dict[str, str]:
         name = f"spectral_norm/{network}"

@@ -51,6 +51,16 @@ def test_what_leaves_its_usual_range_is_named(metric, value, name):
     assert found[name].count(":") == 1  # what was seen: what helps
 
 
+def test_images_that_begin_alike_have_not_collapsed():
+    """They have if they stay so for long, or become so again, also after a resume."""
+    alarms = Alarms()
+    assert [num for num in range(1, 53) if alarms.examine({**HEALTHY, DIVERSITY: 0.0})] == [50, 51, 52]
+    alarms, resumed = Alarms(), Alarms()
+    assert [alarms.examine({**HEALTHY, DIVERSITY: value}) for value in (0.0, 0.01, 0.5)] == [{}] * 3
+    resumed.load(alarms.numbers())
+    assert list(resumed.examine({**HEALTHY, DIVERSITY: 0.01})) == ["low_diversity"]
+
+
 SLOPES = {"penalty/r1": 9.0, "penalty/r1_exact": 1.0, "slope/r1": 1.1, "slope/r1_exact": 1.0}
 
 
