@@ -71,7 +71,7 @@ class TransformerNetwork(NetworkSection):
         if self.width % (4 * self.heads):
             problem = f"must be a multiple of 4 for each of the {self.heads} heads"
             remedy = f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}"
-            detail = "rows and columns of a patch rotate pairs of features"
+            detail = "rows and columns of a patch are told by pairs of features"
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
 
 
