@@ -291,10 +291,11 @@ def _check_recipe(recipe: Recipe) -> None:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)
         if optimizer.kind == "muon" and not section.is_transformer:
-            families = " or ".join(family for family, (each, _) in FAMILIES.items() if each.is_transformer)
+            *others, last = (family for family, (each, _) in FAMILIES.items() if each.is_transformer)
+            choices = f"{', '.join(others)} or {last}"
             field, detail = f"optimizer.{network}.kind", "Muon is for the matrices of a transformer's blocks"
             problem = f"must be adam, adamw, sgd or rmsprop with {network}.family={section.family}"
-            raise UserError(field, "muon", problem, f"set {field}=adamw, or {network}.family to {families}", detail)
+            raise UserError(field, "muon", problem, f"set {field}=adamw, or {network}.family to {choices}", detail)
         if optimizer.reference_width and section.own_width is None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
@@ -380,8 +381,7 @@ def _check_objective(recipe: Recipe) -> None:
         key = "reuse_fakes=true" if objective.reuse_fakes else "schedule=overlapped"
         problem, detail = f"must be every_update with objective.{key}", "passes come in another order then"
         raise UserError("statistics", "every_pass", problem, "remove it, or change that key", detail)
-    if recipe.statistics == "every_pass" and objective.adversarial.weighs:
-        key = objective.adversarial.weighs
+    if recipe.statistics == "every_pass" and (key := objective.adversarial.weighs):
         problem, detail = f"must be every_update with objective.adversarial.{key}", "G's passes are repeated then"
         raise UserError("statistics", "every_pass", problem, "remove it, or that key", detail)
     if objective.feature_matching and objective.adversarial.adaptive:

@@ -283,7 +283,7 @@ def test_a_card_of_pairs_shows_no_images_of_the_data_set(tmp_path):
     card = (folder / "README.md").read_text()
     assert "samples.png" not in card
     assert "pipeline_tag: image-to-image" in card
-    assert "images = G(inputs)  # (n, 3, 16, 16) -> (n, 3, 16, 16), both in [-1, 1]" in card
+    assert "images = G(inputs)  # (n, 3, 16, 16) in [-1, 1] -> (n, 3, 16, 16) in [-1, 1]" in card
     assert bigsgan.load(folder)(*inputs_of(bigsgan.load(folder))).shape == (4, 3, 16, 16)
 
 
