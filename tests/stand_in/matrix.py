@@ -69,6 +69,7 @@ NOT_IN_PIPELINES = {
     "pix2pix_features": "objective.feature_matching",
     "autoencoder": "pipeline.generator_phase",
     "cyclegan": "engines.generator.pipeline_stages",
+    "dit": "pipeline.generator_phase",
 }
 """Families whose objectives pipelines refuse, by the key that the product names."""
 
