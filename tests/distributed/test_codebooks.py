@@ -22,9 +22,8 @@ ADAPTIVE = "adversarial: {adaptive: {parameter: conv_out.weight}}"
 @pytest.mark.parametrize(
     "bottleneck, layout",
     [
-        (AVERAGED, "one rank"),
-        (SIGNS, "one rank"),
-        *(pytest.param(AVERAGED, layout, marks=SLOW) for layout in ("ZeRO 3", "stages, recomputed")),
+        *(pytest.param(AVERAGED, layout, marks=SLOW) for layout in ("one rank", "ZeRO 3", "stages, recomputed")),
+        pytest.param(SIGNS, "one rank", marks=SLOW),
         pytest.param(SIGNS, "ZeRO 3", marks=pytest.mark.nightly),
         pytest.param(AVERAGED, "ranks of their own", marks=pytest.mark.nightly),
     ],
