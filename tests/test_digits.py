@@ -13,14 +13,19 @@ from tests.digits_quality import measure
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def last_report(recipe, run):
+    """What the last report and the last metrics of a training say."""
+    command = [sys.executable, "launch/train.py", "--config", recipe, f"out={run}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
+    *_, report, measured = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    print(report | measured)
+    return report | measured
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_an_autoencoder_makes_the_digits_again(tmp_path):
-    command = [sys.executable, "launch/train.py", "--config", "digits_autoencoder", f"out={tmp_path / 'run'}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
-    *_, report, measured = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    last = report | measured
-    print(last)
+    last = last_report("digits_autoencoder", tmp_path / "run")
     assert last["nimg"] == 24_576
     assert last["metrics/psnr1k"] > 28
     assert last["metrics/ssim1k"] > 0.98
@@ -31,11 +36,7 @@ def test_an_autoencoder_makes_the_digits_again(tmp_path):
 @pytest.mark.timeout(1200)
 def test_digits_are_drawn_as_outlines_and_filled_again(tmp_path):
     """Both directions come near the real images, and circles back to where they began."""
-    command = [sys.executable, "launch/train.py", "--config", "digits_cyclegan", f"out={tmp_path / 'run'}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=1100)
-    *_, report, measured = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    last = report | measured
-    print(last)
+    last = last_report("digits_cyclegan", tmp_path / "run")
     assert last["nimg"] == 8_192
     assert last["metrics/fid2k_a_to_b"] < 5
     assert last["metrics/fid2k_b_to_a"] < 20

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.terms import Sum
+from bigsgan.adversarial.terms.gradient_normalization import STATISTIC
 from bigsgan.config.adversarial_weight import Adaptive
 from bigsgan.monitor import Statistics
-
-STATISTIC = "adversarial_weight"
 
 _LEAST = 1e-4
 """What the denominator has at least, as in the public code."""

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.adversarial.adaptive_weight import STATISTIC, AdaptiveWeight
+from bigsgan.adversarial.adaptive_weight import AdaptiveWeight
 from bigsgan.adversarial.image_pool import ImagePool
 from bigsgan.adversarial.latents import Inputs, InputSource, Reals, SampleDraws
 from bigsgan.adversarial.objectives import (
@@ -48,6 +48,7 @@ from bigsgan.adversarial.terms import (
     output_loss,
     targets_of,
 )
+from bigsgan.adversarial.terms.gradient_normalization import STATISTIC
 from bigsgan.config import RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
@@ -128,9 +129,8 @@ class AdversarialStep:
                 self._augmentation.fill_(scheduled.augmentation)
             self._statistics.add("augmentation", self._augmentation, self._images("discriminator"))
         weighs = self._section.adversarial.weighs  # the weight has the factor then
-        weights = {**scheduled.penalty_weights, "generator": 1.0 if weighs else scheduled.adversarial}
-        if self._normalization is not None:
-            weights[self._normalization.name] = scheduled.adversarial
+        weights = {"generator": 1.0 if weighs else scheduled.adversarial, "normalization": scheduled.adversarial}
+        weights |= scheduled.penalty_weights
         for term in self._terms:
             term.begin_update(weights)
         self.executor(self._works(update, scheduled))

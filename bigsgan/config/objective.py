@@ -304,9 +304,8 @@ class Objective(Section):
 
     @property
     def scheduled(self) -> dict[str, Penalty | Transport]:
-        """The parts of the losses whose weights follow a schedule, by name."""
-        found = {**self.gradient_norms, "transport": self.transport}
-        return {name: section for name, section in found.items() if section and section.final_weight is not None}
+        """The parts of the losses whose weights may follow a schedule, by name, if they are given."""
+        return {**self.gradient_norms, **({"transport": self.transport} if self.transport else {})}
 
     @property
     def exact_penalties(self) -> dict[str, Penalty | GradientPenalty | OwnTerm]:
@@ -368,16 +367,11 @@ def check_penalties(objective: Objective) -> None:
         if penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
             raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-        _check_schedule(name, penalty)
-    if objective.transport:
-        _check_schedule("transport", objective.transport)
+    for name, section in objective.scheduled.items():
+        if section.decay_nimg is not None and section.final_weight is None:
+            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
+            raise UserError(field, section.decay_nimg, "must be unset without final_weight", remedy)
     if objective.adversarial.adaptive and objective.adversarial.normalize:
         problem, remedy = "must be null with objective.adversarial.adaptive", "remove either: both weigh one gradient"
         field = "objective.adversarial.normalize"
         raise UserError(field, f"decay={objective.adversarial.normalize.decay:g}", problem, remedy)
-
-
-def _check_schedule(name: str, section: Penalty | Transport) -> None:
-    if section.decay_nimg is not None and section.final_weight is None:
-        field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-        raise UserError(field, section.decay_nimg, "must be unset without final_weight", remedy)

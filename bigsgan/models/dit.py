@@ -17,7 +17,7 @@ from bigsgan.models import plain
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.precision import full
-from bigsgan.models.transformer import Block, Linear, Positions, SelfAttention, images_of, patches_of
+from bigsgan.models.transformer import Block, Linear, Modulation, Positions, SelfAttention, images_of, patches_of
 
 _EPSILON = 1e-6
 _STD = 0.02
@@ -25,19 +25,6 @@ _STD = 0.02
 _MODULATION_GAIN = 0.0
 """Blocks begin as the identity, and G's images as 0."""
 _HEAD_GAIN = 0.0
-
-
-class Modulation(nn.Module):
-    """What a condition says of features: (N, W) -> ``num`` times (N, 1, W)."""
-
-    def __init__(self, width: int, num: int, bf16: bool) -> None:
-        super().__init__()
-        self.num = num
-        self.linear = Linear(width, num * width, bf16, gain=_MODULATION_GAIN)
-
-    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
-        """Of a SiLU of the condition."""
-        return self.linear(F.silu(c))[:, None].chunk(self.num, dim=-1)
 
 
 class Perceptron(nn.Module):
@@ -58,7 +45,7 @@ class DiTBlock(Block):
 
     def __init__(self, config: DiTNetwork) -> None:
         super().__init__()
-        self.modulation = Modulation(config.width, 6, config.bf16)
+        self.modulation = Modulation(config.width, 6, config.bf16, _MODULATION_GAIN)
         self.attention = SelfAttention(config.width, config.heads, config.bf16)
         self.perceptron = Perceptron(config.width, config.bf16)
 
@@ -120,7 +107,7 @@ class Image(nn.Module):
     def __init__(self, config: DiTGenerator, size: Size, channels: int) -> None:
         super().__init__()
         self.patch, self.size = config.patch, size.over(config.patch)
-        self.modulation = Modulation(config.width, 2, config.bf16)
+        self.modulation = Modulation(config.width, 2, config.bf16, _MODULATION_GAIN)
         self.linear = Linear(config.width, config.patch**2 * channels, config.bf16, gain=_HEAD_GAIN)
 
     def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor]:

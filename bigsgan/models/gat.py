@@ -33,6 +33,7 @@ from bigsgan.models.transformer import (
     Block,
     Constant,
     Linear,
+    Modulation,
     Positions,
     RMSNorm,
     SwiGLU,
@@ -118,19 +119,6 @@ class Mapping(nn.Module):
         return self.layers(torch.cat(parts, dim=1))
 
 
-class Modulation(nn.Module):
-    """What w says of features: (N, W) -> ``num`` times (N, 1, W)."""
-
-    def __init__(self, width: int, num: int, bf16: bool) -> None:
-        super().__init__()
-        self.num = num
-        self.linear = Linear(width, num * width, bf16, gain=_MODULATION_GAIN)
-
-    def forward(self, w: Tensor) -> tuple[Tensor, ...]:
-        """Of a SiLU of w."""
-        return self.linear(F.silu(w))[:, None].chunk(self.num, dim=-1)
-
-
 class GeneratorBlock(Block):
     """Attention and a perceptron, each between a scale and a gate that w gives; the first begins with positions.
 
@@ -140,7 +128,7 @@ class GeneratorBlock(Block):
     def __init__(self, config: TransformerGenerator, size: Size, is_first: bool, shift: bool) -> None:
         super().__init__()
         self.positions = Positions(config.width, size) if is_first else None
-        self.modulation = Modulation(config.width, 6 if shift else 4, config.bf16)
+        self.modulation = Modulation(config.width, 6 if shift else 4, config.bf16, _MODULATION_GAIN)
         self.attention = Attention(config.width, config.heads, [size], config.bf16)
         self.perceptron = SwiGLU(config.width, config.bf16)
 
@@ -162,7 +150,7 @@ class Head(nn.Module):
     def __init__(self, config: TransformerGenerator, size: Size, channels: int, is_last: bool, shift: bool) -> None:
         super().__init__()
         self.patch, self.size, self.channels, self.is_last = config.patch, size, channels, is_last
-        self.modulation = Modulation(config.width, 2 if shift else 1, config.bf16)
+        self.modulation = Modulation(config.width, 2 if shift else 1, config.bf16, _MODULATION_GAIN)
         self.linear = Linear(config.width, config.patch**2 * channels, config.bf16)
 
     def forward(self, x: Tensor, w: Tensor, *images: Tensor) -> tuple[Tensor, ...]:

@@ -62,6 +62,19 @@ class Linear(nn.Module):
         return multiply(F.linear, x.to(weight.dtype), weight, bias)
 
 
+class Modulation(nn.Module):
+    """What a condition c, such as w, says of features: (N, W) -> ``num`` times (N, 1, W)."""
+
+    def __init__(self, width: int, num: int, bf16: bool, gain: float) -> None:
+        super().__init__()
+        self.num = num
+        self.linear = Linear(width, num * width, bf16, gain=gain)
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Of a SiLU of c."""
+        return self.linear(F.silu(c))[:, None].chunk(self.num, dim=-1)
+
+
 class Constant(nn.Module):
     """A parameter that begins at one value."""
 

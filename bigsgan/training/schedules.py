@@ -15,7 +15,11 @@ from bigsgan.engines import Rates
 def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
     """Return the scheduled numbers of the update that begins at ``nimg`` images."""
     total_nimg, objective = recipe.total_nimg, recipe.objective
-    weights = {name: penalty_weight(section, nimg, total_nimg) for name, section in objective.scheduled.items()}
+    weights = {
+        name: penalty_weight(section, nimg, total_nimg)
+        for name, section in objective.scheduled.items()
+        if section.final_weight is not None
+    }
 
     def rates(network: str) -> Rates:
         section = getattr(recipe.optimizer, network)

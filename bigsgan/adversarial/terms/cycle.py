@@ -17,17 +17,14 @@ from bigsgan.config.objective import Objective
 def cycle_terms(objective: Objective, channels: Sequence[int]) -> list[OutputTerm]:
     """Return those of equation 2 and of section 5.2 that a recipe gives; ``channels`` are A and B."""
 
-    def differences(made: Tensor, images: Tensor) -> Tensor:
-        """Return the sum over the domains of the mean absolute difference, given two times (n, A + B, H, W)."""
-        return torch.stack([each.abs().mean() for each in (made - images).split([*channels], dim=1)]).sum()
+    def differences(input_images: Tensor, **outputs: Tensor) -> Tensor:
+        """Return the sum over the domains of the mean absolute difference from one output, (n, A + B, H, W) each."""
+        (made,) = outputs.values()
+        return torch.stack([each.abs().mean() for each in (made - input_images).split([*channels], dim=1)]).sum()
 
-    weights = {"cycle": ("again", objective.cycle), "identity": ("same", objective.identity)}
-    values = {
-        "again": lambda again, input_images: differences(again, input_images),
-        "same": lambda same, input_images: differences(same, input_images),
-    }
+    terms = ("cycle", objective.cycle, "again"), ("identity", objective.identity, "same")
     return [
-        OutputTerm(name, "generator", weight, (output, "input_images"), values[output])
-        for name, (output, weight) in weights.items()
+        OutputTerm(name, "generator", weight, (output, "input_images"), differences)
+        for name, weight, output in terms
         if weight
     ]

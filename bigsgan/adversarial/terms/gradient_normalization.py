@@ -19,6 +19,7 @@ from bigsgan.engines import Outcome, chosen
 from bigsgan.monitor import Statistics
 
 STATISTIC = "adversarial_weight"
+"""Name of the weight of the loss on logits, where it follows from gradients."""
 
 _LEAST = 1e-8
 """What is added to the average, as in the public code."""
@@ -31,7 +32,7 @@ class GradientNormalization(Term, SharedState):
     moves v by each micro-batch, which is the same if an update has one. A named entry of a run's state.
 
     Attributes:
-        parameter: None, as it weighs gradients at images; see ``adaptive_weight.AdaptiveWeight``.
+        parameter: Empty, as it weighs gradients at images; see ``adaptive_weight.AdaptiveWeight``.
     """
 
     entry = "gradient_normalization"
