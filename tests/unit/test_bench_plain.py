@@ -3,6 +3,7 @@
 import pytest
 
 from bigsgan.bench.plain import build_plain_loop
+from bigsgan.doctor.smooth_activations import smooth
 from tests import reference
 from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
 
@@ -35,21 +36,18 @@ def state(loop):
     return found
 
 
-# With seed 1 the reference differs from itself by 2e-4 where oneDNN is off: a ReLU's input lies so near 0.
-SEED = "seed=2"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_it_agrees_with_the_reference(game, tmp_path):
-    overrides = [*GAMES[game], SEED]
-    expected = reference.run_reference(tiny_recipe(tmp_path, *overrides), UPDATES)
-    plan = tiny_plan(tmp_path, 1, overrides, {"generator": zero(0), "discriminator": zero(0)})
-    with awake():
-        loop = build_plain_loop(plan, distributed=False)
-    for _ in range(UPDATES):
-        loop()
-    loop.close()
+    """Networks have no kinks: where a ReLU's input lies near 0, either may round it to another side."""
+    plan = tiny_plan(tmp_path, 1, GAMES[game], {"generator": zero(0), "discriminator": zero(0)})
+    with smooth():
+        expected = reference.run_reference(tiny_recipe(tmp_path, *GAMES[game]), UPDATES)
+        with awake():
+            loop = build_plain_loop(plan, distributed=False)
+        for _ in range(UPDATES):
+            loop()
+        loop.close()
     distance, where = reference.worst(state(loop), expected)
     assert distance <= 1e-5, where
 
