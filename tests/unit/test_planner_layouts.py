@@ -70,7 +70,7 @@ def test_overrides_to_paste_give_what_was_predicted():
     own = ["engines.generator.activation_checkpointing=true", "accumulation=2"]
     found, _ = survey(2, GIB, own)
     for layout in found.layouts:
-        plan = plan_run(load_recipe(shipped.recipe("digits"), layout.overrides), 2)
+        plan, _ = plan_balanced(load_recipe(shipped.recipe("digits"), layout.overrides), 2)
         assert plan.recipe.accumulation == layout.accumulation >= 2
         assert plan.recipe.engine("generator").activation_checkpointing == layout.recomputes
         assert predict(plan, Traces()).peak == layout.prediction.peak
