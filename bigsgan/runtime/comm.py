@@ -58,8 +58,6 @@ def initialize(patience_seconds: float | None = None) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if get_accelerator().device_name() == "cpu":
         refuse_idle_gpus(os.environ)
-        # The deepspeed launcher unsets OMP_NUM_THREADS, and every rank would take all cores.
-        torch.set_num_threads(num_cores())
     else:
         devices = get_accelerator().device_count()
         if devices == 0:
@@ -76,8 +74,8 @@ def initialize(patience_seconds: float | None = None) -> None:
         # torch warns of messages that wait for others of their group: all ranks have one order of them (exchange.py).
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         get_accelerator().set_device(local_rank())
-        if (num_threads := _threads_beside_a_gpu()) is not None:
-            torch.set_num_threads(num_threads)
+    if (num_threads := _num_threads()) is not None:
+        torch.set_num_threads(num_threads)
     global _patience
     _patience = None if patience_seconds is None else timedelta(seconds=patience_seconds)
     patience: dict[str, Any] = {} if _patience is None else {"timeout": _patience}
@@ -103,7 +101,7 @@ def _is_bound() -> bool:
     return len(os.sched_getaffinity(0)) < launched.number("SLURM_CPUS_ON_NODE", default=os.cpu_count() or 1, least=1)
 
 
-def _threads_beside_a_gpu() -> int | None:
+def _num_threads() -> int | None:
     """Return this rank's number of cores, or None where the user or the launcher has chosen the number of threads.
 
     The deepspeed launcher unsets OMP_NUM_THREADS, so that every rank would take all cores; torchrun sets it to 1, with

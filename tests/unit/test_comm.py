@@ -22,7 +22,7 @@ from bigsgan.runtime import comm
         (None, False, 4, 4, None),  # as Slurm binds it
     ],
 )
-def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_size, expected):
+def test_threads(monkeypatch, asked, by_torchrun, num_cores, local_size, expected):
     """A part of the cores, unless the user has chosen, or the launcher has divided them."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
@@ -35,7 +35,7 @@ def test_threads_beside_a_gpu(monkeypatch, asked, by_torchrun, num_cores, local_
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert comm._threads_beside_a_gpu() == expected
+    assert comm._num_threads() == expected
 
 
 @pytest.mark.parametrize(

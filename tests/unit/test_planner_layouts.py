@@ -12,7 +12,7 @@ import pytest
 
 from bigsgan import shipped
 from bigsgan.cli import main
-from bigsgan.config import NETWORKS, both_engines, load_recipe, plan_run
+from bigsgan.config import NETWORKS, both_engines, load_recipe
 from bigsgan.errors import UserError
 from bigsgan.planner import report
 from bigsgan.planner.activations import Traces
