@@ -132,8 +132,12 @@ def half(subject: Subject) -> Finding:
 
 
 def half_of_families(subject: Subject) -> Finding:
-    """Check the same of one update of each game in bf16."""
-    return _halves(GAMES, {"bf16": HALF_TYPES["bf16"]}, 1)
+    """Check the same of one update of each game in bf16, but for those with a codebook.
+
+    Where rounding gives a latent another code, images jump.
+    """
+    games = {game: options for game, options in GAMES.items() if game != "autoencoder_vq"}
+    return _halves(games, {"bf16": HALF_TYPES["bf16"]}, 1)
 
 
 def _halves(games: Mapping[str, Sequence[str]], types: Mapping[str, Any], num_updates: int) -> Finding:
