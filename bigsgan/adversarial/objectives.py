@@ -4,7 +4,8 @@ D sees one concatenated batch in equal segments: real, fake, and those that term
 sample, D sees them stacked along the channels. A real image is repeated instead, and D's gradient at a real image is by
 the one image.
 
-Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches.
+Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches. What D
+returns beside its logits lies behind them in the same tensor, which is called D's outputs here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
-from bigsgan.adversarial.terms import FEATURES, PREDICTED, FiniteDifference, Term, due
+from bigsgan.adversarial.terms import (
+    FEATURES,
+    LOGITS_ALONE,
+    PREDICTED,
+    FiniteDifference,
+    JudgedOutputs,
+    Term,
+    due,
+    judged_of,
+)
 from bigsgan.config.objective import Segments, num_differentiated
 from bigsgan.engines import MicroBatch
 from bigsgan.models.precision import full
@@ -33,6 +43,7 @@ class DiscriminatorObjective:
     Attributes:
         checked: The finite differences that are compared with the exact penalty, in a phase before D trains.
         segments: The segments of this step's micro-batches.
+        judged: What D returns after its logits.
         num_segments: Number of segments of a concatenated micro-batch.
         num_differentiated: Number of segments at whose images D is differentiated.
         reads_features: See LossFunction.
@@ -59,6 +70,7 @@ class DiscriminatorObjective:
         """
         self._statistics, self._images_per_sample, self._learns = statistics, images_per_sample, learns
         self._terms = due(terms, "discriminator", d_step)
+        self.judged = judged_of(self._terms)
         self.checked = [term for term in self._terms if isinstance(term, FiniteDifference) and term.is_checked(d_step)]
         self._of_gradients = [term for term in self._terms if term.differentiates]
         self._of_logits = [term for term in self._terms if term.reads and not term.differentiates]
@@ -99,22 +111,25 @@ class DiscriminatorObjective:
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of the logits of a concatenated micro-batch.
+        """Return the loss of D's outputs for a concatenated micro-batch.
 
-        With tangents of the logits along ``slopes``, its gradient contains that of the terms that read gradients; its
+        With tangents of the outputs along ``slopes``, its gradient contains that of the terms that read gradients; its
         value does not contain them. ``features`` are D's predictions of a teacher's features of real images, then these
         features.
         """
-        read: dict[str, Any] = {f"{name}_logits": each for name, each in self._by_segment(outputs).items()}
+        read: dict[str, Any] = {}
+        for name, each in self._by_segment(outputs).items():
+            read |= self.judged.read(name, each)
         read |= zip(PREDICTED, features, strict=False)
         real, fake = read["real_logits"].detach(), read["fake_logits"].detach()
         for term in self._terms if self._learns else ():
             term.observe(real, fake)
         loss = _total(self._of_logits, read, self._statistics)
         if tangents is not None:
-            loss = loss + tangents.sum()
+            loss = loss + self.judged.logits(tangents).sum()
         elif self._of_gradients:
-            (grads,) = torch.autograd.grad((outputs * _GRADIENT_SCALE).sum(), inputs[0], create_graph=True)
+            scaled = self.judged.logits(outputs) * _GRADIENT_SCALE
+            (grads,) = torch.autograd.grad(scaled.sum(), inputs[0], create_graph=True)
             loss = loss + self._of_slopes((full(grads) / _GRADIENT_SCALE).chunk(self.num_segments))
         return loss if self._learns else 0.0 * loss
 
@@ -138,9 +153,9 @@ class DiscriminatorObjective:
         return torch.cat([found, found.new_zeros(rest, *found.shape[1:])])
 
     def note_slopes(self, outputs: Tensor) -> None:
-        """Record the squared slopes by finite differences, given the logits of a checked micro-batch."""
+        """Record the squared slopes by finite differences, given D's outputs for a checked micro-batch."""
         for term in self.checked:
-            term.check_logits(self._by_segment(outputs), self._statistics)
+            term.check_logits(self._by_segment(self.judged.logits(outputs)), self._statistics)
 
     def note_gradients(self, images: Tensor, grads: Tensor) -> None:
         """Record the exact penalties of a checked micro-batch, and the exact slopes.
@@ -183,9 +198,14 @@ class InputGradients:
     reads_features = False
     scale = _GRADIENT_SCALE
 
-    def __init__(self, num_segments: int, watch: Callable[[Tensor], None] | None = None) -> None:
-        """Sum the logits of ``num_segments`` segments, after showing them to ``watch``."""
-        self.num_segments, self._watch = num_segments, watch
+    def __init__(
+        self,
+        num_segments: int,
+        watch: Callable[[Tensor], None] | None = None,
+        judged: JudgedOutputs = LOGITS_ALONE,
+    ) -> None:
+        """Sum the logits of ``num_segments`` segments, after showing D's outputs to ``watch``."""
+        self.num_segments, self._watch, self._judged = num_segments, watch, judged
 
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
@@ -193,7 +213,7 @@ class InputGradients:
         """Return the scaled sum of the logits of a concatenated micro-batch."""
         if self._watch is not None:
             self._watch(outputs)
-        return self.scale * outputs.float().sum()
+        return self.scale * self._judged.logits(outputs).float().sum()
 
 
 class GeneratorObjective:
@@ -206,6 +226,7 @@ class GeneratorObjective:
         found = due(terms, "generator", update)
         of_logits = [term for term in found if term.reads and not (term.of_images or term.of_outputs)]
         self._terms, self._statistics, self.pairs = of_logits, statistics, pairs
+        self._judged = judged_of(found)
         self.reads_features = any(FEATURES in term.reads for term in of_logits)
 
     @property
@@ -220,9 +241,14 @@ class GeneratorObjective:
     def __call__(
         self, outputs: Tensor, inputs: MicroBatch, features: Sequence[Tensor] = (), tangents: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of the logits of ``batch``."""
+        """Return the loss of D's outputs for ``batch``."""
         real, fake = outputs.chunk(2) if self.pairs else (outputs, outputs)
-        return _total(self._terms, {"real_logits": real, "fake_logits": fake, FEATURES: features}, self._statistics)
+        read: dict[str, Any] = {
+            **self._judged.read("real", real),
+            **self._judged.read("fake", fake),
+            FEATURES: features,
+        }
+        return _total(self._terms, read, self._statistics)
 
 
 def _total(terms: Iterable[Term], read: Mapping[str, Any], statistics: Statistics) -> Tensor:

@@ -281,7 +281,7 @@ class AdversarialStep:
         return Work(phase, keep)
 
     def _check(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
-        loss = InputGradients(objective.num_segments, objective.note_slopes)
+        loss = InputGradients(objective.num_segments, objective.note_slopes, objective.judged)
 
         def note(j: int, images: Tensor, grads: Tensor) -> Tensor:
             objective.note_gradients(images, grads / loss.scale)
@@ -290,7 +290,7 @@ class AdversarialStep:
         return Work(phase, batch, loss, gradient=note)
 
     def _differentiate(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
-        loss = InputGradients(objective.num_differentiated)
+        loss = InputGradients(objective.num_differentiated, judged=objective.judged)
         return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:

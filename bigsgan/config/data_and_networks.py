@@ -26,6 +26,7 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_what_generator_reads(recipe)
     _check_images_from_images(recipe)
     _check_transport(recipe)
+    _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
 
 
@@ -131,10 +132,18 @@ def _check_what_generator_reads(recipe: Any) -> None:
     if not recipe.translates and not generator.latent_size:
         remedy = "give the numbers of a latent, or set reads=images for a generator from images"
         raise UserError("generator.latent_size", None, "must be given", remedy)
-    for number, name in enumerate(generator.outputs):
-        if name in (*READ_BY_TERMS, *generator.outputs[:number]):
-            problem, remedy = "is the name of something else that terms read", "give it a name of its own"
-            raise UserError(f"generator.outputs.{number}", name, problem, remedy)
+
+
+def _check_names_of_outputs(recipe: Any) -> None:
+    """Refuse outputs of networks that terms could not tell from something else."""
+    taken = set(READ_BY_TERMS)
+    for network, forms in (("generator", ("{}",)), ("discriminator", ("fake_{}", "real_{}"))):
+        for number, name in enumerate(getattr(getattr(recipe, network), "outputs", [])):
+            names = {form.format(name) for form in forms}
+            if taken & names:
+                problem, remedy = "is the name of something else that terms read", "give it a name of its own"
+                raise UserError(f"{network}.outputs.{number}", name, problem, remedy)
+            taken |= names
 
 
 def _check_terms_of_outputs(recipe: Any) -> None:

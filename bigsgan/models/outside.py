@@ -10,7 +10,7 @@ Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bigsgan import plugins
 from bigsgan.config import Recipe
 from bigsgan.config.signature import checked_arguments
-from bigsgan.errors import UserError
+from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
@@ -39,21 +39,25 @@ _HALF = (torch.bfloat16, torch.float16)
 class Foreign(TwiceDifferentiable):
     """A layer that is any module: it takes the carry, and returns a tensor or a tuple, which is the next carry.
 
-    The last layer of D may return several maps of logits, in lists or tuples. They are joined to logits (N, P).
+    The last layer of D may return several maps of logits, in lists or tuples, and further outputs after them. They are
+    joined to one tensor (N, P + E), the logits first.
 
     In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
     floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
     parameters that the module does not train, and tensors that are plain attributes, are buffers.
 
     Attributes:
-        map_sizes: Numbers of an image's logits in each map, as of the last forward pass.
+        map_sizes: Numbers of an image's logits in each map, as of the last forward pass; none of one map.
+        output_sizes: Numbers of an image in each of D's further outputs.
     """
 
     map_sizes: tuple[int, ...] = ()
+    output_sizes: tuple[int, ...] = ()
 
-    def __init__(self, module: nn.Module, network: str, is_last: bool) -> None:
+    def __init__(self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
+        """Take a layer of a network; ``outputs`` are the names of what D returns after its logits."""
         super().__init__()
-        self.module, self._network, self._is_last = module, network, is_last
+        self.module, self._network, self._is_last, self._outputs = module, network, is_last, outputs
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply the module to the carry."""
@@ -64,16 +68,36 @@ class Foreign(TwiceDifferentiable):
         exact = self.exact or any(has_tangent(each) for each in inputs if each.is_floating_point())
         with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():
             found = self._computed(inputs, dtype) if inputs[0].device.type != "meta" else self._on_meta(inputs, dtype)
-        ends = self._is_last and self._network == "discriminator"
-        if ends and not isinstance(found, Tensor) and (maps := _maps(found)):
-            flat = [each.reshape(len(each), -1) for each in maps]
-            self.map_sizes = tuple(each.shape[1] for each in flat)
-            found = torch.cat(flat, dim=1)
+        if self._is_last and self._network == "discriminator":
+            found = self._joined(found)
         outputs = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(each, Tensor) for each in outputs):
             raise TypeError(f"it returns {found!r:.60}, not tensors of the batch")
         to = full if self._is_last else (lambda each: each.to(dtype))
         return tuple(to(each) if each.is_floating_point() else each for each in outputs)
+
+    def _joined(self, found: Any) -> Any:
+        """Join D's maps of logits, and what comes after them."""
+        logits, *others = self._divided(found)
+        if (not others and isinstance(logits, Tensor)) or not (maps := _maps(logits)):
+            return found
+        flat = [each.reshape(len(each), -1) for each in (*maps, *others)]
+        sizes = tuple(each.shape[1] for each in flat)
+        self.map_sizes = () if isinstance(logits, Tensor) else sizes[: len(maps)]
+        self.output_sizes = sizes[len(maps) :]
+        return torch.cat([each.float() for each in flat], dim=1)
+
+    def _divided(self, found: Any) -> list[Any]:
+        """Return D's logits, or what holds them, and the outputs that have names."""
+        if not self._outputs:
+            return [found]
+        returned = list(found) if isinstance(found, list | tuple) else [found]
+        others = returned[1:]
+        if len(others) != len(self._outputs) or not all(isinstance(each, Tensor) for each in others):
+            name, number = type(self.module).__name__, counted(len(others), "tensor")
+            problem = f"must be the names of the {number} that {name} returns after the logits"
+            raise UserError("discriminator.outputs", list(self._outputs), problem, "name each of them")
+        return returned
 
     def _on_meta(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
         try:
@@ -109,9 +133,9 @@ class Constructed(Foreign):
 
     fills_parts = True
 
-    def __init__(self, make: Make, module: nn.Module, network: str, is_last: bool) -> None:
+    def __init__(self, make: Make, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
         """Keep ``module``, and ``make``, which has made it and can make it again."""
-        super().__init__(module, network, is_last)
+        super().__init__(module, network, is_last, outputs)
         self._make = make
 
     @torch.no_grad()
@@ -134,6 +158,7 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     """
     call = _call(recipe, network)
     field, family = f"{network}.family", getattr(recipe, network).family
+    outputs = recipe.judged_outputs if network == "discriminator" else []
 
     def checked(make: Make) -> Any:
         return plugins.called(field, family, lambda: _constructed(make), " as it is constructed")
@@ -141,16 +166,16 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     made = checked(call)
     if isinstance(made, LayerStack):
         *_, last = made.layers.values()
-        return [x if _is_ours(x) else Foreign(x, network, x is last) for x in made.layers.values()]
+        return [x if _is_ours(x) else Foreign(x, network, x is last, outputs) for x in made.layers.values()]
     if isinstance(made, nn.Module):
-        return [Constructed(call, made, network, is_last=True)]
+        return [Constructed(call, made, network, is_last=True, outputs=outputs)]
     layers: list[nn.Module] = []
     for number, make in enumerate(made if isinstance(made, list | tuple) else []):
         layer = checked(make) if callable(make) and not isinstance(make, nn.Module) else None
         if not isinstance(layer, nn.Module):
             problem, remedy = f"must return functions that make layers, but number {number}", "return a list of them"
             raise UserError(field, type(make if layer is None else layer).__name__, problem, remedy)
-        layers.append(Constructed(make, layer, network, is_last=number == len(made) - 1))
+        layers.append(Constructed(make, layer, network, is_last=number == len(made) - 1, outputs=outputs))
     if not layers:
         problem = "must return a torch.nn.Module, or a list of functions that make its layers"
         raise UserError(field, type(made).__name__, problem, "correct what it returns")

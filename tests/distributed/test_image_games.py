@@ -8,6 +8,8 @@ from bigsgan import plugins
 from bigsgan.config import RunPlan
 from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
+from tests import distillation
+from tests.distillation import DISTILLATION, DistillationReference
 from tests.distributed import scenarios
 from tests.distributed.agreement import SAME, check_updates
 from tests.image_games import (
@@ -28,6 +30,10 @@ from tests.reference import worst
 from tests.tiny import both, stages, zero
 
 SLOW = pytest.mark.slow
+OUTSIDE = [
+    *(f"tests.image_games:{name}" for name in NAMES),
+    *(f"tests.distillation:{name}" for name in distillation.NAMES),
+]
 AGAIN = ["pipeline.generator_phase=recompute", "accumulation=4"]
 LAYOUTS = {
     "one rank, micro-batches": (1, ["accumulation=2"], both(0)),
@@ -47,7 +53,7 @@ LAYOUTS = {
     "whole batches": (2, [], both(0)),
     "whole batches, ZeRO 2": (2, ["objective.schedule=generator_first"], both(2)),
 }
-QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3")}
+QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3"), ("distillation", "ranks of their own")}
 GAMES = {
     "autoencoder": (AUTOENCODER, AutoencoderReference),
     "lazy": (LAZY, AutoencoderReference),
@@ -57,6 +63,7 @@ GAMES = {
     "starts": (STARTS, AutoencoderReference),
     "by part": (BY_PART, AutoencoderReference),
     "fixed": (FIXED, AutoencoderReference),
+    "distillation": (DISTILLATION, DistillationReference),
 }
 STAGED = (
     "G in stages, recomputed",
@@ -84,6 +91,7 @@ BY_GAME = {
     "starts": (*WHOLE[:3], *KEEPING),
     "by part": WHOLE[:1],
     "fixed": ["both in stages"],
+    "distillation": (*WHOLE[:4], "both in stages, recomputed", "stages of their own"),
 }
 CELLS = [
     pytest.param(game, layout, marks=() if (game, layout) in QUICK else SLOW, id=f"{game}, {layout}")
@@ -95,8 +103,7 @@ CELLS = [
 @pytest.mark.parametrize("game, layout", CELLS)
 def test_updates(ranks, game, layout):
     (overrides, reference), (world_size, more, ds) = GAMES[game], LAYOUTS[layout]
-    names = [f"tests.image_games:{name}" for name in NAMES]
-    ranks(world_size).run(plugins.give, names)
+    ranks(world_size).run(plugins.give, OUTSIDE)
     with mock.patch.object(agreement, "Reference", reference):
         check_updates(ranks(world_size), combined([*overrides, *more]), ds, 3)
 
@@ -127,7 +134,7 @@ def repeated(*arguments):
 )
 def test_graphs_that_are_weighed_are_kept(ranks, game, options, ds):
     """Where G weighs by the graphs that it pulls back through, numbers are those of two passes, bit for bit."""
-    ranks(2).run(plugins.give, [f"tests.image_games:{name}" for name in NAMES])
+    ranks(2).run(plugins.give, OUTSIDE)
     kept, again = (
         scenarios.merge(ranks(2).run(train, combined([*game, *options]), ds, 3))
         for train in (scenarios.train, repeated)
@@ -152,7 +159,7 @@ def test_a_pool_and_several_steps_of_d(ranks, layout):
 
 
 def test_a_parameter_of_another_stage(ranks):
-    ranks(2).run(plugins.give, [f"tests.image_games:{name}" for name in NAMES])
+    ranks(2).run(plugins.give, OUTSIDE)
     game = [each.replace("1.module.second", "0.module.second") for each in ADAPTIVE]
     with pytest.raises(RuntimeError, match="is of no parameter of G's last stage"):
         ranks(2).run(scenarios.train, [*game, *stages(2, 1), *AGAIN], both(1), 1)

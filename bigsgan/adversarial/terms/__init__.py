@@ -19,6 +19,7 @@ from bigsgan.adversarial.terms.feature_matching import FeatureMatching
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
+from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs
 from bigsgan.adversarial.terms.latents import CodebookTerm, CodeEntropy, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
@@ -41,6 +42,7 @@ from bigsgan.adversarial.terms.term import (
     image_gradient,
     images_read,
     inner_term,
+    judged_of,
     targets_of,
 )
 from bigsgan.adversarial.terms.transport import TransportCost
@@ -58,12 +60,14 @@ __all__ = [
     "GRADIENTS",
     "IMAGES",
     "LOGITS",
+    "LOGITS_ALONE",
     "PREDICTED",
     "FiniteDifference",
     "FunctionTerm",
     "GradientNorm",
     "GradientNormalization",
     "InnerTerm",
+    "JudgedOutputs",
     "Own",
     "Sum",
     "Term",
@@ -75,6 +79,7 @@ __all__ = [
     "image_gradient",
     "images_read",
     "inner_term",
+    "judged_of",
     "output_loss",
     "stateless_terms",
     "states",
@@ -94,6 +99,7 @@ class Termed(NamedTuple):
     augmentation: Tensor | None = None  # probability of D's augmentations, (1,), if this rank holds it
     predicts: bool = False  # whether this rank's layers of D predict a teacher's features
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
+    output_sizes: Callable[[], Sequence[int]] = tuple  # see ``JudgedOutputs``
     sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
     codebook: Tensor | None = None  # codes that follow averages, (K, Z), if this rank holds them
     place: tuple[int, int] = (0, 1)  # this rank's number, and the number of all ranks
@@ -104,9 +110,18 @@ class Termed(NamedTuple):
         p = next((layer.p for layer in discriminator.modules() if isinstance(layer, AdaptiveAugment)), None)
         last = next(reversed([*discriminator.layers.values()]), None)
         of_g, of_d = of_networks or (None, None)
-        sizes, predicts = (lambda: getattr(last, "map_sizes", ())), discriminator.predicts
-        sees_images = int(next(iter(discriminator.layers), 1)) <= 0  # a rank without layers of D has none
-        return cls(statistics, statistics.device, total, of_g, of_d, p, predicts, sizes, sees_images)
+        return cls(
+            statistics,
+            statistics.device,
+            total,
+            of_g,
+            of_d,
+            augmentation=p,
+            predicts=discriminator.predicts,
+            map_sizes=lambda: getattr(last, "map_sizes", ()),
+            output_sizes=lambda: getattr(last, "output_sizes", ()),
+            sees_images=int(next(iter(discriminator.layers), 1)) <= 0,  # a rank without layers of D has none
+        )
 
 
 def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) -> list[Term]:
@@ -129,7 +144,8 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
             term.value.sum_over_replicas = own_sum or rank.sum_over_ranks
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
-    found += [OfDiscriminator(loss), OfGenerator(loss)]
+    judged = JudgedOutputs(recipe.judged_outputs, rank.output_sizes)
+    found += [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
     if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))

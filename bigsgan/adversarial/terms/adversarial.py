@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from bigsgan.adversarial.terms.judged import JudgedOutputs
 from bigsgan.adversarial.terms.losses import AdversarialLoss
 from bigsgan.adversarial.terms.term import Term
 from bigsgan.monitor import Statistics
@@ -14,8 +15,9 @@ from bigsgan.monitor import Statistics
 class OfDiscriminator(Term):
     """D's side, which also records logits."""
 
-    def __init__(self, loss: AdversarialLoss) -> None:
+    def __init__(self, loss: AdversarialLoss, judged: JudgedOutputs | None = None) -> None:
         super().__init__("discriminator", "discriminator", ("real_logits", "fake_logits"))
+        self.judged = judged
         self.statistics += ("logits/real", "logits/fake", "accuracy/real", "accuracy/fake")
         self._function = loss.discriminator
 
@@ -35,8 +37,9 @@ class OfDiscriminator(Term):
 class OfGenerator(Term):
     """G's side."""
 
-    def __init__(self, loss: AdversarialLoss) -> None:
+    def __init__(self, loss: AdversarialLoss, judged: JudgedOutputs | None = None) -> None:
         super().__init__("generator", "generator", ("fake_logits", "real_logits"))
+        self.judged = judged
         self._function = loss.generator
 
     def begin_update(self, weights: Mapping[str, float]) -> None:

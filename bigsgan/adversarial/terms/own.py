@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from bigsgan.config.signature import build, checked_arguments
 from bigsgan.engines.exposing import FIELD, exposed
 from bigsgan.errors import UserError
 from bigsgan.models.build import example_labels, network_on_meta
+from bigsgan.models.outside import Foreign
 from bigsgan.models.outside_check import random_inputs
 from bigsgan.plugins import called, load
 
@@ -133,17 +134,15 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     found = []
     for number, section in enumerate(recipe.objective.terms):
         field = f"objective.terms.{number}.use"
-        function = _built(
-            field.removesuffix(".use"), section, device, recipe.outputs if section.network == "generator" else ()
-        )
+        function = _built(field.removesuffix(".use"), section, device, _offered(recipe, section))
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
             called_as, function = function.means, OfMeans(function)
         what = "its method means" if of_means else "its call"
         names = _reads(field, section.use, called_as, _offered(recipe, section), what)
-        reads_outputs = not set(recipe.outputs).isdisjoint(names)
-        if sum(any(name in kind for name in names) for kind in (IMAGES, LOGITS, GRADIENTS)) > 1 or (
-            reads_outputs and not {"real_images", *LOGITS}.isdisjoint(names)
+        judged, reads_outputs = _judged(recipe), not set(recipe.outputs).isdisjoint(names)
+        if sum(any(name in kind for name in names) for kind in (IMAGES, judged, GRADIENTS)) > 1 or (
+            reads_outputs and not {"real_images", *judged}.isdisjoint(names)
         ):
             remedy = "make two terms of it: they may be on different ranks, or of different passes"
             problem = "must read images, logits or gradients, not several"
@@ -161,14 +160,14 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     return found
 
 
-def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device, outputs: Sequence[str] = ()) -> Any:
+def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device, read: Sequence[str] = LOGITS) -> Any:
     """Return what a section names: an object of a class, made with the arguments, or a function that has them.
 
     The weights of a module stay as they are.
     """
     found = load(f"{field}.use", section.use, "terms")
     if not inspect.isclass(found):
-        names = [*IMAGES, *LOGITS, *GRADIENTS, *outputs]  # which it gets in each update
+        names = [*IMAGES, *LOGITS, *GRADIENTS, *read]  # which it gets in each update
         arguments = checked_arguments(f"{field}.arguments", section.use, found, section.arguments, dict.fromkeys(names))
         return functools.partial(found, **{key: value for key, value in arguments.items() if key not in names})
     found = build(f"{field}.use", section.use, "terms", section.arguments, {})
@@ -178,10 +177,15 @@ def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device, outputs
 def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     """Return what the term's network can show it in an update."""
     if section.network == "discriminator":
-        return (*LOGITS, *GRADIENTS)
+        return (*_judged(recipe), *GRADIENTS)
     other = "latents" if recipe.translates else "input_images"
     images = [name for name in IMAGES if name != other]
-    return (*images, *recipe.outputs, *(LOGITS if recipe.objective.pairs else LOGITS[:1]))
+    return (*images, *recipe.outputs, *_judged(recipe)[:: 1 if recipe.objective.pairs else 2])
+
+
+def _judged(recipe: Recipe) -> tuple[str, ...]:
+    """Return what terms may read where D's logits are computed, each of G's images and of real ones in turn."""
+    return (*LOGITS, *(f"{segment}_{name}" for name in recipe.judged_outputs for segment in ("fake", "real")))
 
 
 def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -215,7 +219,7 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torc
     """Compute a term of two random samples, together and one by one, and its gradient."""
     inputs = _random_inputs(recipe, device)
     # What depends on the network.
-    trains = inputs if term.network == "discriminator" else ("images", "fake_logits", *recipe.outputs)
+    trains = inputs if term.network == "discriminator" else ("images", *_judged(recipe)[::2], *recipe.outputs)
     if term.of_outputs:
         inputs = {**inputs, **_random_outputs(recipe, device)}
     read = {key: inputs[key] if key in trains else inputs[key].detach() for key in term.reads}
@@ -279,10 +283,21 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
         "labels": example_labels(recipe.data, 2).to(device),
     }
     found |= {"fake_logits": logits(), "real_logits": logits()}
+    sizes = _judged_sizes(recipe) if recipe.judged_outputs else ()
+    for name, number in zip(_judged(recipe)[2:], (each for each in sizes for _ in LOGITS), strict=True):
+        found[name] = torch.randn(2, number, generator=generator).to(device).requires_grad_()
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
     if recipe.translates:
         return found | {"input_images": images(recipe.input_channels)}
     return found | {"latents": torch.randn(2, recipe.latent_size, generator=generator).to(device)}
+
+
+def _judged_sizes(recipe: Recipe) -> Sequence[int]:
+    """Return how many numbers of an image each of D's outputs beside the logits has."""
+    network = network_on_meta(recipe, "discriminator")
+    network(*(each.to("meta") for each in random_inputs(recipe, "discriminator", 2)))
+    *_, last = network.layers.values()
+    return cast(Foreign, last).output_sizes
 
 
 def _random_outputs(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
+from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs
 from bigsgan.engines import LossFunction, MicroBatch, Outcome, Regularizer
 from bigsgan.monitor import Statistics
 
@@ -51,12 +52,14 @@ class Term:
         entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
         segments: Names of the segments that it adds to D's batch.
         of_outputs: Whether it reads what G returns after its images.
+        judged: What D returns after its logits, if it knows.
         targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
     """
 
     entry = ""
     of_outputs = False
     segments: tuple[str, ...] = ()
+    judged: JudgedOutputs | None = None
     targets: Callable[..., MicroBatch] | None = None
     value: Callable[..., Tensor]  # the mean over the samples, a scalar, of what it reads by name
 
@@ -153,6 +156,11 @@ class InnerTerm(Term, Regularizer):
 def due(terms: Iterable[Term], network: str, number: int) -> list[Term]:
     """Return the terms of a network that its step of this number has."""
     return [term for term in terms if term.network == network and term.is_due(number)]
+
+
+def judged_of(terms: Iterable[Term]) -> JudgedOutputs:
+    """Return what D returns after its logits, as a term knows it; nothing if none does."""
+    return next((term.judged for term in terms if term.judged is not None), LOGITS_ALONE)
 
 
 def targets_of(terms: Iterable[Term]) -> Callable[..., MicroBatch] | None:

@@ -19,6 +19,9 @@ def is_outside(family: object) -> bool:
     return isinstance(family, str) and (":" in family or family in plugins.names("families"))
 
 
+Names = list[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]]
+
+
 class _Outside(NetworkSection):
     """A function or class from outside the package that makes the network (docs/how-to/own-network.md)."""
 
@@ -52,12 +55,16 @@ class OutsideGenerator(_Outside):
     """Numbers in a latent; for a generator from latents."""
     reads: Literal["latents", "images"] = "latents"
     """What it makes images from: latents, or the real images themselves, as an autoencoder does."""
-    outputs: list[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]] = Field(default=[])
+    outputs: Names = Field(default=[])
     """Names of what it returns after the images. D does not see it; terms of G may read it by these names."""
 
 
 class OutsideDiscriminator(_Outside):
-    """A discriminator from outside the package: images, labels (N,) -> logits (N, ...).
+    """A discriminator from outside the package: images, labels (N,) -> logits (N, ...), and further outputs.
 
     With pairs of images it reads their inputs too.
     """
+
+    outputs: Names = Field(default=[])
+    """Names of what it returns after the logits, each (N, ...). Terms of both networks may read them where D computes,
+    as ``fake_NAME`` of G's images and ``real_NAME`` of real ones."""
