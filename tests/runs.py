@@ -14,8 +14,13 @@ from tests.alone import save, whole
 from tests.tiny import awake, tiny_recipe
 
 
-def make_run(directory: Path, *overrides: str, nimg: int = 64) -> tuple[Path, dict[str, LayerStack]]:
-    """A run of the tiny recipe, and its networks by entry; nothing in the EMA is at a special value such as 0 or 1."""
+def make_run(
+    directory: Path, *overrides: str, nimg: int = 64, deviation: float = 0.05
+) -> tuple[Path, dict[str, LayerStack]]:
+    """A run of the tiny recipe, and its networks by entry.
+
+    Nothing in the EMA is at a special value such as 0 or 1, as ``deviation`` moves all of it.
+    """
     recipe = tiny_recipe(directory, *overrides)
     networks = {}
     with awake():
@@ -26,7 +31,7 @@ def make_run(directory: Path, *overrides: str, nimg: int = 64) -> tuple[Path, di
     with torch.no_grad():
         for name, tensor in networks["average"].state_dict().items():
             if not name.endswith("resample_filter"):
-                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
+                tensor.add_(deviation * torch.randn(tensor.shape, generator=generator))
     run = directory / "run"
     write_recipe(recipe, run, {})
     assert save(run / "checkpoints", nimg, {name: whole(network) for name, network in networks.items()})

@@ -128,6 +128,21 @@ def test_own_loss(elsewhere):
 
 
 @pytest.mark.slow
+def test_distill(elsewhere):
+    """A student learns from its teacher's scores, resumes and makes images."""
+    pretrain, train, sample = commands(written("distill"))
+    Path("flow.py").write_text(Path("flow.py").read_text().replace("num_steps=8000", "num_steps=20"))
+    execute(pretrain)
+    short = ["total_nimg=128", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=64"]
+    execute(train, *short, "total_nimg=64")
+    assert "Resuming" in (said := execute(train, *short))
+    assert "UserWarning" not in said
+    assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows("runs/dmd2")[1].keys()
+    execute(sample)
+    assert Image.open("digits.png").size[0] > 8
+
+
+@pytest.mark.slow
 def test_image_games(elsewhere):
     """Two generators of one's own, and an autoencoder: train, resume, sample, translate and export."""
     found = {" ".join(words[-2:]): words for words in commands(written("image-games"))}

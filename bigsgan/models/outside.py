@@ -10,6 +10,7 @@ Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -195,7 +196,9 @@ def _constructed(make: Make) -> Any:
     if torch.get_default_device().type != "meta":
         return _on_cpu(make)
     try:
-        return _prepared(make())
+        with warnings.catch_warnings():  # weights that a constructor loads from a file have no place on that device
+            warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+            return _prepared(make())
     except Exception:  # such as numbers of a schedule that are read from a tensor
         made = _on_cpu(make)
     return with_memory(made, "meta") if isinstance(made, nn.Module) else made
