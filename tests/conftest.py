@@ -26,7 +26,7 @@ if "BIGSGAN_CACHE" not in os.environ:  # workers inherit the first process's
     atexit.register(shutil.rmtree, os.environ["BIGSGAN_CACHE"], ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs in the background ignore it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small tensors this is quicker, and the same everywhere
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the deepspeed launcher unsets that; threads do not spin
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a launcher unsets OMP_NUM_THREADS, threads wait asleep
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
 sys.dont_write_bytecode = False
 

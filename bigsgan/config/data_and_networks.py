@@ -12,7 +12,7 @@ READ_BY_TERMS = (
     *("images", "real_images", "labels", "latents", "input_images", "fake_logits", "real_logits"),
     *("fake_gradients", "real_gradients", "features"),
 )
-"""Names of what terms may read besides G's outputs (adversarial/terms/term.py)."""
+"""Names of what terms may read besides outputs that have names (adversarial/terms/term.py)."""
 
 
 def check_data_and_networks(recipe: Any) -> None:
@@ -140,7 +140,7 @@ def _check_names_of_outputs(recipe: Any) -> None:
     for network, forms in (("generator", ("{}",)), ("discriminator", ("fake_{}", "real_{}"))):
         for number, name in enumerate(getattr(getattr(recipe, network), "outputs", [])):
             names = {form.format(name) for form in forms}
-            if taken & names:
+            if taken & names or name.endswith(("_logits", "_gradients")):  # as those of further images are called
                 problem, remedy = "is the name of something else that terms read", "give it a name of its own"
                 raise UserError(f"{network}.outputs.{number}", name, problem, remedy)
             taken |= names

@@ -181,11 +181,11 @@ class OwnTerm(Section):
 
     use: outside_name("terms")  # type: ignore[valid-type]
     """``package.module:name`` of a function, or of a class whose objects are called. It takes images and labels,
-    logits, or gradients, by the names of its arguments, and returns the mean over the samples."""
+    what D returns, or gradients, by the names of its arguments, and returns the mean over the samples."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; that of the function or class unless given."""
     network: Literal["generator", "discriminator"] = "generator"
-    """The network whose loss it enters. D's terms read logits, or gradients."""
+    """The network whose loss it enters. D's terms read what D returns, or gradients."""
     weight: float = 1.0
     """Weight relative to the loss on logits."""
     every: PositiveInt = 1

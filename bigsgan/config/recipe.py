@@ -172,11 +172,6 @@ class Recipe(Section):
         return found[:-1] if self.generator.joins_domains and not self.objective.identity else found
 
     @property
-    def judged_outputs(self) -> list[str]:
-        """Names of what D returns after the logits."""
-        return getattr(self.discriminator, "outputs", [])
-
-    @property
     def judged_channels(self) -> int:
         """Channels of a sample that travels from G to D, over all its images."""
         return self.data.channels * self.generator.images_per_sample

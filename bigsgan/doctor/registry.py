@@ -32,7 +32,7 @@ CHECKS = (
     Check("arithmetic.half", "bf16 and fp16 round, and not more than they may", 4, "arithmetic:half", ("group",)),
     Check(
         "arithmetic.half_of_families",
-        "bf16 rounds in no game more than it may",
+        "bf16 rounds in no game without a codebook more than it may",
         20,
         "arithmetic:half_of_families",
         ("group",),

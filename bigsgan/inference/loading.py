@@ -58,7 +58,7 @@ class ExportedNetwork(nn.Module):
         Returns:
             A generator's images (N, C, H, W), in [-1, 1] except for families that leave them unbounded; with
             ``data.kind=latents``, latents (N, C', S, S) for the autoencoder, times its ``scaling_factor``. A
-            discriminator's logits (N, ...).
+            discriminator's logits (N, ...), or (N, P + E) with what it returns after P logits.
 
         Raises:
             ValueError: Latents or labels have another shape, or a class does not exist.

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan import plugins
 from bigsgan.config import Recipe
+from bigsgan.config.families.outside import judged_outputs
 from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
@@ -86,18 +87,23 @@ class Foreign(TwiceDifferentiable):
         sizes = tuple(each.shape[1] for each in flat)
         self.map_sizes = () if isinstance(logits, Tensor) else sizes[: len(maps)]
         self.output_sizes = sizes[len(maps) :]
-        return torch.cat([each.float() for each in flat], dim=1)
+        return torch.cat([full(each) for each in flat], dim=1)
 
     def _divided(self, found: Any) -> list[Any]:
         """Return D's logits, or what holds them, and the outputs that have names."""
         if not self._outputs:
             return [found]
         returned = list(found) if isinstance(found, list | tuple) else [found]
-        others = returned[1:]
-        if len(others) != len(self._outputs) or not all(isinstance(each, Tensor) for each in others):
-            name, number = type(self.module).__name__, counted(len(others), "tensor")
-            problem = f"must be the names of the {number} that {name} returns after the logits"
-            raise UserError("discriminator.outputs", list(self._outputs), problem, "name each of them")
+        field, family, others = "discriminator.outputs", type(self.module).__name__, returned[1:]
+        if len(others) != len(self._outputs):
+            number = counted(len(others), "tensor")
+            problem = f"must be the names of the {number} that {family} returns after the logits"
+            remedy = "name each of them" if others else "remove it"
+            raise UserError(field, list(self._outputs), problem, remedy)
+        for name, each in zip(self._outputs, others, strict=True):
+            if not isinstance(each, Tensor):
+                problem = f"must be a tensor, {family} returns {type(each).__name__}"
+                raise UserError(field, name, problem, "return a tensor (N, ...) for each name")
         return returned
 
     def _on_meta(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
@@ -159,7 +165,7 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     """
     call = _call(recipe, network)
     field, family = f"{network}.family", getattr(recipe, network).family
-    outputs = recipe.judged_outputs if network == "discriminator" else []
+    outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []
 
     def checked(make: Make) -> Any:
         return plugins.called(field, family, lambda: _constructed(make), " as it is constructed")
@@ -167,6 +173,9 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
     made = checked(call)
     if isinstance(made, LayerStack):
         *_, last = made.layers.values()
+        if outputs and _is_ours(last):
+            problem, remedy = "must be empty with a last layer of bigsgan's own kind", "let it return logits alone"
+            raise UserError("discriminator.outputs", outputs, problem, remedy)
         return [x if _is_ours(x) else Foreign(x, network, x is last, outputs) for x in made.layers.values()]
     if isinstance(made, nn.Module):
         return [Constructed(call, made, network, is_last=True, outputs=outputs)]

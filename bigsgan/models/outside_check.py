@@ -74,7 +74,7 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             initialize(layer, initial_seed(recipe, network))
         try:
             outputs = _watched(layer, carry, found)
-            if _mixes_samples(layer, carry):
+            if _mixes_samples(layer, carry) or (network == "discriminator" and _mixes_samples(layer, carry, True)):
                 found.append(f"the samples of a batch meet in {_named(layer)}")
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
             given = ", ".join(f"{list(each.shape)}" for each in carry)
@@ -178,14 +178,18 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     return tuple(outputs)
 
 
-@torch.no_grad()
-def _mixes_samples(layer: LayerStack, carry: Carry) -> bool:
-    """Return whether a sample's results depend on the others, other than by batch norm."""
+def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False) -> bool:
+    """Return whether a sample's results depend on the others, other than by batch norm.
+
+    ``differentiated`` inputs require gradients, as D's images do where G learns.
+    """
     layer.eval()
+    carry = tuple(each.detach().requires_grad_(differentiated and each.is_floating_point()) for each in carry)
     for module in layer.modules():
         if isinstance(module, GlobalBatchNorm):
             module.tracks = True
-    whole, part = layer.fold(*carry), layer.fold(*(each[: _NUM // 2] for each in carry))
+    with torch.set_grad_enabled(differentiated):
+        whole, part = layer.fold(*carry), layer.fold(*(each[: _NUM // 2] for each in carry))
     for ours, theirs in zip(whole, part, strict=True):
         if ours.shape[:1] != (_NUM,) or theirs.shape[:1] != (_NUM // 2,):
             return True

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective
-from bigsgan.adversarial.terms import stateless_terms
+from bigsgan.adversarial.terms import JudgedOutputs, stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
+from bigsgan.config.families.outside import judged_outputs
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
@@ -169,7 +170,9 @@ def trace_discriminator(
     plan: RunPlan, stack: LayerStack, num_samples: int, program: Program | None = None
 ) -> WholePass:
     """Trace D's passes of an update with its penalties, and with the predicted features of a teacher's ``program``."""
-    objective = DiscriminatorObjective(stateless_terms(plan.objective), Statistics(_META), d_step=0)
+    *_, last = stack.layers.values()
+    judged = JudgedOutputs(judged_outputs(plan.recipe.discriminator), lambda: getattr(last, "output_sizes", ()))
+    objective = DiscriminatorObjective(stateless_terms(plan.objective, judged), Statistics(_META), d_step=0)
     inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
     root = Root(stack)
 

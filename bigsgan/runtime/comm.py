@@ -105,7 +105,8 @@ def _num_threads() -> int | None:
     """Return this rank's number of cores, or None where the user or the launcher has chosen the number of threads.
 
     The deepspeed launcher unsets OMP_NUM_THREADS, so that every rank would take all cores; torchrun sets it to 1, with
-    which the first weights of a large network take long. Slurm binds each rank to its own cores.
+    which the first weights of a large network take long, and a user's 1 cannot be told from that. Slurm binds each rank
+    to its own cores.
     """
     asked = os.environ.get("OMP_NUM_THREADS")
     is_torchruns = asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ

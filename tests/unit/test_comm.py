@@ -38,6 +38,13 @@ def test_threads(monkeypatch, asked, by_torchrun, num_cores, local_size, expecte
     assert comm._num_threads() == expected
 
 
+def test_a_rank_on_a_cpu_has_the_threads_that_were_asked_for():
+    code = "import torch; from bigsgan.runtime import comm; comm.initialize(); print(torch.get_num_threads())"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split()[-1:] == ["1"], done.stderr
+
+
 @pytest.mark.parametrize(
     "tasks, cpus, expected",
     [("8", "16", 4), ("8", "4", 1), ("2", "16", 1), (None, None, 1)],

@@ -9,7 +9,7 @@ from bigsgan.adversarial.terms import JudgedOutputs, Termed, build_terms
 from bigsgan.adversarial.terms.own import Own
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
-from bigsgan.models.network import initialize
+from bigsgan.models.network import LastImage, LayerStack, initialize
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import Statistics
 from tests.tiny import tiny_recipe
@@ -28,12 +28,42 @@ class Judge(nn.Module):
         h = self.layer(images)
         maps, mean, means = [h[:, :1], h[:, 1:]], h.mean((1, 2, 3)), h.mean((2, 3))
         kinds = {"whole": (maps, mean, means), "one map": (h, mean, means), "logits alone": h}
-        return (kinds | {"of no batch": (h, mean, h.sum())})[self.kind]
+        kinds |= {"list": (h, mean, [means]), "of no batch": (h, mean, h.sum())}
+        if images.requires_grad:
+            kinds["compared"] = (h, mean, means - means.mean(0))
+        return kinds.get(self.kind, kinds["whole"])
+
+
+class Linear(nn.Module):
+    """A logit and a mean."""
+
+    def __init__(self, image_channels):
+        super().__init__()
+        self.layer = nn.Linear(image_channels, 1)
+
+    def forward(self, images, labels):
+        h = self.layer(images.mean((2, 3)))
+        return h[:, 0], h
+
+
+def ours_last(image_channels):
+    """Layers of which the last is of bigsgan's kind."""
+    return LayerStack([Judge(image_channels), LastImage(1)])
 
 
 def small(fake_mean, real_means):
     """A term of D."""
     return fake_mean.square().mean() + 2 * real_means.square().mean()
+
+
+def joint(fake_logits, fake_mean):
+    """A term of logits (n, P) and of an output (n, 1)."""
+    return (fake_logits * fake_mean).mean()
+
+
+def across(fake_logits, fake_mean):
+    """No mean over samples, if there is one logit, (n, 1)."""
+    return (fake_logits[:, None] * fake_mean).mean()
 
 
 def near(fake_means):
@@ -45,6 +75,7 @@ def judge(kind="whole", outputs="[mean, means]"):
     return f"discriminator={{family: '{__name__}:Judge', arguments: {{kind: {kind}}}, outputs: {outputs}}}"
 
 
+LINEAR = f"discriminator={{family: '{__name__}:Linear', outputs: [mean]}}"
 TERMS = (
     f"terms: [{{use: '{__name__}:small', network: discriminator, weight: 3}}, {{use: '{__name__}:near', weight: 5}}]"
 )
@@ -65,6 +96,7 @@ def game(tmp_path, objective):
 
 def test_terms_read_them_and_the_loss_of_logits_does_not(tmp_path):
     terms, outputs, images, labels, h = game(tmp_path, "loss: hinge, r1: {weight: 2}")
+    assert outputs.shape == (4, 48 + 1 + 3)
     real, fake = h.chunk(2)
     ours = DiscriminatorObjective(terms, Statistics(CPU), 0)(outputs, (images, labels))
     maps = [(real[:, :1], fake[:, :1]), (real[:, 1:], fake[:, 1:])]
@@ -90,6 +122,26 @@ def test_real_ones_are_for_a_loss_of_g_that_reads_real_logits(tmp_path):
     torch.testing.assert_close(ours, loss + 5 * fake.mean((2, 3)).abs().mean())
 
 
+def test_finite_differences_and_lecam_read_logits_alone(tmp_path):
+    finite = "{weight: 2, form: finite_difference, sigma: 0.1, check_every: 1}"
+    terms, outputs, images, labels, h = game(tmp_path, f"loss: hinge, r1: {finite}, lecam: {{weight: 4, decay: 0}}")
+    objective = DiscriminatorObjective(terms, Statistics(CPU), 0)
+    assert (objective.num_segments, len(objective.checked)) == (3, 1)
+    outputs = torch.cat([outputs, outputs[:2] + 1])  # of real images that are perturbed
+    ours = objective(outputs, (images, labels))
+    real, fake = h.chunk(2)
+    maps = [(real[:, :1], fake[:, :1]), (real[:, 1:], fake[:, 1:])]
+    hinge = sum((1 - r).relu().mean() + (1 + f).relu().mean() for r, f in maps)
+    term = fake.mean((1, 2, 3)).square().mean() + 2 * real.mean((2, 3)).square().mean()
+    torch.testing.assert_close(ours, hinge + 3 * term + (48 / 0.1) ** 2)  # each of 48 logits is larger by 1
+    objective.note_slopes(outputs)
+    for each in terms:
+        each.finish_update(0, True)
+    again = DiscriminatorObjective(terms, Statistics(CPU), 0)(outputs, (images, labels))
+    far = (real - fake.mean()).relu().square().mean() + (real.mean() - fake).relu().square().mean()
+    torch.testing.assert_close(again - ours, 4 * far, atol=0.1, rtol=0)
+
+
 def test_they_lie_behind_the_logits():
     judged = JudgedOutputs(["one", "two"], lambda: (1, 2))
     row = torch.arange(5.0)[None]
@@ -97,11 +149,40 @@ def test_they_lie_behind_the_logits():
     assert found == {"real_logits": [[0, 1]], "real_one": [[2]], "real_two": [[3, 4]]}
 
 
+def test_terms_read_them_beside_logits(tmp_path):
+    (term,) = Own.of(tiny_recipe(tmp_path, LINEAR, f"objective={{terms: [{{use: '{__name__}:joint'}}]}}"), CPU).terms
+    assert term.reads == ("fake_logits", "fake_mean")
+
+
+def test_float64_stays(tmp_path):
+    network = build_network(tiny_recipe(tmp_path, judge()), "discriminator")
+    initialize(network, 5)
+    assert network.double()(torch.rand(2, 1, 16, 16).double(), torch.arange(2)).dtype == torch.float64
+
+
 @pytest.mark.parametrize(
     "overrides, field, problem",
     [
         ([judge(outputs="[mean]")], "discriminator.outputs", "must be the names of the 2 tensors that Judge returns"),
-        ([judge("logits alone")], "discriminator.outputs", "must be the names of the 0 tensors that Judge returns"),
+        ([judge("logits alone")], "discriminator.outputs", "the 0 tensors that Judge returns after the logits, got"),
+        ([judge("list")], "discriminator.outputs", "must be a tensor, Judge returns list, got 'means'"),
+        ([judge(outputs="[mean, behind_logits]")], "discriminator.outputs.1", "is the name of something else"),
+        ([judge("compared"), "accumulation=2"], "discriminator.family", "the samples of a batch meet in 0 (Judge)"),
+        (
+            [f"discriminator={{family: '{__name__}:ours_last', outputs: [mean]}}"],
+            "discriminator.outputs",
+            "must be empty with a last layer of bigsgan's own kind",
+        ),
+        (
+            [judge(), f"objective={{terms: [{{use: '{__name__}:near'}}], adversarial: {{normalize: {{}}}}}}"],
+            "objective.terms.0.use",
+            "must read images or outputs of G with objective.adversarial.normalize",
+        ),
+        (
+            [LINEAR, f"objective={{terms: [{{use: '{__name__}:across'}}]}}"],
+            "objective.terms.0.use",
+            "is no mean over samples",
+        ),
         ([judge("of no batch")], "discriminator.family", "cannot compute"),
         ([judge(outputs="[mean, mean]")], "discriminator.outputs.1", "is the name of something else that terms read"),
         ([judge(outputs="[mean, logits]")], "discriminator.outputs.1", "is the name of something else that terms read"),

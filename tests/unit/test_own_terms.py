@@ -37,7 +37,10 @@ def terms(tmp_path, section, *overrides):
         ("Several'", "must return a tensor of floats of one shape from its method means, returns [tensor("),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
         ("of_reals'", "has no gradient"),  # of G's: the images are not its own
-        ("of_gradients_and_logits', network: discriminator", "must read images, logits or gradients, not several"),
+        (
+            "of_gradients_and_logits', network: discriminator",
+            "must read images, what D returns, or gradients, not several",
+        ),
         ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
         ("broken'", "fails for random samples: RuntimeError: shape '[-1, 7]' is invalid"),

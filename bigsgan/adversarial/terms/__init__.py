@@ -49,6 +49,7 @@ from bigsgan.adversarial.terms.transport import TransportCost
 from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
+from bigsgan.config.families.outside import judged_outputs
 from bigsgan.config.objective import Objective, OwnLoss
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.models.augment import AdaptiveAugment
@@ -144,7 +145,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
             term.value.sum_over_replicas = own_sum or rank.sum_over_ranks
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
-    judged = JudgedOutputs(recipe.judged_outputs, rank.output_sizes)
+    judged = JudgedOutputs(judged_outputs(recipe.discriminator), rank.output_sizes)
     found += [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
     if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)
@@ -206,10 +207,12 @@ def gradient_terms(objective: Objective) -> list[Term]:
     return [*found, GradientPenalty(objective.gradient_penalty)] if objective.gradient_penalty else found
 
 
-def stateless_terms(objective: Objective) -> list[Term]:
+def stateless_terms(objective: Objective, judged: JudgedOutputs = LOGITS_ALONE) -> list[Term]:
     """Return the terms that read what D computes, without those with state or from outside, as a trace needs them."""
     loss = LOSSES["hinge" if isinstance(objective.loss, OwnLoss) else objective.loss]
-    found: list[Term] = [OfDiscriminator(loss), OfGenerator(loss)]
+    found: list[Term] = [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
+    for name in judged.names:  # any function of it takes the same passes
+        found.append(FunctionTerm(name, "discriminator", 1.0, (f"fake_{name}",), _mean_of_squares))
     found += [FeatureMatching(objective.feature_matching)] if objective.feature_matching else []
     found += [TeacherDistance(objective.teacher, None)] if objective.teacher else []
     for section in objective.terms:  # any function of the same gradients takes the same passes
@@ -219,5 +222,5 @@ def stateless_terms(objective: Objective) -> list[Term]:
     return found + gradient_terms(objective)
 
 
-def _mean_of_squares(**gradients: Tensor) -> Tensor:
-    return torch.stack([each.square().mean() for each in gradients.values()]).sum()
+def _mean_of_squares(**read: Tensor) -> Tensor:
+    return torch.stack([each.square().mean() for each in read.values()]).sum()

@@ -17,6 +17,7 @@ from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
 from bigsgan.adversarial.terms.outputs import OutputTerm
 from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm, Sum
 from bigsgan.config import Recipe
+from bigsgan.config.families.outside import judged_outputs
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
 from bigsgan.engines.exposing import FIELD, exposed
@@ -42,9 +43,10 @@ class Own(NamedTuple):
         """Build them, and try those from outside.
 
         Raises:
-            UserError: See ``adversarial_loss``, ``own_terms`` and ``check_adaptive_weight``.
+            UserError: See ``adversarial_loss``, ``own_terms``, ``check_weighed`` and ``check_adaptive_weight``.
         """
         own = cls(adversarial_loss(recipe, device), own_terms(recipe, device))
+        check_weighed(recipe, own.terms)
         check_adaptive_weight(recipe, own.terms)
         return own
 
@@ -72,6 +74,21 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
     return AdversarialLoss(**functions)
 
 
+def check_weighed(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None:
+    """Refuse terms of G that would be weighed with the loss on logits.
+
+    Raises:
+        UserError: There is one.
+    """
+    section = recipe.objective.adversarial
+    key = "adaptive" if section.adaptive else "normalize"
+    for number, term in enumerate(terms):
+        if section.weighs and term.network == "generator" and not (term.of_images or term.of_outputs):
+            field, name = f"objective.terms.{number}.use", recipe.objective.terms[number].use
+            problem, remedy = f"must read images or outputs of G with objective.adversarial.{key}", "remove one of both"
+            raise UserError(field, name, problem, remedy, "it would be weighed too")
+
+
 def check_adaptive_weight(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None:
     """Refuse an adaptive weight without terms of images in each update to weigh against, or of no parameter of G.
 
@@ -87,14 +104,6 @@ def check_adaptive_weight(recipe: Recipe, terms: Sequence[FunctionTerm]) -> None
     if not images.requires_grad or torch.autograd.grad(images.sum(), found.copy, allow_unused=True)[0] is None:
         problem, remedy = "is of a parameter that G's images do not depend on", "name another"
         raise UserError(FIELD, section.parameter, problem, f"{remedy}: its module must read it as it is called")
-    for number, term in enumerate(terms):
-        if term.network == "generator" and not (term.of_images or term.of_outputs):
-            field, name = f"objective.terms.{number}.use", recipe.objective.terms[number].use
-            problem, detail = (
-                "must read images or outputs with objective.adversarial.adaptive",
-                "it would be weighed too",
-            )
-            raise UserError(field, name, problem, "remove it, or give a fixed weight", detail)
     always = any(term.of_images and term.every == 1 for term in terms)
     objective = recipe.objective
     if not (always or objective.of_targets or objective.consistency or objective.transport):
@@ -145,7 +154,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
             reads_outputs and not {"real_images", *judged}.isdisjoint(names)
         ):
             remedy = "make two terms of it: they may be on different ranks, or of different passes"
-            problem = "must read images, logits or gradients, not several"
+            problem = "must read images, what D returns, or gradients, not several"
             if reads_outputs:
                 problem = "must read outputs, images, labels or input_images, not real images or logits too"
             raise UserError(field, section.use, problem, remedy)
@@ -185,7 +194,8 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
 
 def _judged(recipe: Recipe) -> tuple[str, ...]:
     """Return what terms may read where D's logits are computed, each of G's images and of real ones in turn."""
-    return (*LOGITS, *(f"{segment}_{name}" for name in recipe.judged_outputs for segment in ("fake", "real")))
+    names = judged_outputs(recipe.discriminator)
+    return (*LOGITS, *(f"{segment}_{name}" for name in names for segment in ("fake", "real")))
 
 
 def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -273,31 +283,31 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
     def images(channels: int) -> Tensor:
         return (2 * torch.rand(2, channels, *size, generator=generator) - 1).to(device).requires_grad_()
 
-    def logits() -> Tensor:
-        shape = (2, _NUM_PATCHES) if recipe.translates else (2,)
-        return torch.randn(shape, generator=generator).to(device).requires_grad_()
+    def judged(*numbers: int) -> Tensor:
+        return torch.randn(2, *numbers, generator=generator).to(device).requires_grad_()
 
     found = {
         "images": images(made),
         "real_images": images(recipe.data.channels),
         "labels": example_labels(recipe.data, 2).to(device),
     }
-    found |= {"fake_logits": logits(), "real_logits": logits()}
-    sizes = _judged_sizes(recipe) if recipe.judged_outputs else ()
-    for name, number in zip(_judged(recipe)[2:], (each for each in sizes for _ in LOGITS), strict=True):
-        found[name] = torch.randn(2, number, generator=generator).to(device).requires_grad_()
+    sizes: Sequence[tuple[int, ...]] = [(_NUM_PATCHES,) if recipe.translates else ()]
+    if judged_outputs(recipe.discriminator):
+        sizes = _judged_sizes(recipe)
+    found |= zip(_judged(recipe), (judged(*each) for each in sizes for _ in LOGITS), strict=True)
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
     if recipe.translates:
         return found | {"input_images": images(recipe.input_channels)}
     return found | {"latents": torch.randn(2, recipe.latent_size, generator=generator).to(device)}
 
 
-def _judged_sizes(recipe: Recipe) -> Sequence[int]:
-    """Return how many numbers of an image each of D's outputs beside the logits has."""
+def _judged_sizes(recipe: Recipe) -> Sequence[tuple[int, ...]]:
+    """Return how many logits of an image D has, and how many numbers in each of its outputs beside them."""
     network = network_on_meta(recipe, "discriminator")
-    network(*(each.to("meta") for each in random_inputs(recipe, "discriminator", 2)))
+    joined = network(*(each.to("meta") for each in random_inputs(recipe, "discriminator", 2)))
     *_, last = network.layers.values()
-    return cast(Foreign, last).output_sizes
+    sizes = cast(Foreign, last).output_sizes
+    return [(joined.shape[1] - sum(sizes),), *((size,) for size in sizes)]
 
 
 def _random_outputs(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:
