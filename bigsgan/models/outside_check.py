@@ -193,7 +193,7 @@ def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False
     for ours, theirs in zip(whole, part, strict=True):
         if ours.shape[:1] != (_NUM,) or theirs.shape[:1] != (_NUM // 2,):
             return True
-        near = _TOLERANCE * float(ours.abs().max())
+        near = _TOLERANCE * float(ours.detach().abs().max())
         if not torch.allclose(ours[: _NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
             return True
     return False
