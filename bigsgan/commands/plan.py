@@ -93,7 +93,7 @@ def _check_memory(options: argparse.Namespace, gpus: int) -> tuple[int, int | No
         raise UserError("--pipeline", None, "cannot be combined with --gpu-memory", "give only one of them")
     for flag, gib in (("--gpu-memory", options.gpu_memory), ("--host-memory", options.host_memory)):
         if gib is not None and not 0 < gib < _MOST_GIB:
-            raise UserError(flag, gib, "must be a positive size in GiB", "give a number such as 80")
+            raise UserError(flag, gib, f"must be above 0 and below {_MOST_GIB:.0e} GiB", "give a number such as 80")
         if gib is not None and gib < _LEAST_GIB:
             raise UserError(flag, gib, f"must be at least {_LEAST_GIB:g}", "give a size in GiB, such as 80")
     host = options.host_memory

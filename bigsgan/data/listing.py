@@ -36,6 +36,8 @@ _CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
 _MOST_VISITS = 1_000
 _SHOWN_KINDS = 4
 _TYPES = mimetypes.MimeTypes()
+for _suffix in ("cfg", "ini", "ipynb", "jsonl", "lock", "log", "md", "parquet", "pkl", "toml", "yaml", "yml"):
+    _TYPES.add_type("text/plain", f".{_suffix}")  # which Python's own list lacks
 
 _log = logging.getLogger(__name__)
 

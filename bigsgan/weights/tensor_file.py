@@ -61,7 +61,8 @@ def read_content(option: str, path: Path) -> Any:
     except ValueError as error:
         is_code = "/code/" in str(error)  # TorchScript
         what = "contains code, which is not executed" if is_code else f"cannot be read: {error}"
-        raise UserError(option, str(path), what, "save the state dict alone, by torch.save") from None
+        remedy = "save the state dict alone, by torch.save" if is_code else "give a whole file that torch.save wrote"
+        raise UserError(option, str(path), what, remedy) from None
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

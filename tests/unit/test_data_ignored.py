@@ -77,6 +77,12 @@ def test_most_of_a_data_set_is_not_ignored(tmp_path, kind, suffix):
         opened(kind, root)
 
 
+@pytest.mark.parametrize("suffix", [".md", ".yaml", ".jsonl", ".parquet", ".ipynb"])
+def test_text_is_no_lost_image(tmp_path, suffix):
+    root = write("folder", tmp_path / "data", [*files(5, ".png"), *(f"a/other{i}{suffix}" for i in range(6))])
+    assert len(opened("folder", root)) == 5
+
+
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_what_belongs_to_images_is_no_lost_image(tmp_path, kind, caplog):
     """Captions, as img2dataset writes them, masks and annotations."""
