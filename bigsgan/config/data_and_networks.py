@@ -140,7 +140,9 @@ def _check_names_of_outputs(recipe: Any) -> None:
     for network, forms in (("generator", ("{}",)), ("discriminator", ("fake_{}", "real_{}"))):
         for number, name in enumerate(getattr(getattr(recipe, network), "outputs", [])):
             names = {form.format(name) for form in forms}
-            if taken & names or name.endswith(("_logits", "_gradients")):  # as those of further images are called
+            # What terms read of images that a penalty adds is called so.
+            is_added = network == "discriminator" and name.endswith(("_logits", "_gradients"))
+            if taken & names or is_added:
                 problem, remedy = "is the name of something else that terms read", "give it a name of its own"
                 raise UserError(f"{network}.outputs.{number}", name, problem, remedy)
             taken |= names
