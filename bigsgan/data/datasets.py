@@ -351,7 +351,10 @@ def directory_files(data: Data) -> tuple[Path, Files]:
     Raises:
         UserError: It cannot be read.
     """
-    root = data_directory("data.root", data.root, "give the directory with the images")
+    remedy = "give the directory with the images"
+    if os.path.isfile(str(data.root)):
+        remedy += ", set data.kind=zip for a zip file, or unpack another archive"
+    root = data_directory("data.root", data.root, remedy)
     try:
         return root, files_below(root, data.range is not None)
     except OSError as error:

@@ -96,7 +96,7 @@ def one_class(name: str = "one", *, readable: bool = True) -> None:
 
 DATA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "missing": (["data.root=missing"], ("data.root", "'missing' does not exist", "give the directory with the images")),
-    "a file": (["data.root=tiny.yaml"], ("data.root", "must be a directory, got 'tiny.yaml'", "give the directory")),
+    "a file": (["data.root=tiny.yaml"], ("data.root", "must be a directory, got 'tiny.yaml'", "set data.kind=zip for")),
     "classes": (["data.root=images"], ("data.num_classes", "must be 1 with this data, got 10", "num_classes=1,")),
     "no image": (["data.root=run", "data.num_classes=0"], ("data.root", "'run' contains no", "give a directory with")),
     "no such data set": (["data.dataset=CIFAR11", "data.kind=torchvision", "data.root=images"], ("data.dataset",
