@@ -62,14 +62,14 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
         return LOSSES[section]
     field, found = "objective.loss", _built("objective.loss", section, device)
     reads = {"discriminator": LOGITS, "generator": LOGITS if section.pairs else LOGITS[:1]}
-    functions = {}
+    functions, inputs = {}, _random_inputs(recipe, device)
     for network, offered in reads.items():
         method = getattr(found, network, None)
         if not callable(method):
             problem, remedy = f"has no method {network}", f"give its class a method {network}({', '.join(offered)})"
             raise UserError(f"{field}.use", section.use, problem, remedy)
         names = _reads(f"{field}.use", section.use, method, offered, f"its method {network}")
-        _try(f"{field}.use", section.use, FunctionTerm(network, network, 1.0, names, method), recipe, device)
+        _try(f"{field}.use", section.use, FunctionTerm(network, network, 1.0, names, method), recipe, inputs)
         functions[network] = _of_logits(method, names)
     return AdversarialLoss(**functions)
 
@@ -140,15 +140,15 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     Raises:
         UserError: One cannot be built, reads what its network's update does not have, or is no mean over samples.
     """
-    found = []
+    found, inputs = [], _random_inputs(recipe, device) if recipe.objective.terms else {}
     for number, section in enumerate(recipe.objective.terms):
-        field = f"objective.terms.{number}.use"
-        function = _built(field.removesuffix(".use"), section, device, _offered(recipe, section))
+        field, offered = f"objective.terms.{number}.use", _offered(recipe, section)
+        function = _built(field.removesuffix(".use"), section, device, offered)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
             called_as, function = function.means, OfMeans(function)
         what = "its method means" if of_means else "its call"
-        names = _reads(field, section.use, called_as, _offered(recipe, section), what)
+        names = _reads(field, section.use, called_as, offered, what)
         judged, reads_outputs = _judged(recipe), not set(recipe.outputs).isdisjoint(names)
         if sum(any(name in kind for name in names) for kind in (IMAGES, judged, GRADIENTS)) > 1 or (
             reads_outputs and not {"real_images", *judged}.isdisjoint(names)
@@ -164,7 +164,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
             wanted, key = ", ".join(term.differentiates), f"objective.terms.{number}.differentiates"
             problem, detail = f"must be [{wanted}]", f"{what} takes {', '.join(names)}"
             raise UserError(key, section.differentiates, problem, f"set differentiates: [{wanted}]", detail)
-        _try(field, section.use, term, recipe, device)
+        _try(field, section.use, term, recipe, inputs)
         found.append(term)
     return found
 
@@ -225,9 +225,9 @@ def _of_logits(function: Callable[..., Tensor], names: tuple[str, ...]) -> Calla
     return compute
 
 
-def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, device: torch.device) -> None:
-    """Compute a term of two random samples, together and one by one, and its gradient."""
-    inputs = _random_inputs(recipe, device)
+def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapping[str, Tensor]) -> None:
+    """Compute a term of two samples of ``_random_inputs``, together and one by one, and its gradient."""
+    device = inputs["images"].device
     # What depends on the network.
     trains = inputs if term.network == "discriminator" else ("images", *_judged(recipe)[::2], *recipe.outputs)
     if term.of_outputs:
