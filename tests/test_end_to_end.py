@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
 from bigsgan import cli
 from bigsgan.config import load_recipe
@@ -81,7 +82,7 @@ def test_metrics_are_measured_on_the_way(run):
         about = ("weights", "num_real", "num_fake", "features", "resizer")
         assert [record[key] for key in about] == ["ema", 1797, 64, "digits", "none"]
         assert len(record["features_sha256"]) == 16
-    events = EventAccumulator(str(directory / "run" / "tensorboard")).Reload()
+    events = EventAccumulator(str(directory / "run")).Reload()
     assert [event.step for event in events.Scalars("metrics/pr64_recall")] == [16, 32]
 
 
@@ -124,7 +125,7 @@ def test_wrong_questions(run, capsys, more, message):
 
 def test_last_lines_say_where_things_are(run):
     directory, output = run
-    for name in ("samples", "checkpoints/000000000032", "tensorboard"):
+    for name in ("samples", "checkpoints/000000000032", "metrics.jsonl"):
         assert str(directory / "run" / name) in output
     assert f"tensorboard --logdir {directory}" in output
     assert "total_nimg=64" in output
@@ -139,13 +140,14 @@ def test_metrics_hold_what_tensorboard_shows(run):
     names = {"loss/generator", "loss/discriminator", "logits/real", "logits/fake", "accuracy/real", "accuracy/fake"}
     names |= {f"{what}/{net}" for what in ("grad_norm", "lr", "loss_scale") for net in ("generator", "discriminator")}
     names |= {"images_per_second", "data_wait", "memory/max_gib", "memory/rank0_gib", "ema_decay", "ranks"}
-    events = EventAccumulator(str(directory / "run" / "tensorboard"), size_guidance={"images": 0}).Reload()
+    events = EventAccumulator(str(directory / "run"), size_guidance={"images": 0}).Reload()
     assert names <= set(events.Tags()["scalars"])
     for name in names:
         assert [e.value for e in events.Scalars(name)] == pytest.approx([row[name] for row in rows], rel=1e-6), name
     assert set(events.Tags()["images"]) == {"samples/live", "samples/ema", "samples/real"}
     assert rows[0]["lr/generator"] == 0.002
     assert rows[0]["ranks"] == 1
+    assert set(EventMultiplexer().AddRunsFromDirectory(str(directory)).Runs()) == {"run"}  # called as its directory
 
 
 def test_grids_have_a_column_for_each_class(run):

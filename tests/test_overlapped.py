@@ -29,7 +29,7 @@ def test_a_run_says_so_and_keeps_its_schedule(tmp_path):
     assert line in begun.stdout + begun.stderr
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [(row["nimg"], row["staleness"]) for row in rows if "loss/generator" in row] == [(8, 1.0), (16, 1.0)]
-    board = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    board = EventAccumulator(str(tmp_path / "run")).Reload()
     assert [event.value for event in board.Scalars("staleness")] == [1.0, 1.0]
     (recipe,) = board.Tensors("recipe/text_summary")
     assert "schedule: overlapped" in recipe.tensor_proto.string_val[0].decode()

@@ -59,10 +59,12 @@ KEYS_OF_A_HOST = {
 SOME_LABELS = "labels.npy"
 """The labels of some images of a run's data, where labels are vectors."""
 
-# Files and directories that a run writes in its directory.
-OWN_NAMES = {
+EVENT_FILES = "events.out.tfevents."
+"""How the names of TensorBoard's files in a run directory begin."""
+
+_OWN_NAMES = {
     RECIPE_FILE, SOME_LABELS, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
-    RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "tensorboard", "wandb",
+    RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "wandb",
     "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
 }  # fmt: skip
 
@@ -75,6 +77,11 @@ _FIXED = (
     "data.codec.kind", "data.codec.block", "data.codec.factor", "data.codec.channels",
     "optimizer.generator.kind", "optimizer.discriminator.kind", "objective.teacher.width", "objective.teacher.hidden",
 )  # fmt: skip
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a run writes a file or directory of this name in its directory."""
+    return name in _OWN_NAMES or name.startswith(EVENT_FILES)
 
 
 def check_hosts(plan: RunPlan) -> None:
@@ -251,7 +258,7 @@ def refuse_parts_of_runs(out: Path, option: str) -> None:
     """
     for path in (Path(os.path.realpath(out.parent), out.name), Path(os.path.realpath(out))):
         for run in path.parents:
-            if path.relative_to(run).parts[0] in OWN_NAMES and _is_run(run):
+            if is_own_name(path.relative_to(run).parts[0]) and _is_run(run):
                 name = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else run
                 raise UserError(option, str(out), f"belongs to the run {name}", "give a path outside the run")
 

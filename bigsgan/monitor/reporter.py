@@ -141,7 +141,7 @@ def _build_sinks(out: Path, resume_nimg: int, monitor: Collection[str], recipe: 
     elif table.is_file() and is_own_table(table):  # remove rows after resume_nimg, from a trajectory that the run left
         CSV(table, resume_nimg).close()
     if "tensorboard" in monitor:
-        board = TensorBoard(out / "tensorboard", resume_nimg)
+        board = TensorBoard(out, resume_nimg)
         board.add_charts()
         board.add_text("recipe", f"```yaml\n{dump_yaml(dict(recipe))}```", resume_nimg)
         sinks.append(board)

@@ -17,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from bigsgan.config.run_directory import CSV_HEADER
+from bigsgan.config.run_directory import CSV_HEADER, EVENT_FILES
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import check_regular, parse_json, writing
 from bigsgan.table import finite
@@ -256,7 +256,7 @@ class TensorBoard:
     @property
     def is_there(self) -> bool:
         """Whether there are event files."""
-        return any(self._directory.glob("events.*"))
+        return any(self._directory.glob(f"{EVENT_FILES}*"))
 
     def close(self) -> None:
         """Write all pending reports and close the event file."""

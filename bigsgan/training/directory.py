@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigsgan.config import RunPlan
-from bigsgan.config.run_directory import OWN_NAMES, RECIPE_FILE, holds_another_recipe, write_recipe
+from bigsgan.config.run_directory import RECIPE_FILE, holds_another_recipe, is_own_name, write_recipe
 from bigsgan.errors import UserError, reason
 from bigsgan.monitor import Reporter
 from bigsgan.runtime import comm
@@ -49,7 +49,7 @@ class Traces:
             return
         if files and _same(_status(self._out / RECIPE_FILE), self._recipe):  # a run begins with another file
             with suppress(OSError):
-                for name in OWN_NAMES.intersection(os.listdir(self._out)) - self._before:
+                for name in filter(is_own_name, set(os.listdir(self._out)) - self._before):
                     path = self._out / name
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         with suppress(OSError):
@@ -178,7 +178,7 @@ class RunDirectory:
     def _holds_others(self) -> bool:
         """Return whether the directory holds another recipe, or none but files of another program."""
         names = os.listdir(self._out) if self._out.is_dir() else []
-        strange = [name for name in names if name not in OWN_NAMES and not name.startswith(".nfs")]  # open files of NFS
+        strange = [name for name in names if not is_own_name(name) and not name.startswith(".nfs")]  # open files of NFS
         if strange and RECIPE_FILE not in names:  # a copy of the run may have others beside the recipe
             return True
         return holds_another_recipe(self._out, self._plan.recipe, self._plan.engines)

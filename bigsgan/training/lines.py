@@ -32,7 +32,7 @@ def closing_lines(out: Path, run: Run) -> str:
             f"done: {nimg} images",
             f"  samples      {out / 'samples'}",
             f"  checkpoint   {out / 'checkpoints' / f'{nimg:012d}'}",
-            f"  TensorBoard  {out / 'tensorboard'}" if has_board else f"  reports      {out / 'metrics.jsonl'}",
+            f"  reports      {out / 'metrics.jsonl'}",
             *([f"look at it:    tensorboard --logdir {out.parent}"] if has_board else []),
             f"continue:      {shipped.train_command()} --config {out / RECIPE_FILE} total_nimg={2 * nimg}",
         ]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bigsgan.checkpoint import returns
-from bigsgan.config.run_directory import RECORDS_FILE
+from bigsgan.config.run_directory import EVENT_FILES, RECORDS_FILE
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import parse_json, writing
@@ -24,8 +24,6 @@ from bigsgan.training.start import Start
 _REPORTS = ("metrics.jsonl", "metrics.csv", RECORDS_FILE)
 _DIRECTORIES = {"samples": re.compile(r".*_([0-9]{12,})\.png"), SNAPSHOTS: re.compile("([0-9]{12,})")}
 """Names that end in the images seen, by directory."""
-
-_EVENTS = "tensorboard"
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ def begin(out: Path, start: Start) -> None:
     with writing(directory):
         shutil.rmtree(kept, ignore_errors=True)
         files = {name: [path.name for path in _later(out / name, start.nimg)] for name in _DIRECTORIES}
-        files[_EVENTS] = [path.name for path in (out / _EVENTS).glob("events.*")]
+        files[EVENT_FILES] = [path.name for path in out.glob(f"{EVENT_FILES}*")]
         returns.write(directory, returns.Return(start.nimg, dict(start.left), files))
         kept.mkdir()
         for name in _REPORTS:
@@ -102,8 +100,8 @@ def undo(out: Path) -> None:
                 if path.name not in mark.files.get(name, []):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             _move(mark.files.get(name, []), kept / name, out / name)
-        for path in (out / _EVENTS).glob("events.*"):
-            if path.name not in mark.files.get(_EVENTS, []):
+        for path in out.glob(f"{EVENT_FILES}*"):
+            if path.name not in mark.files.get(EVENT_FILES, []):
                 path.unlink()
         if (kept / RECORDS_FILE).exists():
             _merge(kept / RECORDS_FILE, out / RECORDS_FILE, mark.nimg)

@@ -74,7 +74,7 @@ def test_a_killed_run_resumes_in_the_same_reports(tmp_path, settings, monkeypatc
     steps = [row["_step"] for row in first.rows + second.rows]
     assert steps == sorted(set(steps))
     assert second.config["total_nimg"] == resumed + 128
-    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    events = EventAccumulator(str(out), size_guidance={"scalars": 0}).Reload()
     shown = [(event.step, event.value) for event in events.Scalars("loss/generator")]
     assert shown == [(nimg, float(np.float32(value))) for nimg, value in after]
     for tag in ("samples/live", "samples/ema"):

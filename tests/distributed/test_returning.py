@@ -40,7 +40,7 @@ def table(run: Path) -> list[str]:
 
 def curve(run: Path) -> list[tuple[int, float]]:
     """What TensorBoard shows of a loss."""
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    events = EventAccumulator(str(run)).Reload()
     return [(event.step, event.value) for event in events.Scalars("loss/generator")]
 
 

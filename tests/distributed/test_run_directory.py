@@ -72,7 +72,7 @@ def test_what_is_gone_is_written_again(ranks, tmp_path, name, num, capfd):
     ends = ranks(num).run(train_and, str(tmp_path), name, {})
     assert [end for end, _ in ends] == ["done"] * num
     run = tmp_path / "run"
-    assert {path.name for path in run.iterdir()} >= {*FILES, "checkpoints", "logs", "samples", "tensorboard"}
+    assert {path.name for path in run.iterdir()} >= {*FILES, "checkpoints", "logs", "samples"}
     assert [row["nimg"] for row in rows(run)] == [16, 32, 48]
     assert read_saved_recipe(run).total_nimg == 48
     assert checkpoint.find_intact(run).nimg == 48

@@ -32,7 +32,7 @@ def test_rank_0_keeps_and_shows_everything(tmp_path, capsys):
     expected = np.round((images[1].double().numpy() + 1) * 127.5).transpose(1, 2, 0)
     np.testing.assert_array_equal(pixels[2:6, 8:12], expected)
 
-    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    events = EventAccumulator(str(out)).Reload()
     for name, value in METRICS.items():
         assert [(event.step, event.value) for event in events.Scalars(name)] == [(256, value)]
     (image,) = events.Images("samples/ema")
@@ -57,7 +57,7 @@ def test_a_resumed_run_reports_each_image_count_once(tmp_path, monkeypatch, caps
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     expected = [(64, 1.0), (128, 2.0), (192, 4.0), (256, 5.0)]
     assert [(row["nimg"], row["loss/generator"]) for row in rows] == expected
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss/generator")] == expected
     # 64 images in the one second since the resumed run began; the 128 images before it count for nothing.
     assert capsys.readouterr().err.splitlines()[-2] == "nimg 192/256  G 4.00  64.0 images/s  00:01 left"
@@ -78,7 +78,7 @@ def test_tensorboard_shows_both_networks_and_both_kinds_of_images_on_one_chart(t
     }
     for resume_nimg in (0, 64):
         Reporter(tmp_path, 0, 256, resume_nimg).close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     (content,) = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val
     layout = layout_pb2.Layout.FromString(content)
     assert [category.title for category in layout.category] == ["losses", "real and fake", "both networks"]

@@ -27,7 +27,7 @@ from tests.preparing import origin
 def place(tmp_path, monkeypatch):
     """Work in an empty directory beside what looks like a run."""
     monkeypatch.chdir(tmp_path)
-    for name in ("checkpoints/000000000064", "samples", "logs", "tensorboard"):
+    for name in ("checkpoints/000000000064", "samples", "logs"):
         Path("run", name).mkdir(parents=True)
     for name in ("config.yaml", "metrics.jsonl", "ds_generator.json", "checkpoints/000000000064/rank00000.safetensors"):
         Path("run", name).write_text("kept")

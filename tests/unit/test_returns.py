@@ -14,6 +14,7 @@ import torch
 
 from bigsgan import checkpoint, cli
 from bigsgan.checkpoint import returns, tags
+from bigsgan.config.run_directory import EVENT_FILES
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from bigsgan.training import returning, start
@@ -32,7 +33,7 @@ def past(tmp_path: Path) -> Path:
         for name in (
             f"samples/samples_ema_{nimg:012d}.png",
             f"ema_snapshots/{nimg:012d}/file",
-            f"tensorboard/events.{nimg}",
+            f"{EVENT_FILES}{nimg}",
         ):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_text(f"{nimg}")
@@ -144,7 +145,7 @@ def test_a_start_that_asks_for_nothing_forgets_the_return(past):
 def test_without_a_save_all_counts_again(past):
     before = contents(past)
     begun(past, 64)
-    (past / "tensorboard" / "events.new").write_text("")
+    (past / f"{EVENT_FILES}new").write_text("")
     (past / "samples" / "samples_ema_000000000096.png").write_text("new")
     (past / "samples" / "samples_ema_000000000128.png").write_text("new")
     (past / "metrics.jsonl").write_text('{"nimg": 64}\n{"nimg": 70}\n')
