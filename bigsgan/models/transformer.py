@@ -8,6 +8,7 @@ Shapes: N samples, T tokens, W features, A heads of E = W / A features, C channe
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -175,13 +176,14 @@ class Attention(SelfAttention):
         super().__init__(width, heads, bf16)
         self.sizes, self.class_tokens = list(sizes), class_tokens
         self.query_norm, self.key_norm = (RMSNorm(width // heads, epsilon=None) for _ in range(2))
-        self.register_buffer("rotation", rotations(sizes, width // heads, class_tokens), persistent=False)
+        table = rotations(tuple(sizes), width // heads, class_tokens)
+        self.register_buffer("rotation", on_default_device(table), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Compute the rotations again, whose memory may be new."""
         features = 2 * self.rotation.shape[1]
-        self.rotation.copy_(rotations(self.sizes, features, self.class_tokens, "cpu"))
+        self.rotation.copy_(rotations(tuple(self.sizes), features, self.class_tokens))
 
     def placed(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalize and rotate queries and keys."""
@@ -241,40 +243,47 @@ class Positions(nn.Module):
     def __init__(self, width: int, size: Size) -> None:
         super().__init__()
         self.size = size
-        self.register_buffer("table", sines_of_positions(size, width), persistent=False)
+        self.register_buffer("table", on_default_device(sines_of_positions(size, width)), persistent=False)
 
     @torch.no_grad()
     def initialize(self, generators: Generators) -> None:
         """Compute them again, whose memory may be new."""
-        self.table.copy_(sines_of_positions(self.size, self.table.shape[1], "cpu"))
+        self.table.copy_(sines_of_positions(self.size, self.table.shape[1]))
 
 
-def rotations(sizes: Sequence[Size], features: int, class_tokens: bool, device: str | None = None) -> Tensor:
-    """Cosines and sines of the angles by which pairs of a token's features turn: (T, E / 2, 2), float32."""
+def on_default_device(table: Tensor) -> Tensor:
+    """Return a copy where new modules have their parameters."""
+    return table.to(torch.get_default_device(), copy=True)
+
+
+@functools.lru_cache(maxsize=8)  # every block of a network has the same
+def rotations(sizes: tuple[Size, ...], features: int, class_tokens: bool) -> Tensor:
+    """Cosines and sines of the angles by which pairs of a token's features turn: (T, E / 2, 2), float32, on the CPU."""
     parts = []
     for height, width in sizes:  # as many pairs of features rotate with rows as with columns
-        rows = _angles(height, features // 4, device)[:, None].expand(-1, width, -1)
-        columns = _angles(width, features // 4, device)[None].expand(height, -1, -1)
+        rows = _angles(height, features // 4)[:, None].expand(-1, width, -1)
+        columns = _angles(width, features // 4)[None].expand(height, -1, -1)
         patches = torch.cat([rows, columns], dim=-1).flatten(0, 1)
         parts += [torch.zeros_like(patches[:1]), patches] if class_tokens else [patches]
     both = torch.cat(parts)
     return torch.stack([both.cos(), both.sin()], dim=-1).float()
 
 
-def sines_of_positions(size: Size, features: int, device: str | None = None) -> Tensor:
-    """Sines and cosines of each patch's column, then of its row: (P, W), float32."""
+@functools.lru_cache(maxsize=8)
+def sines_of_positions(size: Size, features: int) -> Tensor:
+    """Sines and cosines of each patch's column, then of its row: (P, W), float32, on the CPU."""
     of_sides = []
     for side in size:
-        angles = _angles(side, features // 4, device)
+        angles = _angles(side, features // 4)
         of_sides.append(torch.cat([angles.sin(), angles.cos()], dim=1))  # (side, W / 2)
     rows, columns = of_sides[0][:, None].expand(-1, size.width, -1), of_sides[1][None].expand(size.height, -1, -1)
     return torch.cat([columns, rows], dim=-1).flatten(0, 1).float()
 
 
-def _angles(side: int, num: int, device: str | None) -> Tensor:
-    """Places along a side times frequencies: (side, num), on the default device unless one is given."""
-    frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64, device=device) / num)
-    return torch.outer(torch.arange(side, dtype=torch.float64, device=device), frequencies)
+def _angles(side: int, num: int) -> Tensor:
+    """Places along a side times frequencies: (side, num), on the CPU, where all ranks compute the same."""
+    frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64, device="cpu") / num)
+    return torch.outer(torch.arange(side, dtype=torch.float64, device="cpu"), frequencies)
 
 
 def patches_of(images: Tensor, patch: int) -> Tensor:

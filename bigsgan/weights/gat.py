@@ -74,7 +74,7 @@ def exported(
     """
     width, patch, is_g = section["width"], section["patch"], network == "generator"
     size = Size.of(data["resolution"] // patch)
-    rotation = rotations([size], width // section["heads"], class_tokens=False).repeat_interleave(2, dim=1)
+    rotation = rotations((size,), width // section["heads"], class_tokens=False).repeat_interleave(2, dim=1)
     found = {"pos_embed": sines_of_positions(size, width)[None]}
     found |= {f"feat_rope.freqs_{name}": rotation[..., i].clone() for i, name in enumerate(("cos", "sin"))}
     names = _generator_names(section["depth"], section["levels"]) if is_g else _discriminator_names(section["depth"])

@@ -243,6 +243,14 @@ def test_folders_without_images_are_refused(tmp_path, num_classes):
         build_dataset(folder(tmp_path, num_classes=num_classes))
 
 
+def test_a_directory_of_arrays_is_told_about_the_range(tmp_path):
+    (tmp_path / "1.npy").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"contains no images \(.*1\.npy\); set data.range to the values that"
+    ):
+        build_dataset(folder(tmp_path, num_classes=0))
+
+
 def test_one_empty_class_folder_is_named(tmp_path):
     write_images(tmp_path, "cat/1.png")
     (tmp_path / "dog").mkdir()

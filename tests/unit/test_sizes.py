@@ -190,7 +190,7 @@ def _inputs(directory: Any, game: list[str], size: Size, network: str) -> tuple[
 def test_patches_of_a_rectangle_know_their_rows_and_columns():
     """By the formulas, of the patch at row r and column c: angles r f_i and c f_i, with f_i = 10000^(-i / n)."""
     size, num = Size(2, 5), 3
-    turned = torch.view_as_complex(rotations([size], 4 * num, class_tokens=False))
+    turned = torch.view_as_complex(rotations((size,), 4 * num, class_tokens=False))
     table = sines_of_positions(size, 4 * num)
     for patch in range(size.num_pixels):
         row, column = divmod(patch, size.width)
