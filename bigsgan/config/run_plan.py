@@ -288,6 +288,9 @@ def _check_groups(engine: EnginePlan) -> None:
         if getattr(engine.optimizer, key) == value:
             problem, remedy = f"must be {other} with these pipeline stages", "or use ds_configs/zero1.json"
             raise UserError(f"{field}.{key}", value, problem, f"set it to {other}, {remedy}", detail)
+    if engine.optimizer.groups:
+        first, remedy = engine.optimizer.groups[0].parameters, "remove the groups, or use ds_configs/zero1.json"
+        raise UserError(f"{field}.groups.0", first, "must be unset with these pipeline stages", remedy, detail)
 
 
 def _check_offload(engine: EnginePlan) -> None:

@@ -117,6 +117,23 @@ class Muon(Section):
     """Least norm by which a matrix is divided before the iteration."""
 
 
+class ParameterGroup(Section):
+    """Parameters of a network with a learning rate of their own."""
+
+    parameters: Annotated[str, Field(min_length=1)]
+    """Pattern of their names, or of the ends of these after a dot, in which `*` stands for any text, and `[0-6]` for a
+    digit: `layers.0.*`, or `encoder.*` of a module from outside. A parameter is in the first group that it fits."""
+    lr_multiplier: PositiveFloat = 1.0
+    """Their learning rate, relative to ``lr``."""
+    frozen_from_nimg: NaturalInt | None = None
+    """Images from which on their learning rate is 0, so that they stay as they are. Their gradients are still computed,
+    and count in ``clip_norm``; buffers, such as running statistics, go on."""
+
+    def is_frozen(self, nimg: int) -> bool:
+        """Whether they stay as they are in the update that begins at so many images."""
+        return self.frozen_from_nimg is not None and nimg >= self.frozen_from_nimg
+
+
 class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
@@ -156,6 +173,8 @@ class Optimizer(Section):
     """Images at the beginning of the decay; the end of the warm-up unless given."""
     decay_nimg: PositiveInt | None = None
     """Images at the end of the decay; ``total_nimg`` unless given."""
+    groups: list[ParameterGroup] = Field(default=[])
+    """Parameters with learning rates of their own, beside ``lr`` and its schedule."""
 
     @property
     def is_adam(self) -> bool:
@@ -208,6 +227,10 @@ class Optimizer(Section):
         if self.decay_nimg is not None and self.decay_nimg <= self.decays_from:
             problem = f"must be greater than {key} ({self.decays_from})"
             raise UserError(f"{field}.decay_nimg", self.decay_nimg, problem, f"raise it, or lower {field}.{key}")
+        for number, group in enumerate(self.groups):
+            if group.lr_multiplier == 1 and group.frozen_from_nimg is None:
+                own, problem = f"{field}.groups.{number}", "must set lr_multiplier or frozen_from_nimg"
+                raise UserError(f"{own}.parameters", group.parameters, problem, "set one, or remove the group")
         if self.decays_from >= total_nimg:
             problem, remedy = f"must be less than total_nimg ({total_nimg})", "lower it, or raise total_nimg"
             raise UserError(f"{field}.{key}", self.decays_from, problem, remedy)

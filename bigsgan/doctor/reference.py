@@ -46,14 +46,26 @@ def build_networks(recipe: Recipe) -> tuple[Any, Any]:
 def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
     """torch's own optimizer for a network."""
     parameters: Any = list(network.parameters())
-    if section.weight_decay_on == "matrices":
-        vectors = [parameter for parameter in parameters if parameter.dim() < 2]
-        matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-        parameters = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    if section.groups or section.weight_decay_on == "matrices":
+        parameters = []
+        for name, parameter in network.named_parameters():
+            decays = section.weight_decay_on == "all" or parameter.dim() >= 2
+            decay = section.weight_decay if decays else 0.0
+            parameters.append({"params": [parameter], "name": name, "weight_decay": decay})
     if section.kind == "sgd":
         return torch.optim.SGD(parameters, section.lr, weight_decay=section.weight_decay)
     kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
     return kind(parameters, section.lr, tuple(section.betas), section.eps, section.weight_decay)
+
+
+def own_rate(groups: Any, name: str, nimg: int) -> float:
+    """Relative learning rate of a parameter; the names of modules, such as layers.0.*, overlap in no recipe here."""
+    factors = [
+        0.0 if group.frozen_from_nimg is not None and nimg >= group.frozen_from_nimg else group.lr_multiplier
+        for group in groups
+        if name.startswith(group.parameters.removesuffix("*"))
+    ]
+    return math.prod(factors)
 
 
 def moved(start: float, end: float, nimg: int, over: int) -> float:
@@ -188,12 +200,13 @@ class Reference:
         return moved(section.weight, section.final_weight, nimg, section.decay_nimg or self.recipe.total_nimg)
 
     def _set_rates(self, optimizer, section, nimg):
+        end, lr = section.decay_nimg or self.recipe.total_nimg, section.lr
         if section.decay == "cosine":
-            end = section.decay_nimg or self.recipe.total_nimg
-            for group in optimizer.param_groups:
-                group["lr"] = moved(section.lr, section.final_lr, nimg, end)
-                if section.final_beta2 is not None:
-                    group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
+            lr = moved(section.lr, section.final_lr, nimg, end)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * own_rate(section.groups, group.get("name", ""), nimg)
+            if section.decay == "cosine" and section.final_beta2 is not None:
+                group["betas"] = (section.betas[0], moved(section.betas[1], section.final_beta2, nimg, end))
 
     def _read(self, update, d_step):
         if (update, d_step) not in self.phases:

@@ -55,6 +55,7 @@ class Rates(NamedTuple):
 
     lr: float  # learning rate
     beta2: float | None = None  # Adam's second decay rate; None leaves it as it is
+    factors: tuple[float, ...] = ()  # of the learning rate, by the number of the recipe's group of parameters
 
 
 class Regularizer(Protocol):

@@ -15,7 +15,8 @@ from bigsgan.engines.deepspeed.collectives import align_parts, install_reducers
 from bigsgan.engines.deepspeed.reports import keep_log, profile_into
 from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
 from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
-from bigsgan.engines.optimizer import build_optimizer, whole_shape
+from bigsgan.engines.optimizer import build_optimizer
+from bigsgan.engines.parameter_groups import whole_shape
 from bigsgan.models.network import LayerStack
 
 

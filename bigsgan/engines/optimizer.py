@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
 from bigsgan.config.sections import Optimizer
+from bigsgan.engines import parameter_groups
 from bigsgan.engines.base import Piece, Rates
 from bigsgan.engines.deepspeed.native_ops import CPU_ADAM, build_once, needs_cpu_adam
 from bigsgan.engines.muon import LR_MULTIPLIER, Muon
+from bigsgan.engines.parameter_groups import Groups, grouped, whole_shape
 from bigsgan.models.network import LayerStack
-
-Groups: TypeAlias = list[dict[str, Any]]
-"""Of parameters, each with options of its own, as torch's optimizers take them."""
 
 
 def build_optimizer(
@@ -64,37 +63,15 @@ def _build_on_groups(
             return groups
         return [{**group, "params": part} for group in groups for part in grouped(group["params"], at_a_time)]
 
-    matrices = stack.matrices() if section.kind == "muon" else []
-    known = {id(matrix) for matrix in matrices}
-    others = [parameter for parameter in stack.parameters() if id(parameter) not in known]
-    rest = build(cut(decay_groups(section, others)))
+    matrices = dict(stack.named_matrices()) if section.kind == "muon" else {}
+    others = [(name, parameter) for name, parameter in stack.named_parameters() if name not in matrices]
+    rest = build(cut(parameter_groups.divided(section, others)))
     if not matrices:
         return rest
-    return Muon(cut([{"params": matrices, "weight_decay": section.weight_decay}]), rest, section.lr, section.matrices)
-
-
-def decay_groups(section: Optimizer, parameters: Iterable[nn.Parameter]) -> Groups:
-    """Divide parameters into those that decay and, if there are any, those that do not, each in order."""
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in parameters:
-        is_decayed = section.weight_decay_on == "all" or len(whole_shape(parameter)) > 1
-        (decayed if is_decayed else others).append(parameter)
-    groups: Groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.Parameter]]:
-    """Divide parameters, in order, into groups of at most ``at_a_time`` elements; a larger parameter is a group."""
-    groups: list[list[nn.Parameter]] = []
-    room = 0
-    for parameter in parameters:
-        room -= parameter.numel()
-        if room < 0:
-            groups.append([])
-            room = at_a_time - parameter.numel()
-        groups[-1].append(parameter)
-    return groups
+    own = [
+        {"weight_decay": section.weight_decay, **group} for group in parameter_groups.divided(section, matrices.items())
+    ]
+    return Muon(cut(own), rest, section.lr, section.matrices)
 
 
 def _build_torchs(section: Optimizer, groups: Groups) -> torch.optim.Optimizer:
@@ -123,12 +100,6 @@ def num_state_elements(section: Optimizer, file: DeepSpeedFile, numel: int, in_m
     """Return how many numbers the optimizer keeps for ``numel`` weights, of which some are in a stack's matrices."""
     each = num_state_tensors(section, file)
     return numel * each - (in_matrices * (each - 1) if section.kind == "muon" else 0)
-
-
-def whole_shape(parameter: nn.Parameter) -> torch.Size:
-    """Return a parameter's shape, also where ZeRO 3, whose own shapes are of shards, has sharded it."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
 
 
 def _has_no_momentum(section: Optimizer, file: DeepSpeedFile) -> bool:
@@ -189,7 +160,8 @@ class AdamWithoutMomentum(torch.optim.Adam):
 def set_rates(optimizer: Any, rates: Rates) -> None:
     """Set an optimizer's rates; it may be DeepSpeed's around one of torch's."""
     for group in optimizer.param_groups:
-        group["lr"] = rates.lr * group.get(LR_MULTIPLIER, 1.0)
+        own = rates.factors[group[parameter_groups.NUMBER]] if parameter_groups.NUMBER in group else 1.0
+        group["lr"] = rates.lr * own * group.get(LR_MULTIPLIER, 1.0)
         if rates.beta2 is not None and "betas" in group:
             group["betas"] = (group["betas"][0], rates.beta2)
 

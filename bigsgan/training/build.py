@@ -29,6 +29,7 @@ from bigsgan.engines import Engine, MicroBatch
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.exposing import parameter_at
+from bigsgan.engines.parameter_groups import described
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
 from bigsgan.monitor import NOTICE, RankLog, Reporter, Statistics
@@ -102,6 +103,10 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)
+    for network in NETWORKS:
+        if getattr(recipe.optimizer, network).groups:
+            for line in described(recipe, network, network_on_meta(recipe, network)):
+                _log.log(NOTICE, "%s", line)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     conditions = by_each(comm, lambda: some_conditions(recipe.data, shown))

@@ -24,7 +24,8 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
     def rates(network: str) -> Rates:
         section = getattr(recipe.optimizer, network)
         lr = recipe.rate_factor(network) * learning_rate(section, nimg, total_nimg)
-        return Rates(lr, beta2(section, nimg, total_nimg))
+        factors = tuple(group.lr_multiplier * (not group.is_frozen(nimg)) for group in section.groups)
+        return Rates(lr, beta2(section, nimg, total_nimg), factors)
 
     p = augmentation_probability(recipe.augmentation, nimg) if recipe.augmentation else None
     adversarial, learns = objective.adversarial.factor(nimg), nimg >= objective.discriminator_from_nimg

@@ -18,7 +18,7 @@ from bigsgan import checkpoint
 from bigsgan.config import NETWORKS
 from bigsgan.engines import initialization
 from bigsgan.engines.deepspeed import collectives
-from bigsgan.engines.optimizer import grouped
+from bigsgan.engines.parameter_groups import grouped
 from bigsgan.models.build import build_network
 from bigsgan.planner.states import _cut_line
 from tests.distributed import scenarios

@@ -109,6 +109,12 @@ OVERRIDES = {
         f"optimizer.{network}={{kind: sgd, lr: 0.002, weight_decay: 10, weight_decay_on: matrices, {moves}}}"
         for network, moves in [("generator", "decay: cosine, final_lr: 0.0005, decay_nimg: 32"), ("discriminator", "")]
     ],
+    "parameter_groups": [
+        "optimizer.generator={kind: sgd, lr: 0.002, decay: cosine, decay_nimg: 64, groups: ["
+        "{parameters: layers.1.*, lr_multiplier: 3}, {parameters: layers.3.*, frozen_from_nimg: 16}]}",
+        "optimizer.discriminator={kind: sgd, lr: 0.002, weight_decay: 10, weight_decay_on: matrices, groups: ["
+        "{parameters: layers.0.*, lr_multiplier: 0.5}]}",
+    ],
 }
 
 
@@ -116,9 +122,12 @@ OVERRIDES = {
 AT_STAGE_3 = [
     "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "reused_fakes_made_again",
     "reused_fakes_with_path_length", "path_length_of_half", "orthogonal", "diffaugment", "own_accumulation",
-    "weight_decay_on_matrices", "every_pass",
+    "weight_decay_on_matrices", "parameter_groups", "every_pass",
 ]  # fmt: skip
-IN_CI_AT_3 = ("r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "diffaugment", "weight_decay_on_matrices")
+IN_CI_AT_3 = (
+    "r2", "gradient_penalty", "ada", "two_d_steps", "reused_fakes", "diffaugment", "weight_decay_on_matrices",
+    "parameter_groups",
+)  # fmt: skip
 """Others are at ZeRO 1 there."""
 
 

@@ -221,6 +221,11 @@ REMEMBERED = {
         for network in ("generator", "discriminator")
         for key in ("kind=adamw", "weight_decay=0.3", "weight_decay_on=matrices")
     ],
+    "parameter_groups": [
+        f"optimizer.{network}.groups=[{{parameters: conv1.*, lr_multiplier: 2}}, "
+        "{parameters: layers.0.*, frozen_from_nimg: 32}]"
+        for network in ("generator", "discriminator")
+    ],
 }  # fmt: skip
 
 

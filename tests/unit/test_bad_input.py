@@ -65,6 +65,8 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "optimizer.generator.momentum=0.9": ("optimizer.generator.momentum", "must be 0 with kind=adam, got", "betas, or"),
     "optimizer.generator.weight_decay_on=matrices": ("optimizer.generator.weight_decay_on",
         "must be unset with weight_decay=0, got 'matrices'", "set optimizer.generator.weight_decay, or remove it"),
+    "optimizer.generator.groups=[{parameters: layers.0.*}]": ("optimizer.generator.groups.0.parameters",
+        "must set lr_multiplier or frozen_from_nimg, got 'layers.0.*'", "set one, or remove the group"),
     "optimizer.generator={lr: 1, kind: sgd, decay: linear, final_beta2: 0.9}": ("optimizer.generator.final_beta2",
         "must be unset with kind=sgd, got 0.9", "set optimizer.generator.kind=adam"),
     "optimizer.generator={lr: 1, decay: cosine, warmup_nimg: 9, decay_nimg: 9}": ("optimizer.generator.decay_nimg",

@@ -245,9 +245,7 @@ def test_folders_without_images_are_refused(tmp_path, num_classes):
 
 def test_a_directory_of_arrays_is_told_about_the_range(tmp_path):
     (tmp_path / "1.npy").write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"contains no images \(.*1\.npy\); set data.range to the values that"
-    ):
+    with pytest.raises(UserError, match=r"contains no images \(.*1\.npy\); set data.range to the values that"):
         build_dataset(folder(tmp_path, num_classes=0))
 
 

@@ -69,17 +69,20 @@ class Stack(nn.Module):
         self.own = nn.ParameterList(nn.Parameter(each) for each in drawn)
 
     def matrices(self):
-        return [parameter for parameter in self.own if parameter.dim() == 2]
+        return [matrix for _, matrix in self.named_matrices()]
+
+    def named_matrices(self):
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.dim() == 2]
 
 
-def stepped(optimizers, stack, rates=()):
+def stepped(optimizers, stack, rates=(), factors=()):
     generator = torch.Generator().manual_seed(1)
     for number in range(4):
         for parameter in stack.own:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         for optimizer, multiplier in optimizers:
             if rates:
-                set_rates(optimizer, Rates(rates[number] * multiplier, 0.7))
+                set_rates(optimizer, Rates(rates[number] * multiplier, 0.7, factors))
             optimizer.step()
     return list(stack.own)
 

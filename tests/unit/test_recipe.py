@@ -54,7 +54,7 @@ def test_defaults_are_filled_in(tmp_path):
         "kind": "adam", "reference_width": None, "betas": [0.0, 0.999], "eps": 1e-8, "momentum": 0.0, "muon": None,
         "weight_decay": 0.0, "weight_decay_on": "all", "clip_norm": None,
         "warmup_nimg": 0, "decay": "constant", "final_lr": 0.0, "final_beta2": None,
-        "decay_from_nimg": None, "decay_nimg": None,
+        "decay_from_nimg": None, "decay_nimg": None, "groups": [],
     }  # fmt: skip
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,

@@ -104,7 +104,7 @@ def test_an_update_is_told_only_what_moves(tmp_path):
         "objective.adversarial={weight: 3, from_nimg: 50, ramp_nimg: 2}",
         "objective.discriminator_from_nimg=51",
     )
-    (lr, none), (d_lr, d_beta2), weights, factor, learns, _ = scheduled(moving, 50)
+    (lr, none, ()), (d_lr, d_beta2, ()), weights, factor, learns, _ = scheduled(moving, 50)
     assert (factor, learns) == (pytest.approx(1.0), False)
     assert (lr, none) == (0.002, None)
     assert (d_lr, d_beta2, weights) == (pytest.approx(0.75), pytest.approx(0.85), {"r1": pytest.approx(2.0)})

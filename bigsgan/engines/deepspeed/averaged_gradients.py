@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bigsgan.engines.deepspeed.gradient_groups import GradientGroup, use_here
 from bigsgan.engines.deepspeed.reports import collectives
-from bigsgan.engines.optimizer import grouped
+from bigsgan.engines.parameter_groups import grouped
 
 
 class AveragedGradients:

@@ -18,7 +18,7 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
-from bigsgan.engines.optimizer import grouped
+from bigsgan.engines.parameter_groups import grouped
 
 _EPSILON = 1e-6
 """Added to the norm by which gradients are clipped, as in torch.nn.utils.clip_grad_norm_."""
