@@ -240,7 +240,8 @@ class Objective(Section):
     huber: Huber | None = None
     perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs."""
+    """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs, or of an
+    autoencoder's inputs."""
     kl: NaturalFloat = 0.0
     """Weight of the divergence of an autoencoder's latents from a standard normal distribution: the mean over images of
     the sum over latents. It reads G's output ``moments``: means and log variances, side by side."""

@@ -80,6 +80,12 @@ def test_a_minibatch_deviation_over_all_images(ranks):
     check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)})
 
 
+@pytest.mark.slow
+def test_features_of_reconstructions(ranks):
+    options = [*TINY_GAMES["autoencoder_vq"], *CASES, "objective.feature_matching=2"]
+    check(ranks(2), options, {"generator": zero(1), "discriminator": zero(3)})
+
+
 @pytest.mark.parametrize(
     "family",
     [
