@@ -61,7 +61,7 @@ class Options(NamedTuple):
     # thresholds of latents, or psi of styles; several make a sweep, none for no truncation
     truncations: Sequence[float]
     seed: int  # seed of the latents
-    classes: Sequence[range | str] | None  # classes of the columns, or their names; None for the first that fit
+    classes: Sequence[str] | None  # classes of the columns: names, numbers and ranges; None for the first that fit
     batch: int  # images computed at a time
     interpolate: int = 0  # images in a row from one sample to the next; 0 for no interpolation
     morph: bool = False  # interpolate also from class to class

@@ -246,8 +246,9 @@ def test_columns_are_the_first_classes_that_fit_unless_asked():
     assert choose_columns(classes(1000), None, 100) == list(range(16))
     assert choose_columns(classes(3), None, 100) == [0, 1, 2]
     assert choose_columns(classes(0), None, 100) == [0] * 10
-    assert choose_columns(classes(1000), [range(999, 1000), range(30, 50)], 21) == [999, *range(30, 50)]
-    assert choose_columns(classes(3, "cat", "dog", "eel"), ["eel", range(2), "cat"], 100) == [2, 0, 1, 0]
+    assert choose_columns(classes(1000), ["999", "30-49"], 21) == [999, *range(30, 50)]
+    assert choose_columns(classes(3, "cat", "dog", "eel"), ["eel", "0-1", "cat"], 100) == [2, 0, 1, 0]
+    assert choose_columns(classes(4, "1", "10", "2", "0-1"), ["10", "2", "0-1", "3", "1"], 100) == [1, 2, 3, 3, 0]
     with pytest.raises(UserError, match=r"--classes: must be a class, got 'ell'; did you mean eel\?"):
         choose_columns(classes(3, "cat", "dog", "eel"), ["ell"], 100)
     with pytest.raises(UserError, match=r"must be a class, got 'cat' \(the run has no names of classes\); give num"):

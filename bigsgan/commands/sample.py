@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import csv
 
 from bigsgan.commands.parsing import (
     Commands,
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first that fit; in an .npz file all)"
-    command.add_argument("--classes", "--class", type=_class_ranges, help=text)
+    command.add_argument("--classes", "--class", type=_classes, help=text)
     text = "labels of the columns where they are vectors: .npy or comma-separated text (default: some of the data)"
     command.add_argument("--conditions", type=path_type("--conditions"), help=text)
     text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7 make a sweep"
@@ -83,16 +83,10 @@ def _numbers(word: str) -> list[float]:
         raise UserError("--truncation", word, "must be a number", "write a number such as 1, or 0.3,0.7,1") from None
 
 
-def _class_ranges(word: str) -> list[range | str]:
-    """Read names, and ranges such as ``3,17,200-209``, without expanding them: only the run knows its classes."""
-    ranges: list[range | str] = []
-    for part in map(str.strip, word.split(",")):
-        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if found is None and re.search(r"[^\W\d]|[0-9] *\+ *[0-9]", part):
-            ranges.append(part)
-            continue
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            remedy = "write numbers and ranges such as 3,17,200-209"
-            raise UserError("--classes", word, "must be a list of classes", remedy)
-        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
-    return ranges
+def _classes(word: str) -> list[str]:
+    """Read names, numbers and ranges, which only the run knows; double quotes stand around a name with commas."""
+    parts = [part.strip() for part in next(csv.reader([word], skipinitialspace=True), [])]
+    if not parts or not all(parts):
+        remedy = "write numbers and ranges such as 3,17,200-209, or names"
+        raise UserError("--classes", word, "must be a list of classes", remedy)
+    return parts

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from bigsgan.data import build_dataset
 from bigsgan.data.conditions import Conditions, read_vectors, some_conditions
 from bigsgan.errors import UserError
 from bigsgan.training.sampling import column_classes, column_labels
+
+_log = logging.getLogger(__name__)
 
 
 def open_conditions(run: Path, data: Data) -> Conditions:
@@ -31,13 +35,13 @@ def open_conditions(run: Path, data: Data) -> Conditions:
 
 
 def labels_of_columns(
-    data: Data, asked: Sequence[range | str] | None, num: int, conditions: Callable[[], Conditions], given: Path | None
+    data: Data, asked: Sequence[str] | None, num: int, conditions: Callable[[], Conditions], given: Path | None
 ) -> Tensor:
     """Return the label of each column, (columns,) int64 or (columns, K) float32.
 
     Args:
         data: The run's section.
-        asked: Classes or their names; several names or numbers of one image are joined by +. None for all that fit.
+        asked: As ``choose_columns`` reads it; several names or numbers of one image are joined by +.
         num: Number of images.
         conditions: Returns what ``open_conditions`` does.
         given: File with a vector for each column.
@@ -67,15 +71,13 @@ def labels_of_columns(
     return vectors
 
 
-def _labels_of(data: Data, part: range | str, num: int) -> list[list[int]]:
+def _labels_of(data: Data, part: str, num: int) -> list[list[int]]:
     """Return the classes of each column that a part of ``--classes`` asks for."""
-    names = data.class_names or []
-    if not isinstance(part, str) or part in names:
+    if "+" not in part or part in (data.class_names or []):
         return [[label] for label in choose_columns(data, [part], num)]
     if not data.multi_label:
         raise UserError("--classes", part, "must be one class for each column", "remove the +, or set data.multi_label")
-    words = [range(int(word), int(word) + 1) if word.isdecimal() else word for word in map(str.strip, part.split("+"))]
-    return [choose_columns(data, words, num)]
+    return [choose_columns(data, [word.strip() for word in part.split("+")], num)]
 
 
 def _check_shown(columns: int, num: int, what: str) -> None:
@@ -84,8 +86,13 @@ def _check_shown(columns: int, num: int, what: str) -> None:
         raise UserError("--num", num, problem, f"give --num {columns} or more")
 
 
-def choose_columns(data: Data, asked: Sequence[range | str] | None, num: int) -> list[int]:
+def choose_columns(data: Data, asked: Sequence[str] | None, num: int) -> list[int]:
     """The class of each column: those of ``asked``, else the first that fit; all 0 if there are no classes.
+
+    Args:
+        data: The run's section.
+        asked: Names of classes, numbers such as 3, and ranges such as 200-209. A name goes before a number.
+        num: Number of images.
 
     Raises:
         UserError: A class does not exist, or ``num`` images would not show every column.
@@ -95,7 +102,7 @@ def choose_columns(data: Data, asked: Sequence[range | str] | None, num: int) ->
         return column_classes(num_classes)
     if not num_classes:
         raise UserError("--classes", None, "needs a run with classes", "remove the option")
-    numbered = [_numbered(data, part) if isinstance(part, str) else part for part in asked]
+    numbered = [_numbered(data, part) for part in asked]
     for part in numbered:
         if part.stop > num_classes:
             problem = f"must be 0 to {num_classes - 1}, the classes of the run"
@@ -105,10 +112,15 @@ def choose_columns(data: Data, asked: Sequence[range | str] | None, num: int) ->
 
 
 def _numbered(data: Data, name: str) -> range:
-    """Return the class of a name."""
-    names = data.class_names or []
+    """Return the class of a name, or those of a number or range, without expanding it."""
+    names, ends = data.class_names or [], re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", name)
     if name in names:
-        return range(names.index(name), names.index(name) + 1)
+        number = names.index(name)
+        if ends and name != str(number):
+            _log.warning("--classes: %s is the name of class %d, which is meant", name, number)
+        return range(number, number + 1)
+    if ends and int(ends[1]) <= int(ends[2] or ends[1]):
+        return range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     close = difflib.get_close_matches(name, names, n=1)
     remedy = (
         f"did you mean {close[0]}?" if close else "give numbers and ranges such as 3,17,200-209, or names of the run"

@@ -27,7 +27,7 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     "--run run --out x.png --num 1000000000": ("--num", "must be at most 4194304 with images of 16", "give a smaller"),
     "--run run --out x.png --classes 3,10": ("--classes", "must be 0 to 9, the classes of the run,", "give numbers"),
     "--run run --out x.png --classes 0-99999999999999999": ("--classes", "must be 0 to 9, the classes", "give numbers"),
-    "--run run --out x.png --classes 5-3": ("--classes", "must be a list of classes, got", "such as 3,17,200-209"),
+    "--run run --out x.png --classes 5-3": ("--classes", "must be a class, got '5-3'", "such as 3,17,200-209"),
     "--run run --out x.png --classes 0-9 --num 9": ("--num", "must be at least 10, the number of", "--num 10 or more"),
     "--run run --out x.png --batch 0": ("--batch", "must be 1 to 65536, got 0", "give a number in this range"),
     "--run run --out x.png --truncation nan": ("--truncation", "must be at least 0.02, got nan", "give a number such"),
@@ -137,4 +137,4 @@ def test_running_out_of_memory_without_training(command, run, monkeypatch, capsy
 
 def test_classes_of_a_run_without_classes():
     with pytest.raises(UserError, match=r"^--classes: needs a run with classes; remove the option$"):
-        choose_columns(Data(num_classes=0), [range(1)], 100)
+        choose_columns(Data(num_classes=0), ["0"], 100)
