@@ -32,7 +32,7 @@ LABELS_FILE = "dataset.json"
 """File that lists images or latents with their classes."""
 
 LINKED = "linked "
-_CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
+CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
 _MOST_VISITS = 1_000
 _SHOWN_KINDS = 4
 _TYPES = mimetypes.MimeTypes()
@@ -79,7 +79,7 @@ class Ignored(NamedTuple):
         return f"{counted(num, 'other file')} ignored: {kinds}{more}, such as {self.example}"
 
     def check(
-        self, field: str, root: object, num_images: int, most: int | None = None, remedy: str = _CONVERTING
+        self, field: str, root: object, num_images: int, most: int | None = None, remedy: str = CONVERTING
     ) -> None:
         """Refuse to ignore more than ``most`` files that may be images; by default, than the ``num_images`` read.
 
@@ -109,26 +109,48 @@ def ignored(others: Sequence[str], images: Iterable[str], mark: str = "") -> Ign
     """Describe files that are not read, beside images that are; their suffixes begin with ``mark``."""
     if not others:
         return Ignored({})
-    stems = {os.path.splitext(os.path.basename(name))[0] for name in images}
+    paths = {os.path.splitext(name)[0] for name in images}
+    left = _Companions(paths)
     kinds = Counter(mark + os.path.splitext(name)[1].lower() for name in others)
-    lost = [name for name in others if _may_be_image(name) and not _belongs_to(name, stems)]
+    lost = [name for name in others if may_be_image(name) and not left.take(name)]
     return Ignored(dict(kinds), len(lost), min(lost or others))
 
 
-def _may_be_image(name: str) -> bool:
+def may_be_image(name: str) -> bool:
+    """Return whether a file's suffix is of images, or unknown."""
     kind = _TYPES.guess_type(f"x{os.path.splitext(name)[1]}")[0]
     return kind is None or kind.startswith("image/")
 
 
-def _belongs_to(name: str, stems: set[str]) -> bool:
-    """Return whether a file has the name of an image and more, as cat.seg.png and cat.jpg.txt beside cat.jpg.
+class _Companions:
+    """Files that come with images, whose names they have and more, as cat.seg.png and cat.jpg.txt come with cat.jpg.
 
-    An image with a number more, such as cat.2.jpg, is one of its own.
+    They may lie in another folder, as masks/cat.exr. With an image there is one of each ending.
     """
-    parts = os.path.basename(name).split(".")
-    if len(parts) > 2 and parts[-2].isdecimal() and is_image(name):
-        return False
-    return any(".".join(parts[:num]) in stems for num in range(1, len(parts)))
+
+    def __init__(self, paths: set[str]) -> None:
+        self._paths = paths  # of images, without suffixes
+        self._images = Counter(map(os.path.basename, paths))
+        self._taken = Counter[tuple[str, str]]()
+
+    def take(self, name: str) -> bool:
+        """Return whether a file comes with an image, and count it.
+
+        An image with a number more, such as cat.2.jpg, is one of its own, and so is one of the same name elsewhere.
+        """
+        folder, base = os.path.split(name)
+        parts = base.split(".")
+        if len(parts) > 2 and parts[-2].isdecimal() and is_image(name):
+            return False
+        stems = [".".join(parts[:num]) for num in range(1, len(parts))]
+        if is_image(name) and os.path.join(folder, stems[-1]) not in self._paths:
+            stems = stems[:-1]
+        stem = next((stem for stem in stems if stem in self._images), None)
+        if stem is None:
+            return False
+        ending = base.removeprefix(stem).lower()
+        self._taken[stem, ending] += 1
+        return self._taken[stem, ending] <= self._images[stem]
 
 
 @functools.cache

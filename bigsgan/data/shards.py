@@ -24,11 +24,14 @@ import numpy as np
 from bigsgan.config.data import Data
 from bigsgan.config.origin import COMPRESSED, is_shard
 from bigsgan.data.listing import (
+    CONVERTING,
     LINKED,
     Ignored,
     data_directory,
     ignored,
     image_suffixes,
+    is_image,
+    may_be_image,
     no_images,
     some_names,
     unreadable_root,
@@ -128,7 +131,11 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     """
     num = len(found.names)
     num_links = sum(count for kind, count in found.others.kinds.items() if kind.startswith(LINKED))
-    causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * (num_links < found.others.num_lost)
+    causes = [_FOLLOWING] * (num_links > 0)
+    if num_links < found.others.num_lost:
+        kinds = [f"x{kind}" for kind in found.others.kinds if not kind.startswith(LINKED)]
+        unread = any(may_be_image(name) and not is_image(name) for name in kinds)
+        causes += [_RENAMING] * any(map(is_image, kinds)) + [CONVERTING] * unread
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     needed = data.num_classes > 1 or data.has_vectors or (data.num_classes and data.label_key is not None)

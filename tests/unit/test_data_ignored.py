@@ -83,6 +83,22 @@ def test_text_is_no_lost_image(tmp_path, suffix):
     assert len(opened("folder", root)) == 5
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_names_that_repeat_in_other_folders_are_images_of_their_own(tmp_path, kind):
+    """Four of five cameras were left out: their files had the names of the first one's images."""
+    numbers = range(3)
+    names = [f"cam0/{i}.png" for i in numbers] + [f"cam{camera}/{i}.heic" for camera in (1, 2, 3, 4) for i in numbers]
+    with pytest.raises(UserError, match=r"has 9 files that would be ignored, and 3 images \(12 other files ignored"):
+        opened(kind, write(kind, tmp_path / "data", names))
+    loose = write("folder", tmp_path / "loose", ["a/1.png", "b/2.png", *(f"{i}.png" for i in (1, 2, 3))])
+    with pytest.raises(UserError, match="has 3 files that would be ignored, and 2 images"):
+        opened("folder", loose, num_classes=2)
+    masks = write(
+        kind, tmp_path / "masks", [f"{part}/{i}.{end}" for part, end in (("x", "jpg"), ("y", "exr")) for i in numbers]
+    )
+    assert len(opened(kind, masks)) == 3
+
+
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_what_belongs_to_images_is_no_lost_image(tmp_path, kind, caplog):
     """Captions, as img2dataset writes them, masks and annotations."""
@@ -184,6 +200,14 @@ def test_links_in_shards_are_named(tmp_path, kind):
     (tmp_path / "more/0.tar").rename(root / "2.tar")
     with pytest.raises(
         UserError, match=r"has 7 files .* such as l0.png\); pack the files that .*; rename the files: a"
+    ):
+        opened("tar", root)
+
+
+def test_files_of_other_formats_in_shards_are_to_be_converted(tmp_path):
+    root = write("tar", tmp_path / "data", ["1.png", "2.heic", "3.heic"])
+    with pytest.raises(
+        UserError, match=r"such as 2.heic\); convert them to .jpg or .png, or move them elsewhere, or set"
     ):
         opened("tar", root)
 
