@@ -15,7 +15,7 @@ from torch import Tensor
 from bigsgan import plugins
 from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
 from bigsgan.config.metrics import FeatureNetwork
-from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.run_directory import refuse_among_images, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.signature import typed
 from bigsgan.engines.deepspeed import reports
 from bigsgan.errors import UserError
@@ -315,6 +315,7 @@ def _planned(
         refuse_unknown(allow_change, recipe)
     refuse_directory(out, "out")
     refuse_foreign_metrics(out, recipe.monitor)
+    refuse_among_images(out, recipe.data)
     plan, text = plan_balanced(recipe, launched.world_size())
     if text and launched.rank() == 0:
         print(text, file=sys.stderr)

@@ -22,7 +22,14 @@ from bigsgan.commands.parsing import (
 )
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, RunPlan, load_recipe
-from bigsgan.config.run_directory import check_hosts, flat, refuse_directory, refuse_foreign_metrics, refuse_unknown
+from bigsgan.config.run_directory import (
+    check_hosts,
+    flat,
+    refuse_among_images,
+    refuse_directory,
+    refuse_foreign_metrics,
+    refuse_unknown,
+)
 from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.config.yaml_file import apply_overrides
 from bigsgan.errors import UserError
@@ -75,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
             print(import_quietly("bigsgan.training.listing").table(recipe))
         return 0
     refuse_foreign_metrics(out, recipe.monitor)
+    refuse_among_images(out, recipe.data)
     with swept.naming_line():
         planned = plan_on_ranks(recipe, launched.world_size(), options.config)
     if options.dry_run or options.key is not None:

@@ -24,6 +24,8 @@ DIRECTIONS = ("a_to_b", "b_to_a")
 _TWO_DOMAINS = ("unpaired_folders", "unpaired_digits")
 _TWO_IMAGES = (*_PAIRED, *_TWO_DOMAINS)
 _TWO_FOLDERS = ("paired_folders", "unpaired_folders")
+WALKED = ("folder", *_TWO_FOLDERS, "side_by_side")
+"""Kinds whose images are all those below a directory."""
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
 _FROM_DATA = ("folder", "zip")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigsgan.config.deepspeed_elsewhere import TAKEN, no_autotuning, refuse_elsewhere, take
-from bigsgan.config.deepspeed_keys import FILE, OF_NVME, OF_STAGES, check_values
+from bigsgan.config.deepspeed_keys import FILE, OF_NVME, OF_STAGES, ON_BY_DEFAULT, check_values
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import parse_json, read_text
 from bigsgan.shipped import ROOT
@@ -87,6 +87,7 @@ def read_deepspeed_file(network: str, name: str, recipe_dir: Path | None, derive
         notes.append(f'"auto" is the default of {", ".join(open_keys)} (ZeRO {stage}, {precision})')
     if left := [key for key in _open(written) if key not in open_keys]:
         notes.append(f'"auto" switches nothing on: {", ".join(left)}')
+    notes += _idle(content, optimizer)
     if unused := _unused(content, stage, optimizer):
         of_nvme = "" if optimizer == "nvme" else " without NVMe"
         notes.append(f"ZeRO {stage}{of_nvme} does not use {', '.join(unused)}")
@@ -108,12 +109,29 @@ def _taken(found: dict[str, Any], content: dict[str, Any]) -> Iterator[str]:
 def _unused(content: dict[str, Any], stage: int, optimizer: str) -> list[str]:
     """Return the keys that are for other ZeRO stages, and for NVMe if that is not used."""
     zero = content.get("zero_optimization", {})
-    found = [key for key, value in zero.items() if stage not in OF_STAGES.get(key, (stage,)) and value is not False]
+    given = [key for key, value in zero.items() if value is not False or key in ON_BY_DEFAULT]
+    found = [key for key in given if stage not in OF_STAGES.get(key, (stage,))]
     if optimizer != "nvme":
         section = zero.get("offload_optimizer") or {}
         found += [f"offload_optimizer.{key}" for key in OF_NVME if section.get(key)]
         found += ["aio"] if content.get("aio") else []
     return found
+
+
+def _idle(content: dict[str, Any], optimizer: str) -> Iterator[str]:
+    """Yield which keys have no effect beside others."""
+    if content.get("zero_force_ds_cpu_optimizer") and optimizer == "none":
+        yield "zero_force_ds_cpu_optimizer has no effect without an optimizer on the host"
+    if content.get("zero_allow_untested_optimizer") is False:
+        yield "zero_allow_untested_optimizer stays true"
+    scaling = content.get("fp16", {})
+    moves = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+    if (
+        scaling.get("enabled")
+        and scaling.get("loss_scale")
+        and (unused := [f"fp16.{key}" for key in moves if key in scaling])
+    ):
+        yield f"with a constant fp16.loss_scale {', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect"
 
 
 def _open(content: dict[str, Any], prefix: str = "") -> list[str]:
@@ -166,6 +184,9 @@ def _check_reports(path: Path, content: dict[str, Any]) -> None:
     if logger.get("prof_all", True) is False and not logger.get("prof_ops"):
         remedy = "name collectives in prof_ops, such as all_reduce, or remove prof_all"
         raise UserError(f"{path}: comms_logger.prof_all", False, "must be true without prof_ops", remedy)
+    if logger.get("prof_ops") and logger.get("prof_all", True):
+        problem, detail = "must be empty unless prof_all is false", "all collectives are counted"
+        raise UserError(f"{path}: comms_logger.prof_ops", logger["prof_ops"], problem, "set prof_all to false", detail)
     reports = {
         "dump_state": content.get("dump_state", False),
         "comms_logger.verbose": logger.get("verbose", False),
@@ -178,7 +199,7 @@ def _check_reports(path: Path, content: dict[str, Any]) -> None:
 
 def _check_precision(path: Path, content: dict[str, Any], stage: int, precision: Precision) -> None:
     for section, key, matters in (
-        ("zero_optimization", "compute_grad_norm", stage in (1, 2)),
+        ("zero_optimization", "compute_grad_norm", True),
         ("bf16", "check_grad_overflow", precision == "bf16"),
     ):
         if matters and (value := content.get(section, {}).get(key, True)) is not True:

@@ -198,6 +198,10 @@ OF_STAGES = {
     **{key: (3,) for key, rule in ZERO.keys.items() if key.startswith("stage3_")},
 }
 """ZeRO stages that use a key, where not all of them do."""
+ON_BY_DEFAULT = (
+    "reduce_scatter", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "memory_efficient_linear",
+)  # fmt: skip
+"""Those of them that are true unless a file says otherwise."""
 OF_NVME = ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init")
 """Keys of an offloaded optimizer that only a drive uses."""
 

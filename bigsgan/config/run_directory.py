@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from bigsgan.config.data import WALKED, Data
 from bigsgan.config.engine_plan import EnginePlan
 from bigsgan.config.recipe import Recipe, load_recipe
 from bigsgan.config.run_plan import RunPlan
@@ -238,6 +239,19 @@ def refuse_foreign_metrics(out: Path, monitor: Collection[str] = ()) -> None:
             raise UserError("out", str(out), "must be a run directory or a new one", remedy, detail)
         if metrics.suffix == ".csv" and not is_own_table(metrics):
             raise UserError("out", str(out), f"has a {metrics.name} that no run wrote", remedy)
+
+
+def refuse_among_images(out: Path, data: Data) -> None:
+    """Refuse a directory below that of the images, whose next listing would have the run's sample grids.
+
+    Raises:
+        UserError: It lies there.
+    """
+    for key in ("root", "input_root") if data.kind in WALKED else ():
+        root = getattr(data, key)
+        if root and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(root)):
+            problem, remedy = f"must lie outside data.{key} ({root})", "give another `out`, or move the run there"
+            raise UserError("out", str(out), problem, remedy, "the run's sample grids would count as images")
 
 
 def is_own_table(table: Path) -> bool:

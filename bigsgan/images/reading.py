@@ -76,8 +76,10 @@ class CorruptImage(Exception):  # noqa: N818 - it does not end a run, it is coun
         super().__init__(f"{path}: {reason}")
 
 
-def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
+def open_image(path: str, content: BinaryIO | None = None, noting: bool = True) -> Image.Image:
     """Read and decode an image file, or ``content``, for which ``path`` is only a name.
+
+    With ``noting``, the values of more than 8 bits are noted where that is asked for.
 
     Raises:
         CorruptImage: The file is missing, truncated or not an image.
@@ -90,7 +92,7 @@ def open_image(path: str, content: BinaryIO | None = None) -> Image.Image:
             if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
                 raise ValueError("signed pixels of 8 bits need data.range")
             image.load()  # now, so that a truncated file fails here
-            if is_wide and _noted.get() is not None:
+            if noting and is_wide and _noted.get() is not None:
                 note(path, _values(image))
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...

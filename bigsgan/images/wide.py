@@ -76,7 +76,8 @@ def _array(path: str, content: bytes, channels: int) -> np.ndarray:
         return found
     if suffix in _TIFF and (found_tiff := _tiff(content)) is not None:
         return found_tiff
-    image = open_image(path, io.BytesIO(content))  # which refuses what is damaged: libpng would end the process
+    # It refuses what is damaged: libpng would end the process.
+    image = open_image(path, io.BytesIO(content), noting=False)
     if content[:4] == _PNG and content[_BIT_DEPTH] == 16:
         vision = importlib.import_module("torchvision.io")
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)

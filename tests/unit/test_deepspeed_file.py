@@ -87,6 +87,25 @@ def test_keys_of_another_stage_and_of_nvme_are_named(tmp_path):
     nvme = {"stage": 3, "sub_group_size": 1e9, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}
     assert read(tmp_path, {"zero_optimization": nvme, **drive}).note == ""
     assert read(tmp_path, {"zero_optimization": {"stage": 1, "enable_sanity_checks": False}}).note == ""
+    file = read(tmp_path, {"zero_optimization": {"stage": 1, "memory_efficient_linear": False}})
+    assert file.note == f"{file.path}: ZeRO 1 without NVMe does not use memory_efficient_linear"
+
+
+@pytest.mark.parametrize(
+    "content, note",
+    [
+        ({"zero_allow_untested_optimizer": False}, "zero_allow_untested_optimizer stays true"),
+        ({"zero_force_ds_cpu_optimizer": True}, "zero_force_ds_cpu_optimizer has no effect without an optimizer on"),
+        (
+            {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True, "loss_scale": 128, "hysteresis": 2}},
+            "with a constant fp16.loss_scale fp16.hysteresis has no effect",
+        ),
+    ],
+)
+def test_keys_without_effect_beside_others_are_named(tmp_path, content, note):
+    assert note in read(tmp_path, content).note
+    kept = {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True, "hysteresis": 2}}
+    assert read(tmp_path, kept).note == ""
 
 
 def test_a_log_of_collectives_that_is_off_does_not_reach_deepspeed(tmp_path):
@@ -210,6 +229,8 @@ def test_a_log_of_some_collectives_names_those_that_deepspeed_logs(tmp_path):
         with pytest.raises(UserError, match=r"comms_logger.prof_ops: must be a list of collectives, got \["):
             read(tmp_path, {"comms_logger": {"prof_all": False, "prof_ops": names}})
     for none in ({}, {"prof_ops": []}):
+        with pytest.raises(UserError, match=r"comms_logger.prof_ops: must be empty unless prof_all is false, got"):
+            read(tmp_path, {"comms_logger": {"prof_ops": ["all_reduce"]}})
         with pytest.raises(UserError, match=r"comms_logger.prof_all: must be true without prof_ops, got false; name"):
             read(tmp_path, {"comms_logger": {"prof_all": False, **none}})
         assert read(tmp_path, {"comms_logger": {"enabled": False, "prof_all": False, **none}}).content == {}

@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 
 from bigsgan import cli, importing
 from bigsgan.checkpoint import Description, Saver, SingleProcess
-from bigsgan.config.run_directory import refuse_directory, refuse_foreign_metrics, refuse_output
+from bigsgan.config.data import Data
+from bigsgan.config.run_directory import (
+    refuse_among_images,
+    refuse_directory,
+    refuse_foreign_metrics,
+    refuse_output,
+)
 from bigsgan.config.sections import Checkpoints
 from bigsgan.data.prepare import prepare
 from bigsgan.errors import UserError
@@ -192,6 +198,21 @@ def test_metrics_of_another_program_are_not_cut():
     refuse_foreign_metrics(Path("out"), ["tensorboard"])
     with pytest.raises(UserError, match=r"\(it has a metrics.csv and no"):
         refuse_foreign_metrics(Path("out"), ["csv"])
+
+
+@pytest.mark.parametrize("out", ["images", "images/runs/new", "link/new"])
+def test_a_run_does_not_begin_among_its_images(place, out):
+    (place / "images").mkdir()
+    (place / "link").symlink_to("images")
+    with pytest.raises(
+        UserError, match=r"^out: must lie outside data.root \(images\), got '.*sample grids would count as"
+    ):
+        refuse_among_images(Path(out), Data(kind="folder", root="images"))
+    pairs = Data(kind="paired_folders", root="other", input_root="images", resolution=256, num_classes=0)
+    with pytest.raises(UserError, match=r"^out: must lie outside data.input_root \(images\)"):
+        refuse_among_images(Path(out), pairs)
+    refuse_among_images(Path("images-2/new"), Data(kind="folder", root="images"))
+    refuse_among_images(Path(out), Data(kind="tar", root="images"))  # which only reads shards there
 
 
 @pytest.mark.parametrize(

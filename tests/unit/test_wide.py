@@ -138,6 +138,17 @@ def test_values_outside_the_range_are_clipped_and_told(tmp_path, caplog):
     ]
 
 
+def test_values_of_16_bits_are_counted_once(tmp_path, caplog):
+    for number in range(4):
+        Image.fromarray(np.full((SIDE, SIDE), 200 * number, np.uint16)).save(tmp_path / f"{number}.png")
+    data = section(tmp_path, 1, [0, 500])
+    with caplog.at_level(logging.WARNING, "bigsgan"):
+        readable_images(build_dataset(data), data, 4)
+    assert caplog.messages == [
+        f"{tmp_path}: of 4 images, 1 has values outside data.range, from 600 to 600, which become black or white"
+    ]
+
+
 UNREADABLE = {
     "it has 2 channels, not 3, of shape (8, 8, 2)": npy(numbers("f4", 2)),
     "it has numbers that are not finite": npy(np.full((SIDE, SIDE, 3), np.nan)),
