@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -28,6 +29,9 @@ CHARTS = {
     "both networks": ("^grad_norm/", "^spectral_norm/", "^lr/", "^skipped/"),
 }
 """TensorBoard's charts with several curves: patterns of their names, by group, in the order in which they are shown."""
+
+
+_AXIS = "The step is the number of images seen."
 
 
 class Sink(Protocol):
@@ -216,9 +220,11 @@ class TensorBoard:
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
         """Add the metrics of a report, each as its own series."""
+        about = SummaryMetadata(summary_description=_AXIS)
+        values = [Summary.Value(tag=tag, simple_value=value, metadata=about) for tag, value in metrics.items()]
         with self._open() as writer:
-            for tag, value in metrics.items():
-                writer.add_scalar(tag, value, nimg)
+            assert writer.file_writer is not None  # which is open
+            writer.file_writer.add_summary(Summary(value=values), nimg)
             writer.flush()  # by default it flushes every two minutes, but a kill must not lose reports
 
     def add_text(self, tag: str, text: str, nimg: int) -> None:

@@ -109,6 +109,7 @@ def test_tensorboard_holds_scalars_and_images(tmp_path):
     board.add_scalars({"loss/generator": 0.25, "logits/real": -3.0}, 128)
     # Read before closing: a killed run loses no report.
     assert scalars_of(tmp_path, "loss/generator") == [(64, 0.5), (128, 0.25)]
+    assert "images seen" in events_of(tmp_path).SummaryMetadata("loss/generator").summary_description
     picture = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     grey = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 4)
     board.add_image("samples/ema", picture, tmp_path / "unused.png", 128)
