@@ -33,6 +33,7 @@ from bigsgan.images.reading import (
     CorruptImage,
     accepting_truncated,
     image_tensor,
+    noting_proportions,
     noting_values,
     open_image,
     used_range,
@@ -87,19 +88,24 @@ class ImageDataset(Protocol):
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
     """Return up to ``num`` readable images, spread over the data set: (n, C, H, W) in [-1, 1] on the host.
 
-    Warns of images of more than 8 bits that use a part of their range. Latents are decoded on ``device``.
+    Warns of images of other proportions, and of more than 8 bits that use a part of their range. Latents are decoded on
+    ``device``.
 
     Raises:
         UserError: None of them is readable, or their autoencoder cannot be read.
     """
     num, paths = min(num, len(dataset)), list[str]()
-    with noting_values(paths) as values:
+    with noting_values(paths) as values, noting_proportions() as kept:
         found, problems = _readable(dataset, [index * len(dataset) // num for index in range(num)])
     for root in dict.fromkeys((data.input_root or data.root, data.root)):
         own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
         if text := used_range(own) if data.range is None else outside_range(own, data.range):
             text += ", or set data.range" * (data.range is None)
             _log.warning("%s: of %d images, %s", root, num, text)
+    if others := kept.count(False):
+        have = "1 has" if others == 1 else f"{others} have"
+        text = "%s: of %s, %s other proportions: %s (data.fit=%s)"
+        _log.warning(text, data.root, counted(len(kept), "image"), have, data.fitting.text, data.fit)
     if not found:
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
         raise UserError("data.root", data.root, "contains no readable images", "repair its images", detail)

@@ -30,9 +30,6 @@ class Prepared(NamedTuple):
     names: Sequence[str] = ()  # of the classes that are marked in vectors
 
 
-_FITTED = {"crop": "cropped to", "pad": "padded with black to", "stretch": "stretched to"}
-
-
 def describe(
     made: Prepared, what: str, data: Mapping[str, Any], fitting: Fitting, codec: Mapping[str, Any] | None = None
 ) -> None:
@@ -49,8 +46,7 @@ def describe(
         _log.warning("%s", made.values)
     classes = counted(made.num_classes, "class") if made.num_classes else "no classes"
     classes = f"labels of {counted(made.label_size, 'number')}" if made.label_size else classes
-    fitted = f"{_FITTED[fitting.how]} {fitting.size}"
-    print(f"{data['root']}: {what} of {classes}, {fitted}")
+    print(f"{data['root']}: {what} of {classes}, {fitting.text}")
     overrides = {**data, "resolution": fitting.size.text}
     overrides |= {"image_channels": made.image_channels, "num_classes": data.get("num_classes", made.num_classes)}
     overrides |= {"class_names": json.dumps(made.names)} if made.names else {}

@@ -52,6 +52,7 @@ class _LoadTruncated:
 ImageFile.LOAD_TRUNCATED_IMAGES = _LoadTruncated(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
 _WHITE = 65535  # of 16 bits
+_kept: ContextVar[list[bool] | None] = ContextVar("kept", default=None)
 _noted: ContextVar[tuple[list[tuple[float, float]], list[str]] | None] = ContextVar("noted", default=None)
 
 _SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
@@ -112,6 +113,17 @@ def noting_values(paths: list[str] | None = None) -> Iterator[list[tuple[float, 
         yield found
     finally:
         _noted.reset(token)
+
+
+@contextmanager
+def noting_proportions() -> Iterator[list[bool]]:
+    """Yield a list with whether each image that is made to fit in the block has the wanted proportions."""
+    found: list[bool] = []
+    token = _kept.set(found)
+    try:
+        yield found
+    finally:
+        _kept.reset(token)
 
 
 def is_wide(content: bytes) -> bool:
@@ -219,6 +231,7 @@ def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channel
 
 
 def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
+    note_proportions(image, fitting)
     box, inside = placed(image, fitting)
     image = image.crop(box).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
     size = fitting.size
@@ -227,6 +240,13 @@ def _fitted(image: Image.Image, fitting: Fitting) -> Image.Image:
     canvas = Image.new(image.mode, (size.width, size.height))
     canvas.paste(image, ((size.width - inside.width) // 2, (size.height - inside.height) // 2))
     return canvas
+
+
+def note_proportions(image: Image.Image | Size, fitting: Fitting) -> None:
+    """Note whether an image has the wanted proportions, in a block of ``noting_proportions``."""
+    if (kept := _kept.get()) is not None:
+        part, _ = placed(image, Fitting(fitting.size))
+        kept.append(part == (0, 0, image.width, image.height))
 
 
 def placed(image: Image.Image | Size, fitting: Fitting) -> tuple[tuple[int, int, int, int], Size]:

@@ -84,6 +84,7 @@ class Size:
 
 
 Fit = Literal["crop", "pad", "stretch"]
+_FITTED = {"crop": "cropped to", "pad": "padded with black to", "stretch": "stretched to"}
 
 
 class Fitting(NamedTuple):
@@ -91,3 +92,8 @@ class Fitting(NamedTuple):
 
     size: Size
     how: Fit = "crop"
+
+    @property
+    def text(self) -> str:
+        """What becomes of images."""
+        return f"{_FITTED[self.how]} {self.size}"

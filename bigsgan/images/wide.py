@@ -22,6 +22,7 @@ from bigsgan.images.reading import (
     eight_bits,
     is_wide,
     note,
+    note_proportions,
     open_image,
     orientation,
     placed,
@@ -154,6 +155,7 @@ def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, v
         raise CorruptImage(name, "it has numbers that are not finite")
     note(name, (lowest, highest))
     (low, high), size = values, fitting.size
+    note_proportions(Size(*array.shape[:2]), fitting)
     (left, top, right, bottom), inside = placed(Size(*array.shape[:2]), fitting)
     found = np.full((channels, *size), -1, np.float32)
     for number, channel in enumerate(found):

@@ -5,6 +5,7 @@ Shapes: n images (n, C, H, W) in [-1, 1] on the host.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from bigsgan.data.listing import KINDS_OF_IMAGES, ignored, sort_files
 from bigsgan.draws import Draws
-from bigsgan.errors import UserError, reason
+from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.codec import decode
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image
+from bigsgan.images.reading import CorruptImage, image_tensor, noting_proportions, open_image
 from bigsgan.images.size import Fitting
 from bigsgan.inference.sheets import Sheet
 from bigsgan.inference.trained import TrainedNetwork
@@ -26,6 +27,8 @@ from bigsgan.training.sampling import FORWARD, sample, shown, translation_inputs
 
 _COLUMNS = 6
 """Columns of a sheet: three inputs, each with its translation."""
+
+_log = logging.getLogger(__name__)
 
 
 class Translations:
@@ -123,8 +126,12 @@ class Translations:
         return sample(self._trained.network, show, placed, chunk, self._statistics)
 
     def sheet(self, batch: int) -> Sheet:
-        """Show each image and its translation side by side."""
-        pairs = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
+        """Show each image and its translation side by side, in the data's size."""
+        with noting_proportions() as kept:
+            pairs = [part.expand(-1, 3, -1, -1) for part in self.images(range(len(self._paths)), batch)]
+        if others := kept.count(False):
+            fitting, num = self._trained.recipe.data.fitting, counted(len(self._paths), "image")
+            _log.warning("--input: of %s, %d of other proportions: %s; --files keeps sizes", num, others, fitting.text)
         return Sheet(torch.stack(pairs, dim=1).flatten(0, 1), min(_COLUMNS, 2 * len(self._paths)))
 
     def _read(self, number: int, fitting: Fitting | None) -> Tensor:

@@ -48,11 +48,13 @@ def pixels(images: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])
-def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, photographs, statistics):
+def test_a_directory_is_translated_without_the_runs_data(make_run, tmp_path, photographs, statistics, caplog):
     images = "data={kind: side_by_side, root: /nowhere, resolution: 64, num_classes: 0, image_channels: 3}"
     run = make_run(images, *TINY_GAMES["pix2pix"][1:], f"sample_statistics={statistics}")
     sheet = sampled(run, tmp_path / "sheet.png", "--input", str(photographs))
     assert sheet.shape == (66 + 2, 6 * 66 + 2, 3)
+    cut = "--input: of 3 images, 1 of other proportions: cropped to 64x64; --files keeps sizes"
+    assert cut in caplog.messages
     files = tmp_path / "files"
     assert main(["sample", "--run", str(run), "--out", str(files), "--input", str(photographs), "--files"]) == 0
     assert sorted(path.name for path in files.iterdir()) == ["a.png", "b.png", "c.png"]

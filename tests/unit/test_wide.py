@@ -138,6 +138,21 @@ def test_values_outside_the_range_are_clipped_and_told(tmp_path, caplog):
     ]
 
 
+@pytest.mark.parametrize("values", [None, [0, 255]])
+def test_images_of_other_proportions_are_told(tmp_path, caplog, values):
+    for number, (width, height) in enumerate([(16, 8), (32, 16), (17, 8), (8, 8)]):
+        Image.new("L", (width, height)).save(tmp_path / f"{number}.png")
+    keys = {"kind": "folder", "root": str(tmp_path), "resolution": [8, 16], "image_channels": 1, "num_classes": 0}
+    for fit, done in (("crop", "cropped"), ("pad", "padded with black"), ("stretch", "stretched")):
+        data = Data(**keys, fit=fit, range=values)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "bigsgan"):
+            readable_images(build_dataset(data), data, 4)
+        assert caplog.messages == [
+            f"{tmp_path}: of 4 images, 2 have other proportions: {done} to 8x16 (data.fit={fit})"
+        ]
+
+
 def test_values_of_16_bits_are_counted_once(tmp_path, caplog):
     for number in range(4):
         Image.fromarray(np.full((SIDE, SIDE), 200 * number, np.uint16)).save(tmp_path / f"{number}.png")
