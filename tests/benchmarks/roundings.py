@@ -29,13 +29,6 @@ ROUNDINGS: dict[str, tuple[int, dict[str, str], list[str]]] = {
 }
 """Threads, variables of the environment, and overrides."""
 SHOWN = {"fid2k": "metrics/fid2k", "precision": "metrics/pr2k_precision", "recall": "metrics/pr2k_recall"}
-START = """
-import sys
-from bigsgan.cli import main
-from bigsgan.runtime import comm
-comm.num_cores = lambda: {}
-sys.exit(main())
-"""
 
 
 def train(seed: int, rounding: str, overrides: list[str]) -> dict[str, Any]:
@@ -43,12 +36,12 @@ def train(seed: int, rounding: str, overrides: list[str]) -> dict[str, Any]:
     num_threads, variables, more = ROUNDINGS[rounding]
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
-        command = [sys.executable, "-c", START.format(num_threads), "train", *overrides, *more]
+        command = [sys.executable, "-m", "bigsgan", "train", *overrides, *more]
         began = time.monotonic()
         ran = subprocess.run(
             [*command, f"seed={seed}", f"out={out}"],
             cwd=ROOT,
-            env=os.environ | variables,
+            env=os.environ | variables | {"OMP_NUM_THREADS": str(num_threads)},
             capture_output=True,
             text=True,
             check=False,
