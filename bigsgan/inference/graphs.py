@@ -41,6 +41,8 @@ HEADER_FILE = "bigsgan.json"
 _TRACED, _CHECKED = 2, (3, 1)
 """Numbers of images in the trace, and in the checks."""
 _PSI = 0.7
+_BATCH = "batch"
+"""Name of the first axis of inputs and images."""
 _LARGEST_ONNX = 1_900_000_000
 """Most bytes of weights in one ONNX file, which has at most 2 GB; more go to a file beside it."""
 
@@ -212,7 +214,7 @@ def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
 
 def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:
     inputs = _inputs(recipe, _TRACED)
-    batch = Dim("batch")
+    batch = Dim(_BATCH)
     shapes = {name: {} if name == "psi" else {0: batch} for name in inputs}
     with torch.no_grad():
         module = _module(recipe, network).eval()
@@ -232,7 +234,11 @@ def _open_program(path: Path) -> Run:
 
 def _save_onnx(program: ExportedProgram, header: Mapping[str, str], path: Path) -> None:
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    converted: Any = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["images"], verbose=False)
+    # The program's names of axes are lost. All inputs share this one, and torch warns of a name given twice.
+    axes = {name: {} if number else {0: _BATCH} for number, name in enumerate(names)}
+    converted: Any = torch.onnx.export(
+        program, dynamo=True, input_names=names, output_names=["images"], dynamic_shapes=axes, verbose=False
+    )
     converted.model.metadata_props.update(header)
     for value in converted.model.graph.inputs:
         if value.name == "psi":  # an initializer of an input's name is its default

@@ -92,9 +92,10 @@ def test_onnx_makes_the_same_images(name, exported):
     place = exported(name)
     inputs, wanted = inputs_and_images(bigsgan.load(place / "x.safetensors"))
     session = runtime.InferenceSession(place / "x.onnx")
-    assert [entry.name for entry in session.get_inputs()] == [name for name in inputs if name != "psi"]
+    shapes = {entry.name: entry.shape for entry in session.get_inputs()}
+    assert shapes == {name: ["batch", *value.shape[1:]] for name, value in inputs.items() if name != "psi"}
     assert [entry.name for entry in session.get_overridable_initializers()] == ["psi"] * ("psi" in inputs)
-    assert [entry.name for entry in session.get_outputs()] == ["images"]
+    assert {entry.name: entry.shape for entry in session.get_outputs()} == {"images": ["batch", *wanted.shape[1:]]}
     assert json.loads(session.get_modelmeta().custom_metadata_map["recipe"])["batch"] == 8
     for num in (NUM, 1):
         given = {key: value.numpy() if key == "psi" else value[:num].numpy() for key, value in inputs.items()}
@@ -113,6 +114,14 @@ def test_onnx_makes_the_same_images(name, exported):
     other = {key: value + 1 if key == "psi" else value.flip(0) for key, value in inputs.items()}
     (images,) = session.run(None, {key: value.contiguous().numpy() for key, value in other.items()})
     assert (torch.from_numpy(images) - wanted).abs().max() > 5 * CLOSE  # an untrained CAT hardly looks at its latents
+
+
+@pytest.mark.slow
+def test_all_axes_of_an_onnx_graph_have_names(exported):
+    model = pytest.importorskip("onnx").load(exported("mlp") / "x.onnx")
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    dims = [dim for value in values for dim in value.type.tensor_type.shape.dim]
+    assert {dim.dim_param for dim in dims if not dim.HasField("dim_value")} == {"batch"}
 
 
 ALONE = """
