@@ -82,16 +82,17 @@ class Shards(NamedTuple):
     names: list[str]
     entries: np.ndarray  # (number of images,), for ``tar_content``
     others: Ignored
-    num_unlabelled: int  # images that have no label, though others have one; theirs is 0
+    unlabelled: np.ndarray  # numbers of the images that have no label; theirs is 0
 
 
 def build_tar(data: Data) -> PackedImages:
     """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout; see ``read_headers``.
 
-    Images are in the order of the shards' names, and within a shard in its order. An image without a class has class 0.
+    Images are in the order of the shards' names, and within a shard in its order.
 
     Raises:
-        UserError: There are no shards, one is damaged, none has images, or they have another number of classes.
+        UserError: There are no shards, one is damaged, none has images, an image has no class, or they have another
+            number of classes.
     """
     found = read_shards(data)
     if not found.names:
@@ -124,12 +125,14 @@ def names_beside(root: Path) -> list[str]:
 
 
 def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
-    """Warn of ignored files, and of images without classes.
+    """Warn of ignored files, and of images without labels where these may be missing.
+
+    Of a single class, no image needs a label.
 
     Raises:
-        UserError: Most of the data set would be ignored, or the recipe has classes, and no image has one.
+        UserError: Most of the data set would be ignored, or the recipe has labels, and images have none.
     """
-    num = len(found.names)
+    num, num_unlabelled = len(found.names), len(found.unlabelled)
     num_links = sum(count for kind, count in found.others.kinds.items() if kind.startswith(LINKED))
     causes = [_FOLLOWING] * (num_links > 0)
     if num_links < found.others.num_lost:
@@ -139,20 +142,27 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     needed = data.num_classes > 1 or data.has_vectors or (data.num_classes and data.label_key is not None)
-    if needed and found.num_unlabelled == num:
+    if needed and num_unlabelled == num:
         detail = (
             f"beside no image is a number in <key>.cls, in <key>.json as {label_key(data)!r}, or alone in <key>.txt"
         )
         problem, detail = "has no classes", f"{detail}; {found.others.text()}"
         remedy = "write the number of each image's class into <key>.cls, set data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
-    if not data.condition_width or not 0 < found.num_unlabelled < num:
+    if not data.condition_width or not 0 < num_unlabelled < num:
         return
-    if data.has_vectors and data.missing_labels == "refuse":
-        remedy = "write the labels into <key>.json, or set data.missing_labels=accept"
-        raise UserError("data.root", data.root, f"has {found.num_unlabelled} of {num} images without a label", remedy)
-    theirs = "label; theirs is null" if data.has_vectors else "class number; their class is 0"
-    _log.warning("%s: %d of %d images have no %s", data.root, found.num_unlabelled, num, theirs)
+    if data.missing_labels == "accept":
+        _log.warning("%s: %d of %d images have no label; theirs is null", data.root, num_unlabelled, num)
+        return
+    problem = f"has {num_unlabelled} of {num} images without a label"
+    remedy = f"write them into <key>.{'json' if data.has_vectors else 'cls'}, or set data.missing_labels=accept"
+    remedy += ", or data.num_classes=0 to train without classes" * (not data.has_vectors)
+    raise UserError("data.root", data.root, problem, remedy, f"such as {_name(found, int(found.unlabelled[0]))}")
+
+
+def _name(found: Shards, number: int) -> str:
+    """Return the name of an image and that of its shard."""
+    return f"{found.names[number]} in {os.path.basename(found.archives[int(found.entries['archive'][number])])}"
 
 
 def read_shards(data: Data, streams: bool = False) -> Shards:
@@ -199,7 +209,7 @@ def read_shards(data: Data, streams: bool = False) -> Shards:
     unlabelled = labels == NO_CLASS if labels.ndim == 1 else np.isnan(labels[:, 0])
     entries["label"][unlabelled] = 0
     others = sum((shard.others for shard in shards), others)
-    return Shards([str(path) for path in paths], names, entries, others, int(unlabelled.sum()))
+    return Shards([str(path) for path in paths], names, entries, others, np.flatnonzero(unlabelled))
 
 
 def _is_compressed(path: Path) -> bool:

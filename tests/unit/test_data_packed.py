@@ -87,9 +87,10 @@ def test_what_a_packer_puts_before_and_between_members_is_passed_over(tmp_path):
 
 def test_shards_come_in_order_with_their_classes(tmp_path):
     root = tmp_path / "shards"
-    write_tar(root / "b.tar", {"7.jpg": image_bytes(2, "jpg"), "7.cls": b"2\n", "5.png": image_bytes(3)})
+    write_tar(root / "b.tar", {"7.jpg": image_bytes(2, "jpg"), "7.cls": b"2\n", "5.png": image_bytes(3), "5.cls": b"0"})
     write_tar(root / "a.tar", {"./x/9.cls": b"1", "./x/9.png": image_bytes(0), "./x/1.json": b"{}",
-                               "1.PNG": image_bytes(1), "x/1.cls": b"2", "._1.png": b"", "1.seg.png": b""})  # fmt: skip
+                               "1.PNG": image_bytes(1), "x/1.cls": b"2", "1.cls": b"0", "._1.png": b"",
+                               "1.seg.png": b""})  # fmt: skip
     write_tar(root / "c.tar", {})
     write_tar(root / "._a.tar", {"1.png": image_bytes(9)})
     (root / "notes.txt").write_text("no shard")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bigsgan import cli
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, shards
 from bigsgan.errors import UserError, shown
@@ -38,7 +39,8 @@ def test_headers_of_shards_that_stay_are_read_once(tmp_path, opened):
     root = tmp_path / "shards"
     for number in range(3):
         members = {f"{i}ü.png": image_bytes(10 * number + i) for i in range(number + 1)}
-        write_tar(root / f"{number}.tar", {**members, "0ü.cls": str(number).encode()})
+        classes = {f"{i}ü.cls": str(0 if i else number).encode() for i in range(number + 1)}
+        write_tar(root / f"{number}.tar", {**members, **classes})
     write_tar(root / "3.tar", {})
     with_classes, without = section("tar", root, num_classes=3), section("tar", root)
     first, plain = everything(build_dataset(with_classes)), everything(build_dataset(without))
@@ -73,22 +75,53 @@ def test_classes_stand_in_cls_or_json_or_txt(tmp_path, caplog):
     }  # fmt: skip
     images = {f"{key}.png": image_bytes(number) for number, key in enumerate("abcdef")}
     write_tar(root / "0.tar", {**dict(list(texts.items())[:4]), **images, **dict(list(texts.items())[4:])})
-    with caplog.at_level(logging.WARNING, "bigsgan"):
-        assert numbers(root, num_classes=4) == [3, 2, 0, 0, 0, 0]  # where one text is a caption, all are
-    told = [record.getMessage() for record in caplog.records]
-    assert told[-2:] == [
-        f"{root}: 9 other files ignored: 5 .json, 4 .txt, such as a.json",
-        f"{root}: 4 of 6 images have no class number; their class is 0",
-    ]
-    shards.keep_indices()
-    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 0, 0, 0]  # not from the index of another key
-    shards.keep_indices()
-    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 0, 0, 0]
+    with (
+        caplog.at_level(logging.WARNING, "bigsgan"),
+        pytest.raises(UserError, match=r"has 4 of 6 images without a label \(such as c"),
+    ):
+        numbers(root, num_classes=4)  # where one text is a caption, all are
+    assert caplog.messages[-1] == f"{root}: 9 other files ignored: 5 .json, 4 .txt, such as a.json"
     assert numbers(root) == [0] * 6
-    write_tar(root / "0.tar", {**images, "b.json": about, "c.txt": b" 1\n", "d.txt": b"3"})
-    assert numbers(root, num_classes=4) == [0, 2, 1, 3, 0, 0]
+    del images["e.png"], images["f.png"], texts["c.txt"], texts["d.txt"]
+    texts |= {"c.cls": b"0", "d.cls": b"1"}
+    write_tar(root / "0.tar", {**images, **texts})
+    assert numbers(root, num_classes=4) == [3, 2, 0, 1]
+    shards.keep_indices()
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 1]  # not from the index of another key
+    shards.keep_indices()
+    assert numbers(root, num_classes=4, label_key="group") == [3, 1, 0, 1]
+    write_tar(root / "0.tar", {**images, "a.cls": b"0", "b.json": about, "c.txt": b" 1\n", "d.txt": b"3"})
+    assert numbers(root, num_classes=4) == [0, 2, 1, 3]
     with pytest.raises(UserError, match="has no classes"):
         numbers(write_tar(tmp_path / "one" / "0.tar", images).parent, num_classes=1, label_key="meta.label")
+
+
+def test_images_without_a_class_are_refused_unless_labels_may_be_missing(tmp_path, capsys, caplog):
+    """Class 0 is not theirs. Shards that are made of them would keep it."""
+    root = tmp_path / "shards"
+    for shard in range(3):
+        members = {f"{i}.png": image_bytes(10 * shard + i) for i in range(10)}
+        write_tar(root / f"{shard}.tar", {**members, **{f"{i}.cls": str(i % 3).encode() for i in range(2 * shard, 10)}})
+    expected = (
+        f"'{root}' has 6 of 30 images without a label (such as 0.png in 1.tar); write them into <key>.cls, or set "
+        "data.missing_labels=accept, or data.num_classes=0 to train without classes"
+    )
+    for num_classes in (1, 3):
+        with pytest.raises(UserError) as caught:
+            numbers(root, num_classes=num_classes)
+        assert str(caught.value) == f"data.root: {expected}"
+        shards.keep_indices()  # the second time from the index
+    made, options = tmp_path / "made", ["--resolution", "8", "--workers", "1"]
+    for command in (["prepare", "--format", "tar"], ["encode", "--codec", "dct"]):
+        assert cli.main(["data", command[0], str(root), str(made), *command[1:], *options]) == 2
+        assert f"SRC: {expected}" in capsys.readouterr().err
+        assert not list(made.rglob("*.tar"))
+    assert set(numbers(root)) == {0}
+    with caplog.at_level(logging.WARNING, "bigsgan"):
+        labels = numbers(root, num_classes=3, missing_labels="accept")
+    assert caplog.messages[-1] == f"{root}: 6 of 30 images have no label; theirs is null"
+    marked = [(shard, i) for shard in range(3) for i in range(10)]
+    assert labels == [[float(i >= 2 * shard and k == i % 3) for k in range(3)] for shard, i in marked]
 
 
 @pytest.mark.parametrize("label", ["cat", -1, True, 1.5, None, [1]])
