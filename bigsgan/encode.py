@@ -36,10 +36,9 @@ from bigsgan.data.prepare import (
     check_workers,
     naming_culprit,
     sum_up,
-    write_names,
 )
 from bigsgan.data.prepared import describe
-from bigsgan.data.shards import ABOUT_FILE
+from bigsgan.data.shards import ABOUT_FILE, write_names
 from bigsgan.data.source import open_source
 from bigsgan.errors import counted
 from bigsgan.images.codec import decode
@@ -230,7 +229,7 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
         "deviation": deviation,
         "sha256": {shard: report["sha256"] for shard, report in zip(shards, reports, strict=True)},
     }
-    write_names(task)
+    write_names(task.destination, task.source.class_names)
     write_text(task.destination / ABOUT_FILE, json.dumps(about, indent=2) + "\n")
     codec = dict(encoder.codec)  # latents whose codec has no scale get a standard deviation of 1
     if codec["kind"] != "diffusers" and deviation > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -75,10 +74,10 @@ _Kind = Literal[
 
 
 MOST_CHANNELS = 16
-MOST_NAMES, _LONGEST_NAME, _MOST_BYTES_OF_NAMES = 5_000, 200, 2**17
+MOST_NAMES, LONGEST_NAME = 5_000, 200
 """Of classes, as a recipe's file holds 10,000 values and 256 KiB."""
 _Name = Annotated[str, Field(min_length=1)]
-ClassName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+ClassName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class Codec(Section):
@@ -370,33 +369,3 @@ class Data(Section):
         if self.has_inputs and kind != "pixels":
             problem, remedy = f"must be pixels with data.kind={self.kind}", "remove data.codec"
             raise UserError("data.codec.kind", kind, problem, remedy)
-
-
-def with_class_names(data: Data, found: Sequence[str]) -> Data:
-    """Return the section with the data's own names of classes, unless it has names.
-
-    Numbers are no names, nor are names that two classes share, or more of them than a recipe's file should hold.
-
-    Raises:
-        UserError: It has the data's names in another order.
-    """
-    if not data.num_classes or len(found) != data.num_classes or not _are_names(found):
-        return data
-    given = data.class_names
-    if given is None:
-        return data.model_copy(update={"class_names": list(found)})
-    if given != list(found) and set(given) == set(found):
-        number = next(i for i in range(len(given)) if given[i] != found[i])
-        problem = f"must have {found[number]!r} as class {number}, as the data has"
-        raise UserError("data.class_names", given[number], problem, "remove it, or give the names in this order")
-    return data
-
-
-def _are_names(found: Sequence[str]) -> bool:
-    try:
-        num_bytes = sum(len(name.encode()) for name in found)
-    except UnicodeEncodeError:  # of a folder
-        return False
-    fit = all(0 < len(name) <= _LONGEST_NAME and name.isprintable() for name in found)
-    are_numbers = all(name.isdecimal() for name in found)
-    return fit and not are_numbers and len(set(found)) == len(found) <= MOST_NAMES and num_bytes <= _MOST_BYTES_OF_NAMES

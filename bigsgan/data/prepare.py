@@ -29,7 +29,7 @@ from bigsgan.data.listing import LABELS_FILE, some_names
 from bigsgan.data.originals import RESUMES
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
-from bigsgan.data.shards import CLASSES_FILE, names_beside
+from bigsgan.data.shards import write_names
 from bigsgan.data.source import Source, check_folders, open_source
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.reading import used_range
@@ -90,7 +90,7 @@ def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Pre
                     _join(task)
         made = _sum_up(task)
         if format == "tar":
-            write_names(task)
+            write_names(destination, task.source.class_names)
         for name, content in _listing(task) if format == "folder" else []:
             write_text(destination / name, content.decode())
         if format == "zip":
@@ -246,13 +246,6 @@ def _already_joined(task: Task) -> Prepared:
     num_unreadable, ignored = len(task.source.labels) - num, task.source.ignored.text()
     channels, about = comment["image_channels"], task.source.about_vectors
     return Prepared(num, len(task.source.classes), channels, num_unreadable, [], ignored, **about)
-
-
-def write_names(task: Task) -> None:
-    """Write the names of the classes beside shards, which have their numbers, if they have other names."""
-    names = task.source.classes or list(task.source.names)
-    if any(not name.isdecimal() for name in names) and names_beside(task.destination) != names:
-        write_text(task.destination / CLASSES_FILE, json.dumps(names) + "\n")
 
 
 def _check_plan(task: Task, found: Any) -> None:

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from bigsgan.config.class_names import are_own_numbers
 from bigsgan.config.data import Data
 from bigsgan.config.origin import COMPRESSED, is_shard
 from bigsgan.data.listing import (
@@ -40,7 +42,7 @@ from bigsgan.data.listing import (
 from bigsgan.data.packed import OpenFiles, PackedImages, is_stream
 from bigsgan.data.shard_headers import NO_CLASS, Shard, label_key, place_of, read_headers
 from bigsgan.errors import UserError, reason
-from bigsgan.runtime.atomic import replacing
+from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
 
 ABOUT_FILE = "codec.json"
@@ -122,6 +124,12 @@ def names_beside(root: Path) -> list[str]:
         problem = f"has a {CLASSES_FILE} that cannot be read: {reason(error)}"
         raise UserError("data.root", str(root), problem, "write a list of the classes' names, or remove it") from None
     return found
+
+
+def write_names(root: Path, names: Sequence[str]) -> None:
+    """Write the names of the classes beside shards, which have their numbers, if they have other names."""
+    if not are_own_numbers(names) and names_beside(root) != names:
+        write_text(root / CLASSES_FILE, json.dumps(names) + "\n")
 
 
 def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:

@@ -63,6 +63,11 @@ class Source(NamedTuple):
         return hashlib.sha256(repr((self.images.digest(), labels)).encode()).hexdigest()
 
     @property
+    def class_names(self) -> list[str]:
+        """The names of the classes, whether or not labels are vectors."""
+        return self.classes or list(self.names)
+
+    @property
     def about_vectors(self) -> dict[str, Any]:
         """What ``Prepared`` says of labels that are vectors."""
         return {} if self.vectors is None else {"label_size": self.vectors.shape[1], "names": self.names}

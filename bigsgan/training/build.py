@@ -18,7 +18,7 @@ from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Term, Termed, averaged_codes, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
-from bigsgan.config.data import with_class_names
+from bigsgan.config.class_names import with_class_names
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
 from bigsgan.data.conditions import Conditions, conditions_of, keep_labels, some_conditions
 from bigsgan.data.datasets import ImageDataset, images_of_classes

@@ -10,7 +10,8 @@ from PIL import Image
 
 import bigsgan
 from bigsgan import cli
-from bigsgan.config.data import Data, with_class_names
+from bigsgan.config.class_names import with_class_names
+from bigsgan.config.data import Data
 from bigsgan.config.run_directory import read_saved_recipe, write_recipe
 from bigsgan.data import build_dataset
 from bigsgan.data.datasets import images_of_classes
@@ -42,6 +43,19 @@ def test_folders_name_the_classes_and_so_does_what_is_made_of_them(tmp_path, pho
     for data in (section("folder", photographs), section(kind, made)):
         assert list(build_dataset(data).class_names) == ["cat", "dog", "eel"]
         assert with_class_names(data, build_dataset(data).class_names).class_names == ["cat", "dog", "eel"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_folders_with_numbers_for_names_name_the_classes(tmp_path, kind):
+    """In alphabetical order, class 1 is folder 10, and class 2 is folder 2."""
+    for name in ("1", "2", "10"):
+        (tmp_path / "photographs" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "photographs" / name / "0.png")
+    made = tmp_path / ("made.zip" if kind == "zip" else "made")
+    options = ["--resolution", "8", "--format", kind, "--workers", "1"]
+    assert cli.main(["data", "prepare", str(tmp_path / "photographs"), str(made), *options]) == 0
+    for data in (section("folder", tmp_path / "photographs"), section(kind, made)):
+        assert with_class_names(data, build_dataset(data).class_names).class_names == ["1", "10", "2"]
 
 
 def test_a_damaged_list_of_names_is_refused(tmp_path, photographs):
@@ -96,11 +110,12 @@ def test_given_names_count_and_their_order_is_that_of_the_data():
         ["a\udce9"],
         [""],
         ["a\nb"],
-        ["7"],
+        ["0", "1", "2"],
+        ["00", "01"],
         [str(i) + "x" for i in range(5_001)],
         ["é" * 190 + str(i) for i in range(900)],
     ],
-    ids=["long", "no UTF-8", "empty", "two lines", "number", "many", "too much text"],
+    ids=["long", "no UTF-8", "empty", "two lines", "numbers", "with zeros", "many", "too much text"],
 )
 def test_names_that_a_recipe_cannot_hold_are_left_out(tmp_path, names):
     data = Data(kind="synthetic", num_classes=len(names))
