@@ -168,7 +168,8 @@ class Data(Section):
     images' paths below ``root``, the others one class number each, or the numbers of a label."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
-    folders, of data sets of torchvision, Hugging Face and your code, and of what `bigsgan data` has made of these."""
+    folders, of ``class_names`` in dataset.json, of data sets of torchvision, Hugging Face and your code, and of what
+    `bigsgan data` has made of these."""
     split: _Name | None = None
     """Split of ``huggingface``; by default the only one."""
     image_key: _Name | None = None

@@ -4,7 +4,8 @@ A label is the number of a class, or a vector of numbers (K,); see conditions.py
 
 dataset.json is the file of StyleGAN's and EDM2's dataset_tool.py, ``{"labels": [["00000/img00000000.png", 3], ...]}``,
 and is read as their ImageFolderDataset reads it: each image needs a label, the folders beside it are not classes, and
-``{"labels": null}`` says that there are none.
+``{"labels": null}`` says that there are none. ``"class_names": ["cat", "dog"]`` beside the labels, which those tools do
+not write, names the classes by number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,14 @@ from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.runtime.paths import check_regular, parse_json
 
 _MOST_CLASSES = 2**31
-_FORM = '{"labels": [["name", 0], ...]}'
+_FORM, _NAMES = '{"labels": [["name", 0], ...]}', '"class_names": ["cat", "dog"]'
+
+
+class Listing(NamedTuple):
+    """The content of dataset.json."""
+
+    labels: dict[str, Any] | None  # of each name; None if it says that there are none
+    names: list[str]  # of the classes; empty if it has none
 
 
 def with_classes(data: Data, files: Files, wanted: str) -> tuple[list[str], np.ndarray, list[str]]:
@@ -111,22 +119,21 @@ def labels_of_images(data: Data, files: Files) -> tuple[np.ndarray, list[str]] |
         UserError: It cannot be read, does not list an image, lists one that is not there, or has other labels than the
             recipe says.
     """
-    listed: dict[str, Any] | None
-    names = list[str]()
     if str(data.labels_file).lower().endswith(".csv"):
-        listed, names = read_table(data, set(files.images))
+        listing = Listing(*read_table(data, set(files.images)))
     elif data.labels_file is None and files.labels is None:
         _check_root(data, files)
         return None
     else:
-        listed = _listing(data, files)
-    if listed is not None:
-        _check_listing(data, listed, files)
-    return labels_of(data, files.images, listed), names
+        listing = _listing(data, files)
+    if listing.labels is not None:
+        _check_listing(data, listing.labels, files)
+    labels = labels_of(data, files.images, listing.labels)
+    return labels, names_of_classes(data, listing, labels)
 
 
-def _listing(data: Data, files: Files) -> dict[str, Any] | None:
-    """Return the label of each name in ``data.labels_file`` or dataset.json; None if it says that there are none."""
+def _listing(data: Data, files: Files) -> Listing:
+    """Read ``data.labels_file`` or dataset.json."""
     try:
         if data.labels_file is None:
             assert files.labels is not None
@@ -157,20 +164,22 @@ def _check_root(data: Data, files: Files) -> None:
     raise UserError("data.root", data.root, problem, remedy, detail)
 
 
-def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
-    """Return the label of each name in dataset.json; None if it says that there are no labels.
+def read_listing(data: Data, content: bytes) -> Listing:
+    """Read dataset.json.
 
     Raises:
-        UserError: It is damaged, or lists a name twice with different labels.
+        UserError: It is damaged, lists a name twice with different labels, or has names of classes that are none.
     """
     try:
-        given = parse_json(content)["labels"]
+        about = parse_json(content)
+        given = about["labels"]
         if given is None:
-            return None
+            return Listing(None, [])
         dict(given)  # raises what names the place
         each = given.items() if isinstance(given, dict) else given
         in_archive = os.path.isfile(str(data.root))
         pairs = [(plain_name(str(name), in_archive), label) for name, label in each]
+        names = about.get("class_names", [])
     except (ValueError, KeyError, TypeError) as error:
         raise unlisted(data, error) from None
     found = dict(pairs)
@@ -178,7 +187,29 @@ def read_listing(data: Data, content: bytes) -> dict[str, Any] | None:
         if label not in [found[name]]:  # NaN is itself
             problem = f"has two labels of {name} in its {LABELS_FILE}, {shown(label)} and {shown(found[name])}"
             raise UserError("data.root", data.root, problem, f"list each file once in {LABELS_FILE}")
-    return found
+    names = [] if names is None else names
+    are_texts = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    if not are_texts or len(set(names)) != len(names):
+        problem = f"has class_names in its {_file_of(data)} that are no list of different texts"
+        raise UserError("data.root", data.root, problem, f"write {_NAMES} beside its labels, or remove them")
+    return Listing(found, names)
+
+
+def names_of_classes(data: Data, listing: Listing, labels: np.ndarray) -> list[str]:
+    """Return the names of the classes in a listing; none if its labels (N,) or (N, K) mark no classes.
+
+    Raises:
+        UserError: They are not as many as the classes.
+    """
+    names = listing.names
+    if not names or (data.has_vectors and not data.num_classes):
+        return []
+    if labels.ndim == 1 and (most := int(labels.max(initial=0))) >= len(names):
+        problem = (
+            f"has {counted(len(names), 'name')} in class_names of its {_file_of(data)}, and images of class {most}"
+        )
+        raise UserError("data.root", data.root, problem, "name each class, or remove class_names")
+    return names
 
 
 def labels_of(data: Data, names: Sequence[str], listed: Mapping[str, Any] | None) -> np.ndarray:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from bigsgan.config.origin import is_shard
 from bigsgan.data.autoencoders import identity
 from bigsgan.data.datasets import ImageDataset, Label, LooseFiles
 from bigsgan.data.fingerprint import Fingerprint
-from bigsgan.data.labels import labels_of, left_out, read_listing, unlisted
+from bigsgan.data.labels import Listing, labels_of, left_out, names_of_classes, read_listing, unlisted
 from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
 from bigsgan.data.shards import ABOUT_FILE, check_shards, names_beside, read_shards, tar_content
@@ -153,7 +152,7 @@ def build_latents(data: Data) -> LatentFiles:
             another autoencoder than the recipe's; or the latter cannot be read or lacks its weights.
     """
     if os.path.isfile(str(data.root)):
-        return LatentFiles(_packed(data), data)
+        return _named(data, *_packed(data))
     remedy = f"give the directory with the .npy files and {LABELS_FILE}, or with tar shards, or a zip file"
     root = data_directory("data.root", data.root, remedy)
     try:
@@ -161,29 +160,34 @@ def build_latents(data: Data) -> LatentFiles:
     except OSError as error:
         raise UserError("data.root", data.root, f"cannot be read: {reason(error, root)}", remedy) from None
     if LABELS_FILE not in names and any(map(is_shard, names)):
-        made = LatentFiles(_sharded(data, root), data)
-        made.class_names = names_beside(root)
-        return made
+        return _named(data, _sharded(data, root), names_beside(root))
     try:
         check_regular(root / LABELS_FILE)
-        listed = read_listing(data, (root / LABELS_FILE).read_bytes())
+        listing = read_listing(data, (root / LABELS_FILE).read_bytes())
         # A listing is not compared with the files, as it takes long to look for a million of them.
-        files = files_below(root) if listed is None else Files([], [], [])
+        files = files_below(root) if listing.labels is None else Files([], [], [])
     except OSError as error:
         raise unlisted(data, error) from None
-    return LatentFiles(LooseFiles(root, *_listed(data, listed, files)), data)
+    names, labels, classes = _listed(data, listing, files)
+    return _named(data, LooseFiles(root, names, labels), classes)
 
 
-def _packed(data: Data) -> PackedFiles:
+def _named(data: Data, files: LooseFiles | PackedFiles, classes: list[str]) -> LatentFiles:
+    made = LatentFiles(files, data)
+    made.class_names = classes
+    return made
+
+
+def _packed(data: Data) -> tuple[PackedFiles, list[str]]:
     members = zip_members(data)
     if LABELS_FILE not in members:
         raise unlisted(data, KeyError(f"there is no item named {LABELS_FILE} in the archive"))
-    listed, files = read_listing(data, zip_member(data, members[LABELS_FILE])), zip_listing(data, members)
-    names, labels = _listed(data, listed, files)
+    listing, files = read_listing(data, zip_member(data, members[LABELS_FILE])), zip_listing(data, members)
+    names, labels, classes = _listed(data, listing, files)
     if missing := [name for name in names if name not in members]:
         problem = f"has no {missing[0]}, which its {LABELS_FILE} lists"
         raise UserError("data.root", data.root, problem, "pack it again")
-    return PackedFiles(*zip_files(data, members, names, labels), zip_content)
+    return PackedFiles(*zip_files(data, members, names, labels), zip_content), classes
 
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
@@ -219,8 +223,9 @@ def _check_codec(data: Data, path: Path) -> None:
         raise UserError("data.codec.path", data.codec.path, problem, "give the one that encoded them", detail)
 
 
-def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple[list[str], np.ndarray]:
-    """Return names and labels from dataset.json; of ``files``, all latents if it lists none."""
+def _listed(data: Data, listing: Listing, files: Files) -> tuple[list[str], np.ndarray, list[str]]:
+    """Return names and labels from dataset.json, and names of classes; of ``files``, all latents if it lists none."""
+    listed = listing.labels
     names = sorted(listed if listed is not None else (name for name in files.others if name.endswith(_SUFFIX)))
     if not names:
         raise UserError("data.root", data.root, f"has no latents in {LABELS_FILE}", "encode some images")
@@ -230,10 +235,13 @@ def _listed(data: Data, listed: Mapping[str, Any] | None, files: Files) -> tuple
     labels = labels_of(data, names, listed if data.condition_width else None)
     if not data.has_vectors:
         _check_num_classes(data, int(labels.max()) + 1, f"classes in {LABELS_FILE}")
+    classes = names_of_classes(data, listing, labels) if data.num_classes else []
+    if classes and len(classes) != data.num_classes:
+        raise wrong_num_classes(data, len(classes), f"classes in {LABELS_FILE}")
     others = left_out(files, names)
     others.check("data.root", data.root, len(names), data.max_ignored, f"list them in {LABELS_FILE}")
     others.tell(data.root)
-    return names, labels
+    return names, labels, classes
 
 
 def _check_num_classes(data: Data, found: int, what: str) -> None:

@@ -1,6 +1,7 @@
 """Names of classes: from the data to the run, its exports and its samples."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,70 @@ def test_classes_with_numbers_alone_have_no_names(tmp_path, photographs):
     assert cli.main(["data", "prepare", str(photographs), str(tmp_path / "made"), *options]) == 0
     assert not (tmp_path / "made/classes.json").exists()
     assert build_dataset(section("folder", photographs, 2)).class_names == []
+
+
+def write_listing(root, suffix="png", **about):
+    """Four images, or latents, of classes 0 and 1 in turn."""
+    root.mkdir(exist_ok=True)
+    for i in range(4):
+        if suffix == "png":
+            Image.new("L", (8, 8)).save(root / f"{i}.png")
+        else:
+            np.save(root / f"{i}.npy", np.zeros((4, 1, 1), np.float32))
+    listed = {"labels": [[f"{i}.{suffix}", i % 2] for i in range(4)], **about}
+    (root / "dataset.json").write_text(json.dumps(listed))
+    return root
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "labels_file", "latents", "latents in a zip file"])
+def test_a_listing_names_the_classes(tmp_path, kind):
+    """By number: not in alphabetical order, and also a class without an image."""
+    suffix, keys = ("png", {}) if "latents" not in kind else ("npy", {"codec": {"kind": "dct", "block": 2}})
+    root = write_listing(tmp_path / "listed", suffix, class_names=["dog", "cat", "eel"])
+    keys |= {"kind": kind.split()[0], "root": str(root), "resolution": 2, "image_channels": 1}
+    if kind == "labels_file":
+        (root / "dataset.json").rename(tmp_path / "labels.json")
+        keys |= {"kind": "folder", "labels_file": str(tmp_path / "labels.json")}
+    if "zip" in kind:
+        keys |= {"root": shutil.make_archive(str(root), "zip", root)}
+    dataset = build_dataset(Data(**keys, num_classes=3))
+    assert dataset.class_names == ["dog", "cat", "eel"]
+    assert dataset.labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(UserError, match=r"data\.num_classes: must be 3 with this data, got 2 .* 3 classes in"):
+        build_dataset(Data(**keys, num_classes=2))
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["cat"], "has 1 name in class_names of its dataset.json, and images of class 1; name each class, or"),
+        ({"cat": 0}, 'has class_names in its dataset.json that are no list of different texts; write "class_names": '),
+        (["cat", 1], "has class_names in its dataset.json that are no list of different texts; write"),
+        (["cat", "cat"], "has class_names in its dataset.json that are no list of different texts; write"),
+        (["cat", ""], "has class_names in its dataset.json that are no list of different texts; write"),
+        ("cd", "has class_names in its dataset.json that are no list of different texts; write"),
+    ],
+)
+def test_names_in_a_listing_that_do_not_fit_are_refused(tmp_path, names, problem):
+    root = write_listing(tmp_path / "listed", class_names=names)
+    with pytest.raises(UserError) as caught:
+        build_dataset(section("folder", root, 2))
+    assert str(caught.value).startswith(f"data.root: '{root}' {problem}")
+    assert build_dataset(section("folder", root, 0)).class_names == []
+
+
+def test_names_in_a_listing_are_no_must(tmp_path):
+    for about in ({}, {"class_names": None}, {"class_names": []}):
+        assert build_dataset(section("folder", write_listing(tmp_path / "listed", **about), 2)).class_names == []
+    root = write_listing(tmp_path / "listed", labels=None, class_names=["dog", "cat"])
+    assert build_dataset(section("folder", root, 1)).class_names == []
+
+
+def test_what_is_made_of_a_listing_has_its_names(tmp_path):
+    root = write_listing(tmp_path / "listed", class_names=["dog", "cat", "eel"])
+    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
+    assert cli.main(["data", "prepare", str(root), str(tmp_path / "made"), *options]) == 0
+    assert build_dataset(section("tar", tmp_path / "made")).class_names == ["dog", "cat", "eel"]
 
 
 @pytest.mark.parametrize(
