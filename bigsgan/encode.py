@@ -29,7 +29,6 @@ from bigsgan.data.conversion import Job, Result, in_order, job_of, read
 from bigsgan.data.encoders import Encoder, open_encoder
 from bigsgan.data.packed import write_tar
 from bigsgan.data.prepare import (
-    Task,
     begin,
     check_destination,
     check_place,
@@ -40,6 +39,7 @@ from bigsgan.data.prepare import (
 from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE, write_names
 from bigsgan.data.source import open_source
+from bigsgan.data.task import Task
 from bigsgan.errors import counted
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm, memory

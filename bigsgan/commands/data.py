@@ -89,6 +89,9 @@ def encode(options: argparse.Namespace) -> int:
     options.origin = _origin(options)
     if (data := options.origin.data).has_inputs:
         raise UserError("--kind", data.kind, "cannot be encoded", "encode one of its folders, with --kind folder")
+    if data.range is not None:
+        remedy = "train on the images, or on what `bigsgan data prepare` makes of them"
+        raise UserError("data.range", data.range, "cannot be encoded", remedy, "autoencoders take 8 bits")
     module = import_quietly("bigsgan.encode")
     return int(module.main(picked(module.Options, options)))
 

@@ -10,6 +10,7 @@ from bigsgan.config.from_data import OrAuto, check_left_to_data, left_to_data
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
+from bigsgan.config.value_range import check_range
 from bigsgan.errors import UserError, counted
 from bigsgan.images.size import Fit, Fitting, Size
 
@@ -309,9 +310,8 @@ class Data(Section):
                     not any_channels and field == "data.image_channels"
                 )
                 raise UserError(field, number, problem, remedy)
-        if self.range is not None and not self.range[0] < self.range[1]:
-            remedy = "give the values of black and of white"
-            raise UserError("data.range", self.range, "must be two numbers, the lower one first", remedy)
+        if self.range is not None:
+            check_range(self.range)
         if self.crop_from is not None and not self.crop_from.exceeds(self.resolution):
             problem = f"must be greater than data.resolution ({self.resolution.text})"
             raise UserError("data.crop_from", self.crop_from.value, problem, "give a larger number, or remove it")

@@ -29,9 +29,9 @@ OPTIONS = {
 """The arguments and options that stand for keys of a recipe."""
 
 _KEYS_OF_LABELS = ("num_classes", "condition_size", "multi_label", "missing_labels")
-_KEYS = ("arguments", "dataset", "image_key", "input_root", "input_side", "label_key", "labels_file", "split")
+_KEYS = ("arguments", "dataset", "image_key", "input_root", "input_side", "label_key", "labels_file", "range", "split")
 _KEYS_OF_CODE = ("image_channels", "root")
-"""Keys that only code of the user's own reads here, whose name may be SRC."""
+"""Keys that only code of the user's own reads here, whose name may be SRC; with ``range``, files have channels too."""
 
 _UNPREPARED = {
     "digits": "give files: the digits need no preparation",
@@ -122,12 +122,6 @@ def by_option(error: UserError) -> UserError:
 
 
 def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> None:
-    if "range" in keys:
-        problem, remedy = (
-            "is not supported here, as images are read as 8 bits",
-            "train on the files themselves",
-        )
-        raise UserError("data.range", keys["range"], problem, remedy)
     for key in keys:
         field = f"data.{key}"
         if field in OPTIONS and not (key == "root" and is_code):
@@ -135,6 +129,7 @@ def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> Non
         if (
             key not in (*_KEYS, *_KEYS_OF_LABELS)
             and not (key in _KEYS_OF_CODE and is_outside)
+            and not (key == "image_channels" and "range" in keys)
             and key in Data.model_fields
         ):
             raise UserError(field, None, "does not change what is made of images", "remove it, and set it in recipes")

@@ -1,4 +1,4 @@
-"""Converts images to PNG files of one size, in worker processes.
+"""Converts images to PNG files of one size, or with ``data.range`` to .npy files, in worker processes.
 
 Shapes: C channels (1 grey, 3 RGB), H x W pixels.
 """
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -25,8 +26,10 @@ from torch import Tensor
 from bigsgan.data.datasets import Label
 from bigsgan.data.originals import RESUMES, Originals, OutsideOriginals
 from bigsgan.errors import UserError, reason
+from bigsgan.images.npz import array_header
 from bigsgan.images.reading import CorruptImage, noting_values
 from bigsgan.images.size import Fitting
+from bigsgan.images.wide import ARRAYS
 from bigsgan.runtime.atomic import replacing
 
 _J = TypeVar("_J")
@@ -47,7 +50,7 @@ class Job(NamedTuple):
     channels: int | None = None  # C; None for the image's own
     content: bytes | None = None  # what only the process that makes jobs can read
     problem: str = ""  # why it could not be read there; empty if it could
-    keeps: bool = True  # whether to return the content of a PNG file
+    keeps: bool = True  # whether to return the content of a file
 
 
 def job_of(originals: Originals, job: Job) -> Job:
@@ -65,11 +68,11 @@ def job_of(originals: Originals, job: Job) -> Job:
 class Result(NamedTuple):
     """The result for one image."""
 
-    content: bytes = b""  # of a PNG file; empty if it is not wanted, was written to a file, or is unreadable
+    content: bytes = b""  # of a PNG or .npy file; empty if it is not wanted, was written to a file, or is unreadable
     channels: int = 1  # C
     problem: str = ""  # why the image is unreadable; empty if it is readable
     pixels: bytes = b""  # uint8 (C, H, W), if they are wanted
-    values: Sequence[tuple[float, float]] = ()  # lowest and highest, if the image has more than 8 bits
+    values: Sequence[tuple[float, float]] = ()  # lowest and highest, if the image has more than 8 bits or a range
 
 
 def convert(job: Job) -> Result:
@@ -80,9 +83,7 @@ def convert(job: Job) -> Result:
     """
     assert _originals is not None
     if job.out and os.path.exists(job.out):
-        with Image.open(job.out) as written:
-            channels = len(written.getbands())
-        return Result(channels=channels, values=_originals.values(job.number))
+        return Result(channels=_channels_of(job.out), values=_originals.values(job.number))
     found = _read(job)
     if found.problem or not job.out:
         return found
@@ -112,14 +113,26 @@ def _read(job: Job, with_pixels: bool = False) -> Result:
             pixels, channels = _originals.pixels(job.number, job.content, job.fitting, job.channels)
     except CorruptImage as error:
         return Result(problem=error.reason)
-    content = _png(pixels) if job.keeps else b""
+    content = _file(pixels) if job.keeps else b""
     return Result(content, channels, pixels=pixels.numpy().tobytes() if with_pixels else b"", values=values)
 
 
-def _png(pixels: Tensor) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy()).save(file, "PNG")  # (H, W, 3) or (H, W)
+def _file(pixels: Tensor) -> bytes:
+    file, array = io.BytesIO(), pixels.permute(1, 2, 0).numpy()  # (H, W, C)
+    if pixels.is_floating_point():
+        np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    else:
+        Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array).save(file, "PNG")
     return file.getvalue()
+
+
+def _channels_of(path: str) -> int:
+    """Return C of a file that was written."""
+    if path.endswith(ARRAYS):
+        with open(path, "rb") as file:
+            return array_header(file)[0][2]
+    with Image.open(path) as written:
+        return len(written.getbands())
 
 
 def label_of(index: int) -> Label | str | None:

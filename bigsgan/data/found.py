@@ -17,9 +17,9 @@ from bigsgan.config.recipe import Recipe, parse_recipe
 from bigsgan.data.datasets import directory_files
 from bigsgan.data.labels import in_folders, labels_of_images
 from bigsgan.data.listing import Files, some_names
-from bigsgan.data.originals import own_channels
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
 from bigsgan.errors import UserError, counted
+from bigsgan.images.reading import own_channels
 
 _MOST_OPENED = 1_000
 _Opens: TypeAlias = Callable[[], Image.Image]

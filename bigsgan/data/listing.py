@@ -275,9 +275,14 @@ def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
 def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
     """Return the error that there are no images beside ``others``; ``wanted`` describes a source that has some."""
     remedy = f"give {wanted} of {KINDS_OF_IMAGES}, whose names and folders do not begin with a dot"
-    if ".npy" in others.kinds and data.range is None:
-        remedy = "set data.range to the values that are black and white in .npy files, such as [0, 255], or " + remedy
-    return UserError("data.root", data.root, "contains no images", remedy, others.text())
+    return UserError("data.root", data.root, "contains no images", setting_range(data, others) + remedy, others.text())
+
+
+def setting_range(data: Data, others: Ignored) -> str:
+    """Return the beginning of a remedy where ``others`` beside no images are .npy files; else an empty text."""
+    if ".npy" not in others.kinds or data.range is not None:
+        return ""
+    return "set data.range to the values that are black and white in .npy files, such as [0, 255], or "
 
 
 def unreadable_root(data: Data, error: OSError) -> UserError:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -20,7 +21,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.datasets import Label
 from bigsgan.data.fingerprint import digest
 from bigsgan.data.labels import as_vector
-from bigsgan.data.outside import OutsideImages, class_of, pil_image
+from bigsgan.data.outside import OutsideImages, class_of, numbers_of, pil_image
 from bigsgan.data.packed import PackedFiles
 from bigsgan.data.pairs import FilePairs
 from bigsgan.data.tables import TableImages
@@ -31,9 +32,11 @@ from bigsgan.images.reading import (
     image_tensor,
     noting_values,
     open_image,
+    own_channels,
     values_of,
 )
 from bigsgan.images.size import Fitting
+from bigsgan.images.wide import channels_in, extent, fitted, read_numbers
 from bigsgan.runtime.paths import check_regular
 
 RESUMES = "then run the same command again, which resumes"
@@ -74,32 +77,44 @@ class Originals:
         """
         raise NotImplementedError
 
-    def pixels(self, index: int, content: bytes | None, fitting: Fitting, channels: int | None) -> tuple[Tensor, int]:
-        """Return an image that fits, uint8 (C, H, W), and C, which is its own number if ``channels`` is None.
+    def numbers(self, index: int, content: bytes | None, channels: int | None) -> np.ndarray:
+        """Return the numbers of an image in their units; see ``read_numbers``. Only ``data.range`` needs it.
 
         Raises:
             CorruptImage: The image cannot be read.
-            UserError: The disk fails.
+            UserError: The disk fails, or a package is missing.
+        """
+        raise NotImplementedError
+
+    def pixels(self, index: int, content: bytes | None, fitting: Fitting, channels: int | None) -> tuple[Tensor, int]:
+        """Return an image that fits, uint8 (C, H, W), and C, which is its own number if ``channels`` is None.
+
+        With ``data.range``, it is float32 in the units of the data.
+
+        Raises:
+            CorruptImage: The image cannot be read.
+            UserError: The disk fails, or a package is missing.
         """
         with accepting_truncated(self._data.accepts_truncated):
+            if self._data.range is not None:
+                numbers = self.numbers(index, content, channels)
+                channels = channels_in(numbers) if channels is None else channels
+                return fitted(numbers, self.name(index), fitting, channels, self._data.range), channels
             image = self.image(index, content)
             channels = own_channels(image) if channels is None else channels
             return image_tensor(image, self.name(index), fitting, channels), channels
 
     def values(self, index: int) -> Sequence[tuple[float, float]]:
-        """Return the lowest and highest value of a readable image of more than 8 bits."""
+        """Return the lowest and highest value of a readable image of more than 8 bits, with ``data.range`` of any."""
         with noting_values() as found, accepting_truncated(self._data.accepts_truncated):
+            if self._data.range is not None:
+                return [extent(self.numbers(index, None, None), self.name(index))]
             self.image(index)
         return found
 
     def digest(self) -> str:
         """Return a hash that changes when a file does."""
         raise NotImplementedError
-
-
-def own_channels(image: Image.Image) -> int:
-    """Return C. Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB."""
-    return 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
 
 
 class LooseOriginals(Originals):
@@ -117,9 +132,14 @@ class LooseOriginals(Originals):
         """Read the file; see ``Originals.image``."""
         return _image_of(self._paths[index])
 
+    def numbers(self, index: int, content: bytes | None, channels: int | None) -> np.ndarray:
+        """Read the file; see ``Originals.numbers``."""
+        path = self._paths[index]
+        return read_numbers(path, _content_of(path), channels)
+
     def values(self, index: int) -> Sequence[tuple[float, float]]:
-        """Decode only an image of more than 8 bits."""
-        return values_of(self._paths[index])
+        """Decode only an image of more than 8 bits, unless there is a range."""
+        return values_of(self._paths[index]) if self._data.range is None else super().values(index)
 
     def digest(self) -> str:
         """Return the hash of paths, sizes and times."""
@@ -174,6 +194,10 @@ class PackedOriginals(Originals):
         """Read the file; see ``Originals.image``."""
         return open_image(self.name(index), io.BytesIO(self._read(index) if content is None else content))
 
+    def numbers(self, index: int, content: bytes | None, channels: int | None) -> np.ndarray:
+        """Read the file; see ``Originals.numbers``."""
+        return read_numbers(self.name(index), self._read(index) if content is None else content, channels)
+
     def _read(self, index: int) -> bytes:
         try:
             return self._files.read(index)
@@ -210,6 +234,13 @@ class OutsideOriginals(Originals):
         except ValueError as error:
             raise CorruptImage(self.name(index), str(error)) from error
 
+    def numbers(self, index: int, content: bytes | None, channels: int | None) -> np.ndarray:
+        """Return the numbers of a sample; see ``Originals.numbers``."""
+        try:
+            return numbers_of(self.dataset.sample(index)[0], channels)
+        except ValueError as error:
+            raise CorruptImage(self.name(index), str(error)) from error
+
     def label(self, index: int) -> Label | str | None:
         """Return the class of a sample, or its vector, or why it has none; None if the sample cannot be read."""
         try:
@@ -239,6 +270,10 @@ def _digest_of_files(paths: Sequence[str], root: str) -> str:
 
 
 def _image_of(path: str) -> Image.Image:
+    return open_image(path, io.BytesIO(_content_of(path)))
+
+
+def _content_of(path: str) -> bytes:
     """Read a file.
 
     Raises:
@@ -247,10 +282,9 @@ def _image_of(path: str) -> Image.Image:
     """
     try:
         check_regular(path)
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-    return open_image(path, io.BytesIO(content))
 
 
 def unreadable(path: str, error: OSError) -> CorruptImage | UserError:

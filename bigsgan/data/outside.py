@@ -96,7 +96,7 @@ class OutsideImages(ImageDataset):
     def _converted(self, image: Any, name: str) -> Tensor:
         fitting, channels = self.data.fitting, self.data.image_channels
         if self.data.range is not None:
-            return wide_tensor(_numbers(image, channels), name, fitting, channels, self.data.range)
+            return wide_tensor(numbers_of(image, channels), name, fitting, channels, self.data.range)
         if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
             return image.contiguous()
         return image_tensor(pil_image(image), name, fitting, channels)
@@ -145,7 +145,7 @@ def _check_sample(source: Any, data: Data) -> None:
     sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
         image, label = _parts(sample)
-        pil_image(image) if data.range is None else _numbers(image, data.image_channels)
+        pil_image(image) if data.range is None else numbers_of(image, data.image_channels)
     except ValueError as error:
         problem = f"has a first sample that is no image: {error}"
         raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
@@ -194,8 +194,10 @@ def pil_image(image: Any) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and channels == 1 else image))
 
 
-def _numbers(image: Any, channels: int) -> np.ndarray:
+def numbers_of(image: Any, channels: int | None) -> np.ndarray:
     """Return the numbers of an image of any type: of a tensor (C, H, W) as (H, W, C).
+
+    Pictures of 8 bits are converted to ``channels``, or else to their own, 1 or 3.
 
     Raises:
         ValueError: It has none.

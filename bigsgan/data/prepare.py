@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +28,16 @@ from bigsgan.data.originals import RESUMES
 from bigsgan.data.packed import write_tar, write_zip
 from bigsgan.data.prepared import Prepared, describe
 from bigsgan.data.shards import write_names
-from bigsgan.data.source import Source, check_folders, open_source
+from bigsgan.data.source import channels_of, check_folders, open_source
+from bigsgan.data.task import SHARDED, Task
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.reading import used_range
-from bigsgan.images.size import Fitting
+from bigsgan.images.wide import outside_range, range_text
 from bigsgan.runtime.atomic import replacing, write_text
 from bigsgan.runtime.locking import hold
 from bigsgan.runtime.paths import parse_json
 
-_PART_SIZE = 1_000
 _LOCK = ".lock"
-_SHARDED = ("tar", "latents")
 
 
 def main(origin: Origin, destination: Path, format: str, workers: int | None) -> None:
@@ -54,11 +51,15 @@ def main(origin: Origin, destination: Path, format: str, workers: int | None) ->
     if data.has_inputs:
         keys |= {"kind": "side_by_side", "input_channels": made.image_channels}
         what = "pair"
+    keys |= {} if data.range is None else {"range": range_text(data.range)}
     describe(made, counted(made.num_images, what), keys | origin.keys_of_vectors, data.fitting)
 
 
 def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Prepared:
     """Convert all images of a source, or resume doing so; skip unreadable ones. Pairs become images of both halves.
+
+    With ``data.range``, images become .npy files (H, W, C) of float32 in the units of the data, of as many channels as
+    the first ones have, unless ``data.image_channels`` is given.
 
     Args:
         origin: The source, and what makes its images fit.
@@ -76,8 +77,12 @@ def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Pre
     if origin.data.has_inputs and format != "folder":
         problem = f"must be folder with --kind {origin.data.kind}"
         raise UserError("--format", format, problem, "give --format folder", "it is read with data.kind=side_by_side")
-    task = Task(open_source(origin, workers), destination, origin.data.fitting, format, origin.plan)
-    if format not in _SHARDED:
+    source, data = open_source(origin, workers), origin.data
+    channels = None  # each image keeps its own
+    if data.range is not None:
+        channels = data.image_channels if "image_channels" in origin.keys else channels_of(source)
+    task = Task(source, destination, data.fitting, format, origin.plan, data.range, channels)
+    if format not in SHARDED:
         check_folders(task.source)
     with naming_culprit(destination, workers):
         if format == "zip" and destination.is_file():
@@ -134,73 +139,6 @@ def check_workers(workers: int) -> None:
     """
     if workers < 1:
         raise UserError("--workers", workers, "must be at least 1", "give a larger number")
-
-
-@dataclass(frozen=True)
-class Task:
-    """The parameters of a conversion, and the paths of its parts."""
-
-    source: Source
-    destination: Path
-    fitting: Fitting
-    format: str
-    more: dict[str, Any] = field(default_factory=dict)  # further parameters that all parts must share
-
-    @property
-    def command(self) -> str:
-        """The command of `bigsgan data` that does the conversion."""
-        return "encode" if self.format == "latents" else "prepare"
-
-    @property
-    def work(self) -> Path:
-        """Directory of the plan and the reports, and of the parts of a zip file."""
-        if self.format == "zip":
-            return self.destination.with_name(f"{self.destination.name}.parts")
-        return self.destination / f".{self.command}"
-
-    @property
-    def plan_file(self) -> Path:
-        """Path of the plan."""
-        return self.work / "plan.json"
-
-    @cached_property
-    def plan(self) -> dict[str, Any]:
-        """The parameters that all parts must share."""
-        return {
-            "format": self.format,
-            "resolution": self.fitting.size.value,
-            **({} if self.fitting.how == "crop" else {"fit": self.fitting.how}),
-            "part_size": _PART_SIZE,
-            "source": self.source.digest(),
-            **self.more,
-        }
-
-    def parts(self) -> dict[int, range]:
-        """Return the image indices of each part."""
-        num = len(self.source.labels)
-        firsts = range(0, num, _PART_SIZE)
-        return {number: range(first, min(first + _PART_SIZE, num)) for number, first in enumerate(firsts)}
-
-    def archive(self, number: int) -> Path | None:
-        """Return the path of a part's archive, if it has one."""
-        if self.format in _SHARDED:
-            return self.destination / f"shard-{number:06d}.tar"
-        return self.work / f"part-{number:06d}.zip" if self.format == "zip" else None
-
-    def report(self, number: int) -> Path:
-        """Return the path of a part's report, which is written when the part is complete."""
-        return self.work / f"part-{number:06d}.json"
-
-    def is_complete(self, number: int) -> bool:
-        """Return whether a part has been written."""
-        archive = self.archive(number)
-        return self.report(number).is_file() and (archive is None or archive.is_file())
-
-    def name(self, index: int) -> str:
-        """Return the path of an image within the destination, without its suffix. Names sort as the source does."""
-        label = self.source.labels[index]
-        folder = f"{self.source.classes[label]}/" if self.source.classes and self.format not in _SHARDED else ""
-        return f"{folder}{index:08d}"
 
 
 def check_destination(task: Task) -> bool:
@@ -305,8 +243,8 @@ def parts_left(task: Task) -> dict[int, range]:
 
 
 def _job(task: Task, index: int) -> Job:
-    out = str(task.destination / f"{task.name(index)}.png") if task.format == "folder" else None
-    return job_of(task.source.images, Job(index, task.fitting, out))
+    out = str(task.destination / f"{task.name(index)}{task.suffix}") if task.format == "folder" else None
+    return job_of(task.source.images, Job(index, task.fitting, out, task.image_channels))
 
 
 def _write_part(task: Task, number: int, part: range, results: Iterator[Result], bar: tqdm) -> None:
@@ -321,7 +259,7 @@ def _write_part(task: Task, number: int, part: range, results: Iterator[Result],
                 continue
             report["image_channels"] = max(report["image_channels"], converted.channels)
             report["values"] += converted.values
-            yield f"{task.name(index)}.png", converted.content
+            yield f"{task.name(index)}{task.suffix}", converted.content
             for suffix, content in task.source.member(index) if task.format == "tar" else []:
                 yield f"{task.name(index)}{suffix}", content
 
@@ -344,7 +282,7 @@ def _listing(task: Task) -> list[tuple[str, bytes]]:
         return []
     left = {index for report in _reports(task) for index, _ in report["unreadable"]}
     each = enumerate(task.source.vectors.tolist())
-    labels = [[f"{task.name(index)}.png", vector] for index, vector in each if index not in left]
+    labels = [[f"{task.name(index)}{task.suffix}", vector] for index, vector in each if index not in left]
     return [(LABELS_FILE, json.dumps({"labels": labels}).encode())]
 
 
@@ -369,7 +307,9 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
         raise UserError("SRC", str(source.root), problem if lost else "contains no readable image", remedy, detail)
     named = [(source.images.name(index), why) for index, why in unreadable.items()]
     channels = max(report["image_channels"] for report in reports)
-    values = used_range([(low, high) for report in reports for low, high in report.get("values", ())])
+    noted = [(low, high) for report in reports for low, high in report.get("values", ())]
+    values = used_range(noted) if task.values is None else outside_range(noted, task.values)
+    values = f"of {counted(len(noted), 'image')}, {values}" if values and task.values else values
     counts = num - len(named), len(source.classes), channels, len(named)
     return Prepared(*counts, named, source.ignored.text(), values, **source.about_vectors)
 

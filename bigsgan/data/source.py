@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from bigsgan.data.listing import (
     Ignored,
     data_directory,
     files_below,
+    setting_range,
     some_names,
     unreadable_root,
     wrong_num_classes,
@@ -37,9 +39,13 @@ from bigsgan.data.pairs import build_paired_folders, build_side_by_side
 from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
 from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, shown
+from bigsgan.images.reading import CorruptImage
+from bigsgan.images.size import Fitting, Size
 
 _NONE = Ignored({})
 _MOST_CLASSES = 1_000_000
+_LOOKED_AT = 16  # images
+_SMALL = Fitting(Size(1, 1), "stretch")
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +106,22 @@ def open_source(origin: Origin, workers: int) -> Source:
     return found
 
 
+def channels_of(source: Source) -> int:
+    """Return the channels of images of ``data.range``, as far as some of them tell.
+
+    Raises:
+        UserError: They have different ones, or the disk fails.
+    """
+    num, found = len(source.labels), set[int]()
+    for index in sorted({each * num // _LOOKED_AT for each in range(_LOOKED_AT)}):
+        with suppress(CorruptImage):  # which the conversion tells
+            found.add(source.images.pixels(index, None, _SMALL, None)[1])
+    if len(found) > 1:
+        problem = f"must be given for images of {' and '.join(map(str, sorted(found)))} channels"
+        raise UserError("data.image_channels", None, problem, "give the number to train with; others are skipped")
+    return found.pop() if found else 1
+
+
 def check_folders(source: Source) -> None:
     """Refuse classes that folders would give other numbers, or names that folders cannot have.
 
@@ -122,7 +144,7 @@ def check_folders(source: Source) -> None:
 def _folder(data: Data, wants_classes: bool, workers: int) -> Source:
     root = data_directory("SRC", data.root, "give the directory with the images")
     try:
-        files = files_below(root)
+        files = files_below(root, data.range is not None)
     except OSError as error:
         raise unreadable_root(data, error) from error
     names, labels, classes = _classified(data, files, wants_classes)
@@ -155,8 +177,10 @@ def _classified(data: Data, files: Files, wants_classes: bool) -> tuple[list[str
             are images beside folders, a folder has no images, or its name is not UTF-8.
     """
     if not files.images:
+        others = left_out(files, [])
         remedy = "give a directory with images, or with a folder for each class, or give --kind"
-        raise UserError("SRC", str(data.root), "contains no images", remedy, left_out(files, []).text())
+        remedy = setting_range(data, others) + remedy
+        raise UserError("SRC", str(data.root), "contains no images", remedy, others.text())
     left_out(files, files.images).check("SRC", data.root, len(files.images), data.max_ignored)
     if data.has_vectors:
         return with_classes(data, files, "a source with files")

@@ -304,6 +304,11 @@ def eight_bits(image: Image.Image, channels: int) -> Image.Image:
     return image if image.mode == wanted else image.convert(wanted)  # which would copy
 
 
+def own_channels(image: Image.Image) -> int:
+    """Return C. Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB."""
+    return 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+
+
 def orientation(image: Image.Image) -> int | None:
     """Return the EXIF orientation of an image; None without one."""
     try:

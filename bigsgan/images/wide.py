@@ -25,6 +25,7 @@ from bigsgan.images.reading import (
     note_proportions,
     open_image,
     orientation,
+    own_channels,
     placed,
     upright,
 )
@@ -36,6 +37,7 @@ ARRAYS = ".npy"
 _TIFF = (".tif", ".tiff")
 _PNG = b"\x89PNG"
 _BIT_DEPTH = 24  # byte of a PNG file: PNG specification, 11.2.1
+_EXACT = 2**53  # from here on, float64 has not all integers
 _UPRIGHT = {
     2: (1, -1, False), 3: (-1, -1, False), 4: (-1, 1, False),
     5: (1, 1, True), 6: (1, -1, True), 7: (-1, -1, True), 8: (-1, 1, True),
@@ -54,19 +56,30 @@ def read_wide(
         CorruptImage: It cannot be read, or has other channels.
         UserError: A package is missing.
     """
+    return wide_tensor(read_numbers(path, content, channels), path, fitting, channels, values)
+
+
+def read_numbers(path: str, content: bytes | None = None, channels: int | None = None) -> np.ndarray:
+    """Return the numbers of an image file, (H, W), (H, W, C) or, of .npy alone, (C, H, W).
+
+    Pictures of 8 bits are converted to ``channels``, or else to their own, 1 or 3; those of other files are not.
+
+    Raises:
+        CorruptImage: It cannot be read.
+        UserError: A package is missing.
+    """
     try:
         if content is None:
             check_regular(path)
             content = Path(path).read_bytes()
-        return wide_tensor(_array(path, content, channels), path, fitting, channels, values)
+        return _array(path, content, channels)
     except (CorruptImage, UserError):
         raise
     except Exception as error:  # damaged bytes make readers raise all kinds
         raise CorruptImage(path, reason(error, path)) from error
 
 
-def _array(path: str, content: bytes, channels: int) -> np.ndarray:
-    """Return the numbers of a file (H, W) or (H, W, C); of .npy in its own layout."""
+def _array(path: str, content: bytes, channels: int | None) -> np.ndarray:
     suffix = Path(path).suffix.lower()
     if suffix == ARRAYS:
         file = io.BytesIO(content)
@@ -89,9 +102,13 @@ def _array(path: str, content: bytes, channels: int) -> np.ndarray:
     return picture_array(image, channels)
 
 
-def picture_array(image: Image.Image, channels: int) -> np.ndarray:
-    """Return the numbers of a picture of 8 bits, upright, with ``channels`` if there is a way to convert to these."""
+def picture_array(image: Image.Image, channels: int | None) -> np.ndarray:
+    """Return the numbers of a picture of 8 bits, upright, with ``channels`` if there is a way to convert to these.
+
+    Without ``channels``, it keeps its own, 1 or 3.
+    """
     image = upright(image)
+    channels = own_channels(image) if channels is None else channels
     if image.mode == "F" or image.mode.startswith("I"):
         return np.asarray(image)
     if channels in (1, 3):
@@ -131,7 +148,20 @@ def turned(array: np.ndarray, given: int | None) -> np.ndarray:
 
 
 def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, values: Sequence[float]) -> Tensor:
-    """Scale numbers, and make them fit as ``image_tensor`` does: float32 (C, H, W) in [-1, 1].
+    """Make numbers fit, and scale them: float32 (C, H, W) in [-1, 1]. See ``fitted``.
+
+    Raises:
+        CorruptImage: It is no image, or does not have these channels.
+    """
+    low, high = values
+    found = fitted(array, name, fitting, channels, values).double()  # float32 would round twice
+    return ((found - low) * (2 / (high - low)) - 1).clamp(-1, 1).float()
+
+
+def fitted(array: np.ndarray, name: str, fitting: Fitting, channels: int, values: Sequence[float]) -> Tensor:
+    """Make numbers fit as ``image_tensor`` does, and keep them in their units: float32 (C, H, W).
+
+    What fits already is only rounded to float32 and clipped, so that a second call changes nothing.
 
     Args:
         array: (H, W), (H, W, C) or (C, H, W), the third where its first side is C and its last is not.
@@ -150,21 +180,44 @@ def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, v
         array = array.transpose(1, 2, 0)
     if array.shape[2] != channels:
         raise CorruptImage(name, f"it has {counted(array.shape[2], 'channel')}, not {channels}, of shape {array.shape}")
-    lowest, highest = float(array.min()), float(array.max())
-    if not np.isfinite([lowest, highest]).all():
-        raise CorruptImage(name, "it has numbers that are not finite")
+    lowest, highest = extent(array, name)
     note(name, (lowest, highest))
     (low, high), size = values, fitting.size
     note_proportions(Size(*array.shape[:2]), fitting)
     (left, top, right, bottom), inside = placed(Size(*array.shape[:2]), fitting)
-    found = np.full((channels, *size), -1, np.float32)
+    found = np.full((channels, *size), low, np.float32)
     for number, channel in enumerate(found):
-        plane = array[top:bottom, left:right, number].astype(np.float64)
-        plane = np.clip((plane - low) * (2 / (high - low)) - 1, -1, 1).astype(np.float32)
+        plane = np.clip(array[top:bottom, left:right, number].astype(np.float64), low, high).astype(np.float32)
         image = Image.fromarray(plane).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
         first, start = (size.height - inside.height) // 2, (size.width - inside.width) // 2
-        channel[first : first + inside.height, start : start + inside.width] = np.clip(np.asarray(image), -1, 1)
+        inner = np.clip(np.asarray(image), np.float32(low), np.float32(high))  # the filter overshoots at edges
+        channel[first : first + inside.height, start : start + inside.width] = inner
     return torch.from_numpy(found)
+
+
+def extent(array: np.ndarray, name: str) -> tuple[float, float]:
+    """Return the lowest and the highest number of an image.
+
+    Raises:
+        CorruptImage: A number is not finite, or there is none.
+    """
+    if array.dtype.kind not in "biuf" or not array.size:
+        raise CorruptImage(name, f"it is {array.dtype} of shape {array.shape}, and no image")
+    lowest, highest = float(array.min()), float(array.max())
+    if not np.isfinite([lowest, highest]).all():
+        raise CorruptImage(name, "it has numbers that are not finite")
+    return lowest, highest
+
+
+def channels_in(array: np.ndarray) -> int:
+    """Return C of an image (H, W), (H, W, C) or (C, H, W), where C is the smaller of the sides that it may be."""
+    return min(array.shape[0], array.shape[2]) if array.ndim == 3 else 1
+
+
+def range_text(values: Sequence[float]) -> str:
+    """Return the values of black and white as an override has them, such as ``[-1000,3000]``."""
+    exact = [int(each) if float(each).is_integer() and abs(each) < _EXACT else float(each) for each in values]
+    return str(exact).replace(" ", "")
 
 
 def outside_range(noted: Sequence[tuple[float, float]], values: Sequence[float]) -> str:

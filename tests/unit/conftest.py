@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigsgan import errors
-from bigsgan.data import prepare
+from bigsgan.data import task
 from bigsgan.runtime import comm
 from bigsgan.training import sampling
 from tests.bad_input import RECIPE, WentOnError
@@ -37,7 +37,7 @@ def seeded() -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `bigsgan data prepare` writes at a time has four images, so that a few make several parts."""
-    monkeypatch.setattr(prepare, "_PART_SIZE", 4)
+    monkeypatch.setattr(task, "_PART_SIZE", 4)
 
 
 @pytest.fixture
