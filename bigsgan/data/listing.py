@@ -58,7 +58,7 @@ class Files(NamedTuple):
 class Ignored(NamedTuple):
     """Files that are listed beside images, and not read."""
 
-    kinds: dict[str, int]  # their number by suffix; LINKED and a suffix for links in an archive
+    kinds: dict[str, int]  # their number by suffix, or LABELS_FILE; LINKED and a suffix for links in an archive
     num_lost: int = 0  # of them, those that may be images: neither text, nor named after an image that is read
     example: str = ""  # the name of one of them
 
@@ -111,7 +111,7 @@ def ignored(others: Sequence[str], images: Iterable[str], mark: str = "") -> Ign
         return Ignored({})
     paths = {os.path.splitext(name)[0] for name in images}
     left = _Companions(paths)
-    kinds = Counter(mark + os.path.splitext(name)[1].lower() for name in others)
+    kinds = Counter(mark + _kind(name) for name in others)
     lost = [name for name in others if may_be_image(name) and not left.take(name)]
     return Ignored(dict(kinds), len(lost), min(lost or others))
 
@@ -120,6 +120,11 @@ def may_be_image(name: str) -> bool:
     """Return whether a file's suffix is of images, or unknown."""
     kind = _TYPES.guess_type(f"x{os.path.splitext(name)[1]}")[0]
     return kind is None or kind.startswith("image/")
+
+
+def _kind(name: str) -> str:
+    """Return what a file counts as: its suffix, but for one with labels."""
+    return LABELS_FILE if os.path.basename(name) == LABELS_FILE else os.path.splitext(name)[1].lower()
 
 
 class _Companions:

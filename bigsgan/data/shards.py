@@ -27,6 +27,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.origin import COMPRESSED, is_shard
 from bigsgan.data.listing import (
     CONVERTING,
+    LABELS_FILE,
     LINKED,
     Ignored,
     data_directory,
@@ -149,6 +150,10 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
         causes += [_RENAMING] * any(map(is_image, kinds)) + [CONVERTING] * unread
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
+    if data.condition_width and num_unlabelled == num and LABELS_FILE in found.others.kinds:
+        problem, detail = "has no labels but those of a dataset.json", "it is read beside files, and in zip files"
+        remedy = "unpack the shards into a folder, pack a zip file, or set data.num_classes=0"
+        raise UserError(field, str(data.root), problem, remedy, detail)
     needed = data.num_classes > 1 or data.has_vectors or (data.num_classes and data.label_key is not None)
     if needed and num_unlabelled == num:
         detail = (

@@ -212,6 +212,18 @@ def test_files_of_other_formats_in_shards_are_to_be_converted(tmp_path):
         opened("tar", root)
 
 
+def test_labels_that_shards_do_not_have_of_a_listing(tmp_path):
+    root = write("tar", tmp_path / "data", ["x/1.png", "x/2.png", "dataset.json"])
+    message = r"has no labels but those of a dataset.json \(it is read beside files, and in zip files\); unpack"
+    with pytest.raises(UserError, match=message):
+        opened("tar", root, num_classes=3)
+    assert len(opened("tar", root)) == 2
+    made = str(tmp_path / "made.zip")
+    words = ["data", "prepare", str(root), made, "--kind", "tar", "--format", "zip", "--resolution", "4"]
+    assert cli.main(words) == 2
+    assert cli.main([*words, "data.num_classes=0"]) == 0
+
+
 def test_images_of_shards_without_classes(tmp_path):
     root = write("tar", tmp_path / "data", ["1.png", "1.json", "2.png", "2.json"])
     with pytest.raises(UserError) as caught:
