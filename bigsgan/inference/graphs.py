@@ -121,6 +121,23 @@ class _TruncatedClasses(nn.Module):
         return self.synthesis(self.get_buffer("means")[y].lerp(w, psi))
 
 
+class _OfClasses(_Graph):
+    """Latents (N, Z), classes (N,) int64, psi () if the network reads it -> images (N, C, H, W).
+
+    A gather takes negative indices from the end, and refuses or skips those that are too large. So a class that does
+    not exist becomes too large. Where nothing refuses it, its images are NaN.
+    """
+
+    def __init__(self, network: nn.Module, num_classes: int) -> None:
+        super().__init__(network)
+        self.num_classes = num_classes
+
+    def forward(self, z: Tensor, y: Tensor, psi: Tensor | None = None) -> Tensor:
+        exists = (y >= 0) & (y < self.num_classes)
+        images = self.network(z, torch.where(exists, y, self.num_classes), *([] if psi is None else [psi]))
+        return torch.where(exists[:, None, None, None], images, torch.nan)
+
+
 def has_psi(recipe: Recipe) -> bool:
     """Return whether a graph has psi as an input: w has a mean, or one for each class."""
     return recipe.generator.has_styles or (recipe.generator.truncates_w and not recipe.data.has_vectors)
@@ -172,13 +189,17 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
 
 
 def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
+    data = recipe.data
     if recipe.translates:
         return _Translated(network, recipe.generator.draws)
+    styles: nn.Module | None = None
     if has_psi(recipe):
-        by_class = partial(_TruncatedClasses, num_classes=recipe.data.num_classes)
+        by_class = partial(_TruncatedClasses, num_classes=data.num_classes)
         styles = (_ClassStyles if recipe.generator.has_styles else by_class)(network)
-        return styles if recipe.data.condition_width else _Styles(styles)
-    return (_Classes if recipe.data.condition_width else _Latents)(network)
+    if not data.condition_width:
+        return _Latents(network) if styles is None else _Styles(styles)
+    labelled = styles or _Classes(network)
+    return labelled if data.has_vectors else _OfClasses(labelled, data.num_classes)
 
 
 def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:

@@ -124,6 +124,48 @@ def test_all_axes_of_an_onnx_graph_have_names(exported):
     assert {dim.dim_param for dim in dims if not dim.HasField("dim_value")} == {"batch"}
 
 
+ONE_HOT = """
+import torch
+from torch import nn
+
+class Generator(nn.Module):
+    def __init__(self, latent_size, num_classes, image_channels):
+        super().__init__()
+        self.classes, self.channels = num_classes, image_channels
+        self.linear = nn.Linear(latent_size + num_classes, image_channels * 256)
+
+    def forward(self, z, y):
+        marks = (y[:, None] == torch.arange(self.classes, device=y.device)).to(z.dtype)
+        return self.linear(torch.cat([z, marks], 1)).view(-1, self.channels, 16, 16).tanh()
+"""
+"""A network that takes a class that does not exist as none."""
+OF_CLASSES = {"biggan": [], "stylegan2": TINY_GAMES["stylegan2"], "gat": TINY_GAMES["gat"]}
+OF_CLASSES["one-hot"] = ["generator={family: 'marks:Generator', latent_size: 12}"]
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in OF_CLASSES])
+def test_a_class_that_does_not_exist_makes_no_images(name, form, tmp_path, monkeypatch):
+    (tmp_path / "marks.py").write_text(ONE_HOT)
+    monkeypatch.syspath_prepend(tmp_path)
+    run, _ = make_run(tmp_path, *OF_CLASSES[name])
+    file = export(run, tmp_path / f"x.{form}")
+    make = {"onnx": graphs._open_onnx, "pt2": graphs._open_program}[form](file)
+    recipe = bigsgan.load(export(run, tmp_path / "x.safetensors"), families=["marks:Generator"]).recipe
+    z, last = torch.randn(2, recipe.latent_size), recipe.data.num_classes - 1
+    psi = {"psi": torch.tensor(0.5)} if graphs.has_psi(recipe) else {}
+    assert make({"z": z, "y": torch.tensor([last, 0]), **psi}).isfinite().all()
+    for label in (-1, -last - 1, last + 1):
+        given = {"z": z, "y": torch.tensor([label, 0]), **psi}
+        if name == "one-hot":
+            first, second = make(given)
+            assert first.isnan().all()
+            assert second.isfinite().all()
+        else:
+            with pytest.raises(Exception, match=r"out of data bounds|out of range|invalid index"):
+                make(given)
+
+
 ALONE = """
 import sys
 import torch
