@@ -206,7 +206,7 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
     remedy = f"name another column in data.label_key, {_NO_CLASSES}"
     if data.has_vectors:
         names, labels = _names(library, kind), column.to_pylist()
-        if isinstance(labels[0], str):
+        if isinstance(next((label for label in labels if label is not None), None), str):
             labels, names = numbered(labels)
         if names and len(names) != data.num_classes:
             raise wrong_num_classes(data, len(names), f"classes in {name!r}")
@@ -215,6 +215,7 @@ def _classes(data: Data, library: Any, rows: Any, name: str) -> tuple[np.ndarray
             labels = [None if classes is None else np.isin(places, classes) for classes in labels]
         return vectors_of(data, labels, lambda row: f"row {row}"), names
     if column.null_count:
+        remedy = f"add them, set data.missing_labels=accept, {_NO_CLASSES}"
         raise UserError("data.root", data.root, f"has rows without a class in {name!r}", remedy)
     dtype = str(getattr(kind, "dtype", type(kind).__name__))
     if dtype in ("string", "large_string"):

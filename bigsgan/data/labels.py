@@ -37,6 +37,7 @@ from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.runtime.paths import check_regular, parse_json
 
 _MOST_CLASSES = 2**31
+_ACCEPTING = "set data.missing_labels=accept"
 _FORM, _NAMES = '{"labels": [["name", 0], ...]}', '"class_names": ["cat", "dog"]'
 
 
@@ -296,7 +297,7 @@ def vectors_of(data: Data, labels: Sequence[Any] | np.ndarray, name: Callable[[i
         except ValueError as error:
             problem = f"has a label that does not fit, of {name(row)}: {error}"
             remedy = "correct it, or data.num_classes, data.condition_size and data.multi_label"
-            remedy = "add it, or set data.missing_labels=accept" if str(error) == "it is missing" else remedy
+            remedy = f"add it, or {_ACCEPTING}" if str(error) == "it is missing" else remedy
             key = "labels_file" if data.labels_file else "root"
             raise UserError(f"data.{key}", getattr(data, key), problem, remedy) from None
     return found
@@ -309,6 +310,10 @@ def _class_number(data: Data, name: str, label: Any) -> int:
         remedy = "set data.num_classes=0 and data.condition_size to their length, or data.multi_label=true if each is"
         remedy += " 0 or 1 for a class"
         raise UserError("data.root", data.root, problem, remedy)
+    if label is None or label != label:  # NaN is not itself
+        key = "labels_file" if data.labels_file else "root"
+        problem = f"has no label of {name}" + f" in its {_file_of(data)}" * (key == "root")
+        raise UserError(f"data.{key}", getattr(data, key), problem, f"add it, {_ACCEPTING}, or set data.num_classes=0")
     problem = f"has a label that is not the number of a class in its {_file_of(data)}, {shown(label)} of {name}"
     with suppress(TypeError, ValueError, OverflowError):  # null, text, an infinite number
         number = int(label)
@@ -316,6 +321,7 @@ def _class_number(data: Data, name: str, label: Any) -> int:
             return number
         if number < 0:
             problem = f"has a class below 0 in its {_file_of(data)}, that of {name}"
+            remedy += f", or {_ACCEPTING} if -1 is a missing one" * (number == -1)
     raise UserError("data.root", data.root, problem, remedy)
 
 
@@ -328,7 +334,7 @@ def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
     if unknown and data.missing_labels != "accept":
         problem = f"has {unknown[0]}, which its {file} does not list"
         detail = f"it lacks {len(unknown)} images" if len(unknown) > 1 else ""
-        raise UserError("data.root", data.root, problem, remedy, detail)
+        raise UserError("data.root", data.root, problem, f"{remedy}, or {_ACCEPTING}", detail)
     missing = listed.keys() - set(files.images)
     if not missing:
         return

@@ -49,7 +49,8 @@ class TableImages(OutsideImages):
             raise UserError("data.root", data.root, "contains no images", "give a file with images")
         if source.labels is not None and not data.has_vectors and (lowest := int(source.labels.min())) < 0:
             row = int(source.labels.argmin())
-            raise UserError("data.root", data.root, f"has a class below 0, {shown(lowest)} in row {row}", _NAMING)
+            remedy = "set data.missing_labels=accept if -1 is a missing label, or " * (lowest == -1) + _NAMING
+            raise UserError("data.root", data.root, f"has a class below 0, {shown(lowest)} in row {row}", remedy)
 
     @property
     def labels(self) -> np.ndarray:

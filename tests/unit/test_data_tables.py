@@ -270,8 +270,16 @@ def test_rows_without_a_readable_image_count_as_unreadable(tmp_path, monkeypatch
         ),
         ({}, {"label_key": "image"}, r"has no class numbers in 'image', but 'PIL.*'; name another column in"),
         ({}, {"num_classes": 2}, r"data.num_classes: must be 3 with this data, got 2"),
-        ({"label": [None] * NUM}, {}, r"has rows without a class in 'label'; name another column in data.label_key"),
-        ({"label": [-1] * NUM}, {}, r"has a class below 0, -1 in row 0; name what has the labels"),
+        (
+            {"label": [None] * NUM},
+            {},
+            r"has rows without a class in 'label'; add them, set data.missing_labels=accept, or",
+        ),
+        (
+            {"label": [-1] * NUM},
+            {},
+            r"has a class below 0, -1 in row 0; set data.missing_labels=accept if -1 is .* name what",
+        ),
     ],
 )
 def test_data_sets_of_hugging_face_without_what_is_wanted_are_refused(tmp_path, given, keys, message):
@@ -331,3 +339,23 @@ def test_several_classes_of_a_row(tmp_path):
     assert list(dataset.class_names) == NAMES
     with pytest.raises(UserError, match=r"of row 0: it is missing"):
         build_dataset(Data(**keys))
+
+
+@pytest.mark.parametrize("label", ["a class", "a name"])
+def test_rows_without_a_class_have_a_label_of_zeros(tmp_path, label):
+    """Also the first one."""
+    classes = [None if number < 2 else number % 3 for number in range(NUM)]
+    if label == "a class":
+        features = datasets.Features({**FEATURES, "label": datasets.ClassLabel(names=NAMES)})
+        table = datasets.Dataset.from_dict(columns(label=classes), features)
+    else:
+        texts = [None if number is None else NAMES[number] for number in classes]
+        features = datasets.Features({**FEATURES, "label": datasets.Value("string")})
+        table = datasets.Dataset.from_dict(columns(label=texts), features)
+    table.save_to_disk(tmp_path / "x")
+    keys = {"kind": "huggingface", "root": str(tmp_path / "x"), "resolution": SIDE, "image_channels": 3}
+    dataset = build_dataset(Data(**keys, num_classes=3, missing_labels="accept"))
+    order = list(dataset.class_names)
+    assert order == (NAMES if label == "a class" else sorted(NAMES))
+    expected = [[number is not None and name == NAMES[number] for name in order] for number in classes]
+    np.testing.assert_array_equal(dataset.labels, np.float32(expected))
