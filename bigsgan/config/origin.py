@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from bigsgan import plugins
 from bigsgan.config.data import Data
+from bigsgan.config.from_data import AUTO
 from bigsgan.config.messages import explain
 from bigsgan.config.sections import Section
 from bigsgan.config.yaml_file import apply_overrides
@@ -103,8 +104,12 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
     kind = str(source) if is_code else given.get("kind") or _detected(source)
     if kind in _UNPREPARED:
         raise UserError("--kind", kind, "cannot be prepared", _UNPREPARED[kind])
+    if keys.get("num_classes") == AUTO:
+        del keys["num_classes"]  # without it, classes are those of the source
     _check_keys(keys, plugins.is_name(kind), is_code)
     section = {"num_classes": 0, "image_channels": 3, "resolution": fitting.size.value, **keys, **given, "kind": kind}
+    if "labels_file" in keys and not any(key in keys for key in _KEYS_OF_LABELS):
+        section["num_classes"] = AUTO
     section |= {} if is_code else {"root": str(source)}
     section |= {} if fitting.how == "crop" else {"fit": fitting.how}
     plugins.give(section)
@@ -122,6 +127,10 @@ def by_option(error: UserError) -> UserError:
 
 
 def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> None:
+    needing = [key for key in ("missing_labels", "multi_label") if key in keys]
+    if needing and not any(key in keys for key in ("num_classes", "condition_size")):
+        remedy = "give the number of classes, or data.condition_size of other labels"
+        raise UserError("data.num_classes", None, f"must be given with data.{needing[0]}", remedy)
     for key in keys:
         field = f"data.{key}"
         if field in OPTIONS and not (key == "root" and is_code):

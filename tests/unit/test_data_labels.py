@@ -83,8 +83,16 @@ BAD: dict[str, tuple[object, str]] = {
         r"has lists of numbers as labels in its dataset.json, such as that of 00000/img00000000.png; "
         r"set data.num_classes=0 and data.condition_size to their length, or data.multi_label=true",
     ),
-    "unlabelled": (LABELS[:-2], r"has 00002/img00000028.png, which its dataset.json does not list \(it lacks 2"),
+    "unlabelled": (LABELS[:-2], r"has .*28.png, which its dataset.json does not list \(it lacks 2.*missing_labels"),
     "missing": ([*LABELS, *([f"00003/{i}.png", 1] for i in range(31))], r"has no 00003/0.png, which its dataset.json"),
+    "null": (
+        [*LABELS[:-1], [NAMES[-1], None]],
+        r"has no label of 00002/img00000029.png in its dataset.json; add it, set data.missing_labels=accept, or",
+    ),
+    "not a number": (
+        [*LABELS[:-1], [NAMES[-1], float("nan")]],
+        r"has no label of 00002/img00000029.png in its dataset.json; add it, set data.missing_labels=accept, or",
+    ),
     "negative": ([[name, -1] for name in NAMES], r"has a class below 0 in its dataset.json, that of 00000/img00000000"),
     "fractions": ([[name, 0.5] for name in NAMES], r"has a label that is not the number of a class in its"),
     "words": ([[name, "cat"] for name in NAMES], r"has a label that is not the number of a class .*, 'cat' of 00000"),
@@ -136,6 +144,47 @@ def test_prepared_data_without_labels_has_no_classes(tmp_path, kind, capsys):
     assert prepare(source, made, kind) == 0
     assert f"{made}: 30 images of no classes, cropped to 4x4\n" in capsys.readouterr().out
     assert values(opened(kind, made, 0)) == dict.fromkeys(range(NUM), 0)
+
+
+@pytest.mark.parametrize("form", ["names", "numbers"])
+def test_an_image_without_a_class_in_a_table_lacks_a_label(tmp_path, form, capsys):
+    """Training and preparing refuse it alike, and accept it alike."""
+    source, table = tmp_path / "data", tmp_path / "labels.csv"
+    source.mkdir()
+    for number in range(3):
+        (source / f"{number}.png").write_bytes(png(number))
+    table.write_text("0.png,cat\n1.png,\n2.png,dog\n" if form == "names" else "0.png,0\n1.png,\n2.png,1\n")
+    message = f"data.labels_file: '{table}' has no label of 1.png; add it, set data.missing_labels=accept, or set"
+    keys = {"kind": "folder", "root": str(source), "resolution": 4, "image_channels": 1, "labels_file": str(table)}
+    with pytest.raises(UserError) as caught:
+        build_dataset(Data(**keys, num_classes=2))
+    assert str(caught.value).startswith(message)
+    command = ["data", "prepare", str(source), str(tmp_path / "made"), "--resolution", "4", "--format", "tar"]
+    command += ["--workers", "1", f"data.labels_file={table}"]
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
+    assert cli.main([*command, "data.missing_labels=accept"]) == 2
+    assert "data.num_classes: must be given with data.missing_labels; give" in capsys.readouterr().err
+    assert cli.main([*command, "data.missing_labels=accept", "data.num_classes=2"]) == 0
+    keys = {"kind": "tar", "root": str(tmp_path / "made"), "resolution": 4, "image_channels": 1}
+    made = build_dataset(Data(**keys, num_classes=2, missing_labels="accept"))
+    assert made.labels.tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
+@pytest.mark.parametrize("more", [[], ["data.num_classes=2"], ["data.num_classes=auto"]])
+def test_prepared_data_has_the_classes_of_a_table(tmp_path, kind, more, capsys):
+    source, table = tmp_path / "data", tmp_path / "labels.csv"
+    source.mkdir()
+    for number in range(4):
+        (source / f"{number}.png").write_bytes(png(number))
+    table.write_text("0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n")
+    made = tmp_path / ("made.zip" if kind == "zip" else "made")
+    options = ["--resolution", "4", "--format", kind, "--workers", "1", f"data.labels_file={table}", *more]
+    assert cli.main(["data", "prepare", str(source), str(made), *options]) == 0
+    assert f"{made}: 4 images of 2 classes, cropped to 4x4\n" in capsys.readouterr().out
+    assert values(opened(kind, made, 2)) == {i: i % 2 for i in range(4)}
+    assert opened(kind, made, 2).class_names == ["cat", "dog"]
 
 
 def test_classes_without_images_keep_their_numbers(tmp_path, capsys):
