@@ -209,11 +209,9 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
-        return (
-            f"list of {type_of(get_args(annotation)[0])}".replace("integer", "integers")
-            .replace("number", "numbers")
-            .replace("section", "sections")
-        )
+        one = type_of(get_args(annotation)[0])
+        several = one.replace("integer", "integers").replace("number", "numbers").replace("section", "sections")
+        return f"list of {several}" + limits([rule for rule in metadata if isinstance(rule, OrAuto)])
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     if origin is dict:

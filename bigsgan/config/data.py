@@ -55,7 +55,6 @@ READERS = {
 }
 """The kinds of data that read a key."""
 
-
 _Kind = Literal[
     "digits",
     "folder",
@@ -151,10 +150,11 @@ class Data(Section):
     shape."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
     """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto``
-    takes 1 if the images of ``folder`` or ``zip`` are grey, as far as 1,000 of them tell, and else 3."""
-    range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    takes 1 if 1,000 images of ``folder`` or ``zip`` are all grey, and else 3; with ``range``, what all of them have."""
+    range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
     """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files or in
-    arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0."""
+    arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0.
+    ``auto`` takes the lowest and the highest of ``folder`` or ``zip``, as far as 1,000 images tell."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder`` or
     ``zip``, and 0 if there is only one."""

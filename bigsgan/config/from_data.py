@@ -13,33 +13,49 @@ from bigsgan.errors import UserError
 
 AUTO = "auto"
 
-_GIVEN_WITH = {"num_classes": ("multi_label", "condition_size", "missing_labels"), "image_channels": ("range",)}
-"""Keys of ``data`` beside which a number cannot be left to the data."""
+_GIVEN_WITH: dict[str, tuple[str, ...]] = {
+    "num_classes": ("multi_label", "condition_size", "missing_labels"),
+    "image_channels": (),
+    "range": (),
+}
+"""Keys of ``data`` that may be left to the data, and those beside which they cannot."""
 
 
 class FromData(int):
     """A number that a recipe leaves to its data, until that is read: meanwhile this one counts."""
 
 
+class ListFromData(list[float]):
+    """Numbers that a recipe leaves to its data, until that is read: meanwhile these count."""
+
+
+_LEFT = (FromData, ListFromData)
+
+
 @dataclass(frozen=True)
 class OrAuto:
-    """Lets a recipe write ``auto`` in place of an integer, which counts as ``meanwhile`` until the data is read."""
+    """Lets a recipe write ``auto`` in place of an integer, or of a list of numbers.
 
-    meanwhile: int
+    It counts as ``meanwhile`` until the data is read.
+    """
+
+    meanwhile: int | tuple[float, ...]
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: Callable[[Any], core_schema.CoreSchema]) -> Any:
-        def read(value: Any, number: Callable[[Any], int]) -> int:
-            return FromData(self.meanwhile) if value == AUTO or isinstance(value, FromData) else number(value)
+        def read(value: Any, given: Callable[[Any], Any]) -> Any:
+            if not (isinstance(value, _LEFT) or (isinstance(value, str) and value == AUTO)):
+                return given(value)
+            return FromData(self.meanwhile) if isinstance(self.meanwhile, int) else ListFromData(self.meanwhile)
 
         written = core_schema.plain_serializer_function_ser_schema(
-            lambda number: AUTO if isinstance(number, FromData) else number
+            lambda value: AUTO if isinstance(value, _LEFT) else value
         )
         return core_schema.no_info_wrap_validator_function(read, handler(kind), serialization=written)
 
 
 def left_to_data(data: Section) -> list[str]:
     """Return the keys of the section ``data`` whose numbers are left to the data, and not read yet."""
-    return [key for key in _GIVEN_WITH if isinstance(getattr(data, key), FromData)]
+    return [key for key in _GIVEN_WITH if isinstance(getattr(data, key), _LEFT)]
 
 
 def check_left_to_data(data: Section, kinds: Collection[str]) -> None:
@@ -52,5 +68,7 @@ def check_left_to_data(data: Section, kinds: Collection[str]) -> None:
         kind: str = getattr(data, "kind")  # noqa: B009 - of a section that imports this module
         given = data.changed("data", _GIVEN_WITH[key]) if kind in kinds else [f"data.kind={kind}"]
         if given:
-            problem, remedy = f"must be a number with {given[0]}", "give that of the data"
-            raise UserError(f"data.{key}", AUTO, problem, remedy)
+            what, remedy = "a number", "give that of the data"
+            if key == "range":
+                what, remedy = "two numbers", "give the values of black and of white"
+            raise UserError(f"data.{key}", AUTO, f"must be {what} with {given[0]}", remedy)

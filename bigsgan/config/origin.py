@@ -118,6 +118,9 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
     except (ValidationError, UserError) as error:
         told = error if isinstance(error, UserError) else explain(error, _Given)
         raise by_option(told) from None
+    if "range" in data.left_to_data:
+        remedy = "give the values of black and of white; `bigsgan train --dry-run` tells those of a folder or zip file"
+        raise UserError("data.range", keys["range"], "must be two numbers here", remedy)
     return Origin(data, keys)
 
 

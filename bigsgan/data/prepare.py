@@ -80,7 +80,8 @@ def prepare(origin: Origin, destination: Path, format: str, workers: int) -> Pre
     source, data = open_source(origin, workers), origin.data
     channels = None  # each image keeps its own
     if data.range is not None:
-        channels = data.image_channels if "image_channels" in origin.keys else channels_of(source)
+        is_given = "image_channels" in origin.keys and "image_channels" not in data.left_to_data
+        channels = data.image_channels if is_given else channels_of(source)
     task = Task(source, destination, data.fitting, format, origin.plan, data.range, channels)
     if format not in SHARDED:
         check_folders(task.source)

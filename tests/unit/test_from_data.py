@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from bigsgan import Recipe, cli
 from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.recipe import parse_recipe
+from bigsgan.data import build_dataset
 from bigsgan.data.found import with_found
 from bigsgan.errors import UserError
 from bigsgan.planner.balance import plan_balanced
@@ -128,7 +131,11 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
     [
         (["data.kind=tar"], "data.num_classes: must be a number with data.kind=tar, got 'auto'"),
         (["data.multi_label=true"], "data.num_classes: must be a number with data.multi_label, got 'auto'"),
-        (["data.range=[0,4095]"], "data.image_channels: must be a number with data.range, got 'auto'"),
+        (
+            ["data.kind=tar", "data.num_classes=0", "data.image_channels=1", "data.range=auto"],
+            "data.range: must be two numbers with data.kind=tar, got 'auto'; give the values of black and of white",
+        ),
+        (["data.range=automatic"], "data.range: must be"),
         (["data.num_classes=automatic"], "data.num_classes: must be an integer, got 'automatic'"),
         (["data.class_names=[a,b,c]"], "data.class_names: must be 2 different names, as many as data.num_classes"),
         (["generator.mapping_layers=0"], "generator.mapping_layers: must be at least 1 with classes"),
@@ -159,3 +166,86 @@ def test_labels_of_fakes_may_follow_classes_that_are_found():
     write("1.png")
     with pytest.raises(UserError, match=r"objective\.fake_labels: must be uniform with data\.num_classes=0"):
         with_found(own("objective.fake_labels=frequencies"))
+
+
+def on_arrays(*overrides: str, kind: str = "folder", root: str = "photos") -> Recipe:
+    return Recipe.read("digits_dcgan", "data.kind=" + kind, f"data.root={root}", "data.num_classes=0", *overrides)
+
+
+def write_arrays(num: int = 5, channels: int = 4) -> np.ndarray:
+    """Signed numbers, of which the extremes are in images of their own: (N, H, W, C)."""
+    arrays = np.random.default_rng(0).uniform(-900, 2000, (num, 20, 20, channels)).astype(np.float32)
+    arrays[1, 3, 4, 0], arrays[num - 1, 19, 19, channels - 1] = -1000.25, 3000
+    Path("photos").mkdir()
+    for number, array in enumerate(arrays):
+        np.save(f"photos/{number}.npy", array)
+    return arrays
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_the_range_is_that_of_all_values(kind):
+    arrays = write_arrays()
+    root = shutil.make_archive("photos", "zip", "photos") if kind == "zip" else "photos"
+    recipe, keys, text = with_found(on_arrays("data.range=auto", "data.image_channels=auto", kind=kind, root=root))
+    assert recipe.data.range == [arrays.min(), arrays.max()] == [-1000.25, 3000]
+    assert recipe.data.image_channels == 4
+    assert keys == ["data.image_channels=4", "data.range=[-1000.25,3000]"]
+    assert text == f"{root} has 4 channels and values from -1000.25 to 3000: {' '.join(keys)}"
+    assert recipe == on_arrays(*keys, kind=kind, root=root)
+    assert yaml.safe_load(recipe.to_yaml())["data"]["range"] == [-1000.25, 3000]
+    given = on_arrays("data.range=[0,10]", "data.image_channels=auto", kind=kind, root=root)
+    assert with_found(given)[1] == ["data.image_channels=4"]
+
+
+def test_values_become_those_between_black_and_white():
+    arrays = write_arrays()
+    data = with_found(on_arrays("data.range=auto", "data.image_channels=4", "data.resolution=20"))[0].data
+    images = torch.stack([image for image, _ in build_dataset(data)])
+    expected = torch.from_numpy(arrays).double().permute(0, 3, 1, 2)
+    expected = 2 * (expected - expected.min()) / (expected.max() - expected.min()) - 1
+    torch.testing.assert_close(images.double(), expected, atol=1e-6, rtol=0)
+    assert (images.min(), images.max()) == (-1, 1)
+
+
+def test_unreadable_images_have_no_values():
+    write_arrays(channels=1)
+    np.save("photos/5.npy", np.full((20, 20), np.nan))
+    Path("photos/6.npy").write_bytes(b"no array")
+    (both,) = [with_found(on_arrays("data.range=auto", "data.image_channels=auto"))[0].data]
+    assert (both.range, both.image_channels) == ([-1000.25, 3000], 1)
+
+
+def test_pictures_of_8_bits_have_values_too():
+    write("1.png", "2.png", mode="RGB")
+    found = with_found(on_arrays("data.range=auto", "data.image_channels=auto"))[0].data
+    pixels = [np.asarray(Image.open(f"photos/{number}.png")) for number in (1, 2)]
+    assert (found.range, found.image_channels) == ([np.min(pixels), np.max(pixels)], 3)
+
+
+NO_RANGE = {
+    "data.range: must be two numbers where all values are 5, got 'auto'; give": [np.full((20, 20), 5)] * 3,
+    "data.image_channels: must be a number for images of 1 and 2 channels, got 'auto'; give": [
+        np.zeros((20, 20)),
+        np.ones((20, 20, 2)),
+    ],
+    "data.root: 'photos' contains no readable images; repair": [np.full((20, 20), np.inf)],
+}
+
+
+@pytest.mark.parametrize("message", NO_RANGE)
+def test_data_that_tells_no_range(message):
+    Path("photos").mkdir()
+    for number, array in enumerate(NO_RANGE[message]):
+        np.save(f"photos/{number}.npy", array)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        with_found(on_arrays("data.range=auto", "data.image_channels=auto"))
+
+
+def test_a_range_stays_open_without_data(capsys):
+    recipe = on_arrays("data.range=auto")
+    assert recipe.data.left_to_data == ["range"]
+    assert parse_recipe(yaml.safe_load(recipe.to_yaml())).data.left_to_data == ["range"]
+    assert with_found(recipe) == (recipe, [], "")
+    words = ["data", "prepare", "photos", "made", "--format", "zip", "--resolution", "8", "data.range=auto"]
+    assert cli.main(words) == 2
+    assert "data.range: must be two numbers here, got 'auto'; give" in capsys.readouterr().err
