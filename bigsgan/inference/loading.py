@@ -26,6 +26,8 @@ from bigsgan.models.precision import compute_in_float32
 CODEC = "codec_sha256"
 """Key of a header with the digest of the decoding autoencoder's weights, if the export found the autoencoder."""
 
+_WHOLE = (torch.int64, torch.int32)
+"""Types of classes that torch's embedding takes."""
 _MOST_LETTERS = 1 << 20
 """Longest recipe in a header."""
 
@@ -52,7 +54,7 @@ class ExportedNetwork(nn.Module):
         Args:
             first: For a generator, latents (N, Z) or input images. For a discriminator, (N, L * C', S, S): images in
                 [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
-            labels: Classes (N,) int64, or vectors (N, K) float32; None for class 0, or null vectors.
+            labels: Classes (N,) int64, or vectors (N, K) float32; None for null vectors, or with one class or none.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
@@ -61,10 +63,13 @@ class ExportedNetwork(nn.Module):
             discriminator's logits (N, ...), or (N, P + E) with what it returns after P logits.
 
         Raises:
-            ValueError: Latents or labels have another shape, or a class does not exist.
+            ValueError: Latents or labels have another shape, or a class is missing, no whole number or does not exist.
         """
+        data = self.recipe.data
         if labels is None:
-            labels = null_labels(self.recipe.data, len(first)).to(first.device)
+            if data.num_classes > 1 and not data.has_vectors:
+                raise ValueError(f"labels must be 0 to {data.num_classes - 1}, got None")
+            labels = null_labels(data, len(first)).to(first.device)
         if not torch.compiler.is_compiling():
             self._check(first, labels)
         if not rest and getattr(self.recipe, self.header["network"]).draws:
@@ -75,7 +80,8 @@ class ExportedNetwork(nn.Module):
         """Refuse inputs that the network cannot read, which fail without a name deep in a layer, or on a GPU for ever.
 
         Raises:
-            ValueError: Latents have another size, or labels another shape, or a class does not exist.
+            ValueError: Latents have another size, or labels another shape, or a class is no whole number or does not
+                exist.
         """
         recipe, data, num = self.recipe, self.recipe.data, len(first)
         reads_latents = self.header["network"] == "generator" and not recipe.translates
@@ -84,7 +90,11 @@ class ExportedNetwork(nn.Module):
         wanted = (num, data.condition_width) if data.has_vectors else (num,)
         if labels.shape != wanted:
             raise ValueError(f"labels must be of shape {wanted}, got {tuple(labels.shape)}")
-        if data.num_classes and not data.has_vectors and num:
+        if not data.num_classes or data.has_vectors:
+            return
+        if labels.dtype not in _WHOLE:
+            raise ValueError(f"labels must be of type int64, got {str(labels.dtype).removeprefix('torch.')}")
+        if num:
             lowest, highest = int(labels.min()), int(labels.max())
             if not 0 <= lowest <= highest < data.num_classes:
                 raise ValueError(f"labels must be 0 to {data.num_classes - 1}, got {lowest} to {highest}")

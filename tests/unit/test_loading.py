@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 import bigsgan
+from bigsgan import cli
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import best_device
 from bigsgan.models.build import build_network, null_labels
 from bigsgan.models.network import initialize
+from tests.runs import make_run
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
 REGULARIZED = "objective.orthogonal={generator: 0.3, discriminator: 0.3}"
@@ -95,6 +97,9 @@ REFUSED = {
     "labels must be of shape (2,), got (1,)": lambda z, y: (z, y[:1]),
     "labels must be 0 to 9, got 0 to 10": lambda z, y: (z, y * 10),
     "labels must be 0 to 9, got -1 to 0": lambda z, y: (z, -y),
+    "labels must be 0 to 9, got None": lambda z, y: (z,),
+    "labels must be of type int64, got float32": lambda z, y: (z, y.float()),
+    "labels must be of type int64, got bool": lambda z, y: (z, y.bool()),
 }
 
 
@@ -103,3 +108,13 @@ def test_inputs_that_a_network_cannot_read(tmp_path, problem):
     generator = loaded(tmp_path, "biggan", "generator").float()
     with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
         generator(*REFUSED[problem](torch.randn(2, 12), torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize("num_classes", [0, 1])
+def test_labels_may_be_left_out_where_there_is_no_choice(tmp_path, num_classes):
+    data = f"data={{kind: synthetic, resolution: 16, num_images: 64, num_classes: {num_classes}}}"
+    run, _ = make_run(tmp_path, data)
+    assert cli.main(["export", "--run", str(run), "--no-standing", "--out", str(tmp_path / "x.safetensors")]) == 0
+    generator = bigsgan.load(tmp_path / "x.safetensors")
+    latents = torch.randn(2, 12)
+    assert torch.equal(generator(latents), generator(latents, torch.zeros(2, dtype=torch.int64)))
