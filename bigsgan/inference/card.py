@@ -93,9 +93,14 @@ def _values(recipe: Recipe, scaled: str) -> str:
     return f"{layout}{meaning}, from -1 for {black} to 1 for {white}{more}"
 
 
+def _quoted(name: str) -> str:
+    """Quote a name that would not end where its entry of a list does, as CSV does."""
+    return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name
+
+
 def _classes(data: Data) -> str:
     """Describe the classes, by their first names if they have names."""
-    names = [f"{number} {name}" for number, name in enumerate(data.class_names or [])]
+    names = [f"{number} {_quoted(name)}" for number, name in enumerate(data.class_names or [])]
     listed = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
     if data.condition_size or data.multi_label:
         several = "any number of them" if data.multi_label else "one of them"

@@ -204,6 +204,13 @@ def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
     assert "| weights | EMA of width 0.07, fp32 |" in (tmp_path / "README.md").read_text()
 
 
+def test_a_card_quotes_names_of_classes_with_commas(tmp_path):
+    names = """class_names: ['red, white', cat, '12" disc']"""
+    recipe = tiny_recipe(tmp_path, f"data={{kind: synthetic, resolution: 16, num_classes: 3, {names}}}")
+    card = model_card(tmp_path, recipe, 64, {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}, 1000, None)
+    assert '| classes | 3: 0 "red, white", 1 cat, 2 "12"" disc" |' in card
+
+
 def test_a_card_has_the_metrics_of_both_directions(tmp_path):
     about = {"metric": "fid2k", "nimg": 64, "weights": "ema", "features": "digits"}
     lines = [{**about, "direction": each, f"fid2k_{each}": float(len(each))} for each in ("b_to_a", "a_to_b")]
