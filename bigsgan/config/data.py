@@ -28,7 +28,7 @@ WALKED = ("folder", *_TWO_FOLDERS, "side_by_side")
 """Kinds whose images are all those below a directory."""
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
-_FROM_DATA = ("folder", "zip")
+_FROM_DATA = ("folder", "zip", "tar", "huggingface", "hdf5")
 _FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
@@ -150,14 +150,14 @@ class Data(Section):
     shape."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
     """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto``
-    takes 1 if 1,000 images of ``folder`` or ``zip`` are all grey, and else 3; with ``range``, what all of them have."""
+    takes 1 if 1,000 images are all grey, and else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
     """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files or in
     arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0.
-    ``auto`` takes the lowest and the highest of ``folder`` or ``zip``, as far as 1,000 images tell."""
+    ``auto`` takes the lowest and the highest of ``folder``, ``zip`` or ``tar``, as far as 1,000 images tell."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
-    """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder`` or
-    ``zip``, and 0 if there is only one."""
+    """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder``,
+    ``zip``, ``tar``, ``huggingface`` or ``hdf5``, and 0 if there is only one."""
     multi_label: bool = False
     """Whether an image has any number of the classes. Its label is then a 0 or 1 for each."""
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0

@@ -20,6 +20,13 @@ _GIVEN_WITH: dict[str, tuple[str, ...]] = {
 }
 """Keys of ``data`` that may be left to the data, and those beside which they cannot."""
 
+_NUMBERS = {
+    "num_classes": "the number of classes, or 0 to train without them",
+    "image_channels": "1 for grey or 3 for colour, or what images of data.range have",
+    "range": "the values of black and of white",
+}
+"""What these numbers are."""
+
 
 class FromData(int):
     """A number that a recipe leaves to its data, until that is read: meanwhile this one counts."""
@@ -68,7 +75,6 @@ def check_left_to_data(data: Section, kinds: Collection[str]) -> None:
         kind: str = getattr(data, "kind")  # noqa: B009 - of a section that imports this module
         given = data.changed("data", _GIVEN_WITH[key]) if kind in kinds else [f"data.kind={kind}"]
         if given:
-            what, remedy = "a number", "give that of the data"
-            if key == "range":
-                what, remedy = "two numbers", "give the values of black and of white"
+            what = "two numbers" if key == "range" else "a number"
+            remedy = f"set data.{key} to {_NUMBERS[key]}"
             raise UserError(f"data.{key}", AUTO, f"must be {what} with {given[0]}", remedy)

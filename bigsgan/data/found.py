@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
-from zipfile import ZipInfo
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -17,16 +17,29 @@ from bigsgan.config.data import Data
 from bigsgan.config.from_data import AUTO
 from bigsgan.config.recipe import Recipe, parse_recipe
 from bigsgan.data.datasets import directory_files
+from bigsgan.data.hdf5 import read_hdf5
+from bigsgan.data.huggingface import read_huggingface
 from bigsgan.data.labels import in_folders, labels_of_images
-from bigsgan.data.listing import Files, some_names
+from bigsgan.data.listing import Files, ignored, no_images, some_names
+from bigsgan.data.outside import pil_image
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
+from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, counted
 from bigsgan.images.reading import CorruptImage, accepting_truncated, own_channels
 from bigsgan.images.wide import channels_in, extent, range_text, read_numbers
 
 _MOST_OPENED = 1_000
-_Read: TypeAlias = Callable[[], tuple[str, bytes | None]]
-"""Tells the path and the content of an image, None for that of the file there."""
+_Read: TypeAlias = Callable[[], tuple[str, bytes | Image.Image | None]]
+"""Tells the name and the content of an image, None for that of the file of this name."""
+
+
+class _Listed(NamedTuple):
+    """What a data set has."""
+
+    images: Sequence[Any]  # what names them
+    read: Callable[[Sequence[Any]], Iterator[_Read]]  # tells how to read some of them
+    classes: Callable[[], tuple[int, list[str]]]  # finds the number of classes, 0 for a single one, and their names
 
 
 def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
@@ -40,17 +53,17 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     data = recipe.data
     if not data.left_to_data or not (data.root and os.path.exists(data.root)):
         return recipe, [], ""
-    files, contents = _listed(data)
+    listed = _listed(data)
     found: dict[str, Any] = {}
     texts = list[str]()
     if "num_classes" in data.left_to_data:
-        num, names = _classes(data, files)
+        num, names = listed.classes()
         found["num_classes"] = num
         texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
     if data.range is not None and {"image_channels", "range"} & set(data.left_to_data):
-        found |= _of_numbers(data, contents(_some(files.images)), texts)
+        found |= _of_numbers(data, listed.read(_some(listed.images)), texts)
     elif "image_channels" in data.left_to_data:
-        found["image_channels"] = _channels(contents(_some(files.images)))
+        found["image_channels"] = _channels(listed.read(_some(listed.images)))
         texts.append(counted(found["image_channels"], "channel"))
     keys = [f"data.{key}={range_text(each) if key == 'range' else each}" for key, each in found.items()]
     tree = recipe.model_dump()
@@ -59,39 +72,91 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     return parse_recipe(tree), keys, f"{data.root} has {told}: {' '.join(keys)}"
 
 
-def _listed(data: Data) -> tuple[Files, Callable[[list[str]], Iterator[_Read]]]:
-    """Return the files of a folder or zip file, and a function that tells how to read images by their names."""
-    if data.kind == "zip":
-        members = zip_members(data)
-        return zip_listing(data, members), lambda names: _in_zip(data, members, names)
+def _listed(data: Data) -> _Listed:
+    if data.kind in ("folder", "zip"):
+        return _folder(data) if data.kind == "folder" else _zip(data)
+    if "num_classes" in data.left_to_data:
+        data = data.model_copy(update={"num_classes": 1})  # with 0, classes are not read
+    if data.kind == "tar":
+        return _shards(data)
+    return _rows(read_hdf5(data) if data.kind == "hdf5" else read_huggingface(data))
+
+
+def _folder(data: Data) -> _Listed:
     root, files = directory_files(data)
-    return files, lambda names: (partial(_loose, os.path.join(root, name)) for name in names)
+
+    def read(names: Iterable[str]) -> Iterator[_Read]:
+        return (partial(_loose, os.path.join(root, name)) for name in names)
+
+    return _of_files(data, files, "a directory with files", read)
 
 
 def _loose(path: str) -> tuple[str, None]:
     return path, None
 
 
-def _in_zip(data: Data, members: Mapping[str, ZipInfo], names: list[str]) -> Iterator[_Read]:
-    packed = PackedFiles(*zip_files(data, members, names, np.zeros(len(names), np.int64)), zip_content)
+def _zip(data: Data) -> _Listed:
+    members = zip_members(data)
 
-    def read(index: int) -> tuple[str, bytes]:
-        return packed.path(index), packed.read(index)
+    def read(names: Sequence[str]) -> Iterator[_Read]:
+        places = zip_files(data, members, list(names), np.zeros(len(names), np.int64))
+        return _in_archive(PackedFiles(*places, zip_content), range(len(names)))
 
-    return (partial(read, index) for index in range(len(names)))
+    return _of_files(data, zip_listing(data, members), "a zip file with files", read)
 
 
-def _some(names: list[str]) -> list[str]:
-    """Return some names, evenly spread."""
-    return names[:: -(-len(names) // _MOST_OPENED) or 1]
+def _of_files(data: Data, files: Files, wanted: str, read: Callable[[Sequence[str]], Iterator[_Read]]) -> _Listed:
+    if not files.images:
+        raise no_images(data, wanted, ignored(files.others, []))
+    return _Listed(files.images, read, lambda: _classes(data, files))
+
+
+def _shards(data: Data) -> _Listed:
+    found = read_shards(data)
+    if not found.names:
+        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
+    check_shards(data, found)
+    packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
+
+    def classes() -> tuple[int, list[str]]:
+        has_labels = len(found.unlabelled) < len(found.names)
+        return _of_labels(packed.labels if has_labels else None, names_beside(Path(str(data.root))))
+
+    return _Listed(range(len(packed)), partial(_in_archive, packed), classes)
+
+
+def _rows(table: TableImages) -> _Listed:
+    def image(row: int) -> tuple[str, Image.Image]:
+        return table.image_name(row), pil_image(table.sample(row)[0])
+
+    def read(rows: Iterable[int]) -> Iterator[_Read]:
+        return (partial(image, row) for row in rows)
+
+    return _Listed(range(len(table)), read, lambda: _of_labels(table.source.labels, table.source.classes))
+
+
+def _of_labels(labels: np.ndarray | None, names: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the number of classes (N,), of which the last may have no image, 0 for a single one, and their names."""
+    num = 0 if labels is None else max(int(labels.max(initial=0)) + 1, len(names))
+    return (num, list(names) if len(names) == num else []) if num > 1 else (0, [])
+
+
+def _in_archive(packed: PackedFiles, numbers: Iterable[int]) -> Iterator[_Read]:
+    def read(number: int) -> tuple[str, bytes]:
+        return packed.path(number), packed.read(number)
+
+    return (partial(read, number) for number in numbers)
+
+
+def _some(images: Sequence[Any]) -> Sequence[Any]:
+    """Return some images, evenly spread."""
+    return images[:: -(-len(images) // _MOST_OPENED) or 1]
 
 
 def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
     """Return the number of classes, 0 for a single one, and their names if they have some."""
     if (listed := labels_of_images(data, files)) is not None:
-        labels, names = listed
-        num = len(names) or int(labels.max(initial=0)) + 1
-        return (num, names) if num > 1 else (0, [])
+        return _of_labels(*listed)
     folders = in_folders(files)
     loose = [name for name in files.images if "/" not in name]
     if len(loose) == len(files.images) or len(folders) == 1:
@@ -108,14 +173,19 @@ def _channels(images: Iterable[_Read]) -> int:
     found = set()
     for read in images:
         try:
-            path, content = read()
-            with Image.open(path if content is None else io.BytesIO(content)) as image:
+            with _opened(*read()) as image:
                 found.add(own_channels(image))
         except Exception:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
             continue
         if 3 in found:
             break
     return 1 if found == {1} else 3
+
+
+def _opened(path: str, content: bytes | Image.Image | None) -> Image.Image:
+    if isinstance(content, Image.Image):
+        return content
+    return Image.open(path if content is None else io.BytesIO(content))
 
 
 def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[str, Any]:
@@ -132,6 +202,7 @@ def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[s
     for read in images:
         with suppress(CorruptImage), accepting_truncated(data.accepts_truncated):
             path, content = read()
+            assert not isinstance(content, Image.Image)  # of kinds without a range
             numbers = read_numbers(path, content, given)
             low, high = extent(numbers, path)
             channels.add(channels_in(numbers))

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -267,10 +268,11 @@ def _state(path: Path) -> _State:
 
 
 def _read_index(index: Path, place: np.dtype, key: str) -> dict[_State, Shard]:
-    """Read a cached index; a missing or damaged one is empty."""
+    """Read a cached index, or one that waits to be cached; a missing or damaged one is empty."""
     try:
-        check_regular(index)
-        with np.load(index, allow_pickle=False) as file:
+        if index not in _unsaved:
+            check_regular(index)
+        with nullcontext(_unsaved[index]) if index in _unsaved else np.load(index, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
             places = file["places"]

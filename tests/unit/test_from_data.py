@@ -16,10 +16,11 @@ from PIL import Image
 from bigsgan import Recipe, cli
 from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.recipe import parse_recipe
-from bigsgan.data import build_dataset
+from bigsgan.data import build_dataset, shards
 from bigsgan.data.found import with_found
 from bigsgan.errors import UserError
 from bigsgan.planner.balance import plan_balanced
+from tests.archives import png, write_tar
 
 OWN = ("own_32", "own_64", "own_256")
 LABELS = {"labels": [["a.png", 0], ["b.png", 4]]}
@@ -68,6 +69,86 @@ def test_folders_are_the_classes_if_there_are_several(names, expected):
     assert found("data.kind=zip", root="photos.zip") == (expected, 1)
     what = f"{expected} classes" if expected else "no classes"
     assert with_found(own())[2].startswith(f"photos has {what}")
+
+
+def write_rows(kind: str, labels: list[int] | None, mode: str = "L") -> None:
+    """Images with these labels in tar shards, an HDF5 file, or a data set of Hugging Face, which names its classes."""
+    channels = 1 if mode == "L" else 3
+    if kind == "tar":
+        for number in range(6):
+            members = {f"{number}.png": png(np.full((4, 4, channels), number, np.uint8).squeeze())}
+            members |= {} if labels is None else {f"{number}.cls": str(labels[number]).encode()}
+            write_tar(Path("photos", f"{number}.tar"), members)
+    elif kind == "hdf5":
+        with pytest.importorskip("h5py").File("photos", "w") as file:
+            file["imgs"] = np.zeros((6, channels, 4, 4), np.uint8)
+            if labels is not None:
+                file["labels"] = np.array(labels)
+    else:
+        datasets = pytest.importorskip("datasets")
+        columns: dict = {"image": [Image.new(mode, (4, 4))] * 6}
+        features = {"image": datasets.Image()}
+        if labels is not None:
+            columns["label"], features["label"] = labels, datasets.ClassLabel(names=["cat", "dog", "eel", "fox"])
+        datasets.Dataset.from_dict(columns, datasets.Features(features)).save_to_disk("photos")
+
+
+@pytest.mark.parametrize("kind", ["tar", "hdf5", "huggingface"])
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_shards_and_tables_tell_their_classes_and_channels(kind, mode, channels):
+    write_rows(kind, [0, 2, 1, 0, 2, 1], mode)
+    num = 4 if kind == "huggingface" else 3  # of the names that it has
+    assert found(f"data.kind={kind}") == (num, channels)
+    assert found(f"data.kind={kind}", "data.num_classes=0") == (0, channels)
+    assert found(f"data.kind={kind}", "data.image_channels=3") == (num, 3)
+    recipe = with_found(own(f"data.kind={kind}", "data.num_workers=0"))[0]
+    assert sorted(build_dataset(recipe.data).labels.tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["tar", "hdf5", "huggingface"])
+@pytest.mark.parametrize("labels", [None, [0] * 6])
+def test_shards_and_tables_without_several_classes(kind, labels):
+    write_rows(kind, labels)
+    assert found(f"data.kind={kind}")[0] == (4 if kind == "huggingface" and labels else 0)
+
+
+def test_headers_of_shards_are_read_once(monkeypatch):
+    """Finding the classes and opening the data is one start."""
+    write_rows("tar", [0, 1, 0, 1, 0, 1])
+    paths, real = [], shards.read_headers
+    monkeypatch.setattr(shards, "read_headers", lambda data, path: (paths.append(path), real(data, path))[1])
+    recipe = with_found(own("data.kind=tar"))[0]
+    assert len(build_dataset(recipe.data)) == len(paths) == 6
+
+
+def test_names_beside_shards_count_the_classes():
+    write_rows("tar", [0, 1, 0, 1, 0, 1])
+    Path("photos/classes.json").write_text('["cat", "dog", "eel"]')
+    assert with_found(own("data.kind=tar"))[2].startswith("photos has 3 classes (cat, dog, eel) and 1 channel: ")
+
+
+def test_shards_with_images_without_a_class_are_refused():
+    write_rows("tar", [0, 1, 0, 1, 0, 1])
+    write_tar(Path("photos/9.tar"), {"9.png": png(0)})
+    with pytest.raises(UserError, match=r"has 1 of 7 images without a label \(such as 9\.png in 9\.tar\)"):
+        found("data.kind=tar")
+    assert found("data.kind=tar", "data.num_classes=0") == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_data_without_images_is_refused(kind):
+    """Of .npy files, with what lets them be read."""
+    Path("photos").mkdir()
+    np.save("photos/a.npy", np.zeros((4, 4)))
+    root = "photos"
+    if kind == "zip":
+        root = shutil.make_archive("photos", "zip", "photos")
+    if kind == "tar":
+        write_tar(Path("photos/0.tar"), {"a.npy": Path("photos/a.npy").read_bytes()})
+    with pytest.raises(
+        UserError, match=r"contains no images .*; set data\.range to the values that are black and white"
+    ):
+        found(f"data.kind={kind}", root=root)
 
 
 def test_files_of_labels_tell_the_classes():
@@ -129,11 +210,20 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (["data.kind=tar"], "data.num_classes: must be a number with data.kind=tar, got 'auto'"),
+        (
+            ["data.kind=torchvision", "data.dataset=CIFAR10"],
+            "data.num_classes: must be a number with data.kind=torchvision, got 'auto'; set data.num_classes to the",
+        ),
         (["data.multi_label=true"], "data.num_classes: must be a number with data.multi_label, got 'auto'"),
         (
-            ["data.kind=tar", "data.num_classes=0", "data.image_channels=1", "data.range=auto"],
-            "data.range: must be two numbers with data.kind=tar, got 'auto'; give the values of black and of white",
+            [
+                "data.kind=torchvision",
+                "data.dataset=CIFAR10",
+                "data.num_classes=0",
+                "data.image_channels=1",
+                "data.range=auto",
+            ],
+            "data.range: must be unset with data.kind=torchvision",
         ),
         (["data.range=automatic"], "data.range: must be"),
         (["data.num_classes=automatic"], "data.num_classes: must be an integer, got 'automatic'"),
