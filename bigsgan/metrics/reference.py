@@ -1,6 +1,7 @@
 """Opens references for metrics instead of the run's data: an .npz file of images, of statistics, or of both.
 
-Shapes: N images (N, H, W, C) uint8, D features.
+Shapes: N images (N, H, W, C) uint8, or with ``data.range`` float in its units, as `bigsgan sample` writes them; D
+features.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bigsgan.config.metrics import LEAST_IMAGES
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.npz import IMAGES, LABELS, mapped_arrays, read_arrays
+from bigsgan.images.wide import wide_tensor
 from bigsgan.metrics.moments import Gaussian
 
 _MOST_BYTES = 1 << 30
@@ -45,15 +47,20 @@ class MappedImages(ImageDataset):
 
     in_memory = True
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray | None) -> None:
-        self._images, self._labels = images, labels
+    def __init__(self, images: np.ndarray, labels: np.ndarray | None, data: Data, path: Path) -> None:
+        self._images, self._labels, self._data, self._path = images, labels, data, path
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = torch.from_numpy(np.array(self._images[index])).permute(2, 0, 1).contiguous()
-        return image, 0 if self._labels is None else int(self._labels[index])
+        label = 0 if self._labels is None else int(self._labels[index])
+        pixels, data = np.array(self._images[index]), self._data
+        if pixels.dtype == np.uint8:
+            return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), label
+        assert data.range is not None
+        name = f"image {index} of {self._path}"
+        return wide_tensor(pixels, name, data.fitting, data.image_channels, data.range), label
 
 
 def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
@@ -85,7 +92,7 @@ def open_reference(path: Path, data: Data, width: int, field: str) -> Reference:
         raise refused(
             f"has {counted(len(images), 'image')}, and metrics need at least {LEAST_IMAGES}", "give more images"
         )
-    dataset = None if images is None else MappedImages(images, labels)
+    dataset = None if images is None else MappedImages(images, labels, data, path)
     return Reference(dataset, gaussian, labels is not None or not data.num_classes or data.has_vectors)
 
 
@@ -111,8 +118,10 @@ def _gaussian(arrays: Mapping[str, np.ndarray], width: int, refused: Refused) ->
 
 def _images(images: np.ndarray, data: Data, refused: Refused) -> np.ndarray:
     wanted = (*data.resolution, data.image_channels)
-    if images.ndim != 4 or images.shape[1:] != wanted or images.dtype != np.uint8:
-        problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) uint8, as the run's images are"
+    is_typed = images.dtype == np.uint8 or (images.dtype.kind == "f" and data.range is not None)
+    if images.ndim != 4 or images.shape[1:] != wanted or not is_typed:
+        types = "uint8" if data.range is None else "uint8, or float in the units of data.range"
+        problem = f"must have {IMAGES} (N, {', '.join(map(str, wanted))}) {types}, as the run's images are"
         raise refused(f"{problem}, got {images.shape} {images.dtype}", "give images of the same size")
     return images
 

@@ -180,6 +180,10 @@ REFUSED = {
     "lopsided": ({"mu": np.zeros(2), "sigma": np.array([[1.0, 0.5], [0.0, 1.0]])}, "has a sigma that is not symmetric"),
     "channels first": ({"arr_0": np.zeros((4, 1, 16, 16), np.uint8)}, "must have arr_0 (N, 16, 16, 1) uint8"),
     "one image": ({"arr_0": np.zeros((1, 16, 16, 1), np.uint8)}, "has 1 image, and metrics need at least 10"),
+    "no range": (
+        {"arr_0": np.zeros((10, 16, 16, 1), np.float32)},
+        "must have arr_0 (N, 16, 16, 1) uint8, as the run's",
+    ),
     "few images": ({"arr_0": np.zeros((9, 16, 16, 1), np.uint8)}, "has 9 images, and metrics need at least 10"),
     "a class too much": (
         {"arr_0": np.zeros((4, 16, 16, 1), np.uint8), "arr_1": np.array([0, 1, 2, 10])},
@@ -212,6 +216,25 @@ def test_other_keys_are_ignored_and_statistics_may_be_compressed(tmp_path, digit
     assert found.images is None
     assert np.array_equal(found.gaussian.mean.numpy(), expected["mu"])
     assert np.array_equal(found.gaussian.covariance.numpy(), expected["sigma"])
+
+
+RANGE = Data(kind="folder", root="x", num_classes=0, image_channels=4, resolution=16, range=[-10, 30])
+
+
+def test_images_in_the_units_of_the_data(tmp_path):
+    """As `bigsgan sample` writes them; values outside the range are black or white, and bytes are those of pixels."""
+    images = np.random.default_rng(0).uniform(-12, 32, (10, 16, 16, 4)).astype(np.float32)
+    np.savez(tmp_path / "units.npz", arr_0=images)
+    found = open_reference(tmp_path / "units.npz", RANGE, WIDTH, "--reference").images
+    expected = np.clip((images.astype(np.float64) + 10) / 20 - 1, -1, 1).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(torch.stack([image for image, _ in found]).numpy(), expected, atol=1e-7)
+    pixels = encode(torch.from_numpy(expected)).permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "bytes.npz", arr_0=pixels)
+    found = open_reference(tmp_path / "bytes.npz", RANGE, WIDTH, "--reference").images
+    np.testing.assert_array_equal(torch.stack([image for image, _ in found]).permute(0, 2, 3, 1).numpy(), pixels)
+    np.savez(tmp_path / "signed.npz", arr_0=images.astype(np.int16))
+    with pytest.raises(UserError, match=r"uint8, or float in the units of data.range, as .* int16"):
+        open_reference(tmp_path / "signed.npz", RANGE, WIDTH, "--reference")
 
 
 def test_statistics_larger_than_any_are_not_read(tmp_path):
