@@ -28,7 +28,7 @@ WALKED = ("folder", *_TWO_FOLDERS, "side_by_side")
 """Kinds whose images are all those below a directory."""
 _LISTED = ("folder", "zip", "tar", "latents", *_TWO_FOLDERS, "side_by_side")
 _CONDITIONED = ("folder", "zip", "tar", "latents", "torchvision", "huggingface", "hdf5")
-_FROM_DATA = ("folder", "zip", "tar", "huggingface", "hdf5")
+_TELLING_FILES = ("folder", "zip", "tar")
 _FILES = (*_LISTED, "torchvision", "huggingface", "hdf5")
 _OUTSIDE = "package.module:name"
 
@@ -47,7 +47,7 @@ READERS = {
     "input_side": ("side_by_side",),
     "input_channels": _TWO_IMAGES,
     "num_images": ("synthetic", "synthetic_pairs"),
-    "range": ("folder", "zip", "tar", _OUTSIDE),
+    "range": ("folder", "zip", "tar", "huggingface", "hdf5", _OUTSIDE),
     "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
     "multi_label": (*_CONDITIONED, _OUTSIDE),
     "missing_labels": (*_CONDITIONED, _OUTSIDE),
@@ -152,8 +152,8 @@ class Data(Section):
     """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto``
     takes 1 if 1,000 images are all grey, and else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
-    """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files or in
-    arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0.
+    """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files, HDF5
+    or arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0.
     ``auto`` takes the lowest and the highest of ``folder``, ``zip`` or ``tar``, as far as 1,000 images tell."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
     """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder``,
@@ -293,7 +293,7 @@ class Data(Section):
     def _check(self) -> Data:
         # pydantic passes a UserError on unchanged, because it is not a ValueError.
         self._refuse_unread()
-        check_left_to_data(self, _FROM_DATA)
+        check_left_to_data(self, (*_TELLING_FILES, "huggingface", "hdf5"), _TELLING_FILES)
         if self.kind in _FILES and not self.root:
             place = {"zip": "archive", "hdf5": "file"}.get(self.kind, "directory")
             remedy = f"give the path of the {place}"

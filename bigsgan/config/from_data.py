@@ -65,15 +65,19 @@ def left_to_data(data: Section) -> list[str]:
     return [key for key in _GIVEN_WITH if isinstance(getattr(data, key), _LEFT)]
 
 
-def check_left_to_data(data: Section, kinds: Collection[str]) -> None:
+def check_left_to_data(data: Section, kinds: Collection[str], files: Collection[str]) -> None:
     """Refuse to leave numbers to data that does not tell them; data of some ``kinds`` does.
+
+    A range, and the channels of data that has one, are told by those of ``files`` alone.
 
     Raises:
         UserError: One has to be given.
     """
     for key in left_to_data(data):
         kind: str = getattr(data, "kind")  # noqa: B009 - of a section that imports this module
-        given = data.changed("data", _GIVEN_WITH[key]) if kind in kinds else [f"data.kind={kind}"]
+        is_wide = key != "num_classes" and getattr(data, "range") is not None  # noqa: B009
+        tells = kind in (files if is_wide else kinds)
+        given = data.changed("data", _GIVEN_WITH[key]) if tells else [f"data.kind={kind}"]
         if given:
             what = "two numbers" if key == "range" else "a number"
             remedy = f"set data.{key} to {_NUMBERS[key]}"

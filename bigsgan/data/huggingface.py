@@ -25,6 +25,7 @@ from bigsgan.data.listing import Ignored, files_below, ignored, some_names, wron
 from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
+from bigsgan.images.wide import read_numbers
 from bigsgan.runtime.extras import require
 
 _REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
@@ -38,8 +39,11 @@ _log = logging.getLogger(__name__)
 class Columns:
     """The rows of a data set, of which two columns are read."""
 
-    def __init__(self, rows: Any, image: str, labels: np.ndarray | None, classes: list[str], files: list[str]) -> None:
+    def __init__(
+        self, data: Data, rows: Any, image: str, labels: np.ndarray | None, classes: list[str], files: list[str]
+    ) -> None:
         """Take rows with bytes or paths in the column ``image``; see ``Table`` for the others."""
+        self._channels = None if data.range is None else data.image_channels
         self.labels = labels
         self.classes: Sequence[str] = classes
         self.files: Sequence[str] = files
@@ -56,7 +60,10 @@ class Columns:
         if content is None and not path:
             raise ValueError("its row has no image")
         try:
-            image = open_image(path or "image", None if content is None else io.BytesIO(content))
+            if self._channels is not None:
+                image: Any = read_numbers(path or "image", content, self._channels)
+            else:
+                image = open_image(path or "image", None if content is None else io.BytesIO(content))
         except CorruptImage as error:
             raise ValueError(error.reason) from None  # the row is named by its number
         return image, 0 if self.labels is None else label_at(self.labels, row)
@@ -98,7 +105,7 @@ def read_huggingface(data: Data) -> TableImages:
     rows = rows.with_format(None).select_columns([image])
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
-    columns = Columns(rows, image, labels, classes, files)
+    columns = Columns(data, rows, image, labels, classes, files)
     columns.others, columns.ignored = others, left
     left.tell(root)
     return TableImages(columns, data, str(root))

@@ -28,6 +28,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
 from tests.archives import png
+from tests.unit.test_wide import png16
 
 NUM, SIDE = 12, 8
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, SIDE, SIDE, 3), dtype=np.uint8)
@@ -359,3 +360,37 @@ def test_rows_without_a_class_have_a_label_of_zeros(tmp_path, label):
     assert order == (NAMES if label == "a class" else sorted(NAMES))
     expected = [[number is not None and name == NAMES[number] for name in order] for number in classes]
     np.testing.assert_array_equal(dataset.labels, np.float32(expected))
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test_numbers_of_a_range_in_hdf5(tmp_path, planar):
+    """16 bits, of five channels."""
+    pixels = np.random.default_rng(1).integers(0, 4096, (NUM, SIDE, SIDE, 5), dtype=np.uint16)
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        file["imgs"] = pixels.transpose(0, 3, 1, 2) if planar else pixels
+        file["labels"] = LABELS
+    check_scaled(section("hdf5", tmp_path / "x.hdf5", image_channels=5, range=[0, 4095]), pixels)
+    with pytest.raises(UserError, match=r"^data\.root: .* has uint16 of shape .* in 'imgs'"):
+        build_dataset(section("hdf5", tmp_path / "x.hdf5"))
+
+
+def test_numbers_of_a_range_in_columns(tmp_path):
+    """PNG files of 16 bits in colour."""
+    pixels = np.random.default_rng(1).integers(0, 4096, (NUM, SIDE, SIDE, 3), dtype=np.uint16)
+    images = [{"bytes": png16(each), "path": None} for each in pixels]
+    rows(image=images).save_to_disk(tmp_path / "rows")
+    check_scaled(section("huggingface", tmp_path / "rows", range=[0, 4095]), pixels)
+
+
+def check_scaled(data: Data, pixels: np.ndarray) -> None:
+    """Images are those numbers (N, H, W, C) in [-1, 1], and `bigsgan data prepare` keeps them."""
+    dataset = build_dataset(data)
+    images = torch.stack([dataset[number][0] for number in range(NUM)])
+    expected = torch.from_numpy(pixels.astype(np.float64) * 2 / 4095 - 1).permute(0, 3, 1, 2)
+    torch.testing.assert_close(images.double(), expected, atol=1e-7, rtol=0)
+    assert [dataset[number][1] for number in range(NUM)] == LABELS.tolist()
+    made = Path(str(data.root)).with_name("made")
+    words = ["--resolution", str(SIDE), "--format", "tar", "--workers", "1", "data.range=[0,4095]"]
+    assert cli.main(["data", "prepare", str(data.root), str(made), *words]) == 0
+    again = build_dataset(data.model_copy(update={"kind": "tar", "root": str(made)}))
+    assert torch.equal(torch.stack([again[number][0] for number in range(NUM)]), images)

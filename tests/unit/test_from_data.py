@@ -216,14 +216,12 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
         ),
         (["data.multi_label=true"], "data.num_classes: must be a number with data.multi_label, got 'auto'"),
         (
-            [
-                "data.kind=torchvision",
-                "data.dataset=CIFAR10",
-                "data.num_classes=0",
-                "data.image_channels=1",
-                "data.range=auto",
-            ],
-            "data.range: must be unset with data.kind=torchvision",
+            ["data.kind=hdf5", "data.num_classes=0", "data.image_channels=1", "data.range=auto"],
+            "data.range: must be two numbers with data.kind=hdf5, got 'auto'; set data.range to the values of black",
+        ),
+        (
+            ["data.kind=huggingface", "data.num_classes=0", "data.range=[0,9]"],
+            "data.image_channels: must be a number with data.kind=huggingface, got 'auto'; set data.image_channels to",
         ),
         (["data.range=automatic"], "data.range: must be"),
         (["data.num_classes=automatic"], "data.num_classes: must be an integer, got 'automatic'"),
