@@ -41,6 +41,8 @@ _OF_COLOURS = ("biggan-pytorch", "r3gan")
 """Projects whose networks have three channels."""
 _OF_CLASSES = (("gat", "generator"), ("gat", "discriminator"), ("biggan-pytorch", "discriminator"))
 """Networks that need classes."""
+_OF_VECTORS = ("stylegan2-ada", "r3gan")
+"""Projects whose embedding of labels is a linear map of any ``c_dim`` numbers, of which one-hot vectors are a case."""
 _OTHERWISE_TOLD = {
     *("bf16", "half_type", "style_mixing"),  # training alone, or rounding
     *("size", "filter", "channel_base", "channel_max"),  # the shapes are the same
@@ -60,7 +62,7 @@ def refuse_unfit(recipe: Recipe, network: str, form: str) -> None:
     families = " or ".join(_FAMILIES[form])
     unfit = {
         f"{network}.family={families}": section.family not in _FAMILIES[form],
-        "labels that are classes": data.has_vectors,
+        "labels that are classes": data.has_vectors and form not in _OF_VECTORS,
         "data.image_channels=3": form in _OF_COLOURS and data.channels != 3,
         "square images of a power of two": form not in ("gat", "pix2pix") and size.value != size.nominal,
         "square images": form == "gat" and not size.is_square,
@@ -97,7 +99,7 @@ def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]
     except UserError as error:
         raise UserError("--format", form, f"cannot hold this {network}", _REMEDY, str(error)) from None
     free = {*_OTHERWISE_TOLD, *source.untold(network, found, theirs)}
-    free |= set() if recipe.data.num_classes else set(section.of_classes)
+    free |= set() if recipe.data.condition_width else set(section.of_classes)
     free |= {key for key, other, value in _UNREAD if keys.get(other) == value}
     for key in [key for key in made if key not in free and made[key] != keys[key]]:
         detail = f"it is {keys[key]!r} here, which that project's class does not have"
@@ -109,12 +111,12 @@ def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]
 
 
 def _data(recipe: Recipe) -> dict[str, Any]:
-    """What the classes are told of images, classes and a teacher."""
+    """What the classes are told of images, labels and a teacher: a vector's numbers count as classes."""
     data, teacher = recipe.data, recipe.objective.teacher
     side = data.network_size.shorter
     if isinstance(recipe.generator, Pix2PixGenerator) and recipe.generator.architecture == "unet":
         side = 1 << pix2pix_levels(data.network_size)  # what matters to a U-Net is how often it halves them
-    found = {"resolution": side, "image_channels": data.channels, "num_classes": data.num_classes}
+    found = {"resolution": side, "image_channels": data.channels, "num_classes": data.condition_width}
     if recipe.translates:
         found["input_channels"] = recipe.input_channels
     return found | ({"teacher_width": teacher.width, "teacher_hidden": teacher.hidden} if teacher else {})

@@ -139,6 +139,28 @@ def test_an_export_comes_back_bit_for_bit(form, tmp_path, monkeypatch, capsys):
         assert all(torch.equal(back[name], value) for name, value in networks["average"].state_dict().items())
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("form", ["stylegan2-ada", "r3gan"])
+@pytest.mark.parametrize("num_classes", [0, 4])
+def test_vectors_are_inputs_of_a_linear_embedding(form, network, num_classes, tmp_path, capsys):
+    """As ``test_weights_stylegan.py`` and ``test_r3gan.py`` compare with what the public classes make of them."""
+    data = "{kind: synthetic, num_images: 64, image_channels: 3, resolution: 16, condition_size: 3, num_classes: %d}"
+    game = [each for each in SQUARE[form] if not each.startswith("data=")]
+    run, networks = make_run(tmp_path, *game, f"data={data % num_classes}")
+    out = str(tmp_path / "x.pth")
+    arguments = ["--run", str(run), "--format", form, "--network", network, "--out", out]
+    assert cli.main(["export", *arguments, *(["--no-standing"] if network == "generator" else [])]) == 0
+    assert f"c_dim={num_classes + 3}," in capsys.readouterr().out
+    theirs = torch.load(out, weights_only=True)
+    ours = networks["average" if network == "generator" else network].state_dict()
+    (table,) = [value for name, value in ours.items() if name.endswith(("embedding.weight", "embed.weight"))]
+    (found,) = [value for name, value in theirs.items() if name.endswith(("EmbeddingLayer.weight", "embed.weight"))]
+    assert found.shape[1] == num_classes + 3
+    assert torch.equal(found, table.T if form == "r3gan" else table)
+    back = getattr(_SOURCES[form], f"{network}_state")(theirs)
+    assert all(torch.equal(back[name], value) for name, value in ours.items())
+
+
 @pytest.mark.parametrize(
     ("form", "network", "more"),
     [

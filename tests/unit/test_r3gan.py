@@ -114,6 +114,17 @@ def test_the_published_weights_give_the_published_outputs(name):
         assert_close(found, grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()))
 
 
+def test_vectors_are_to_the_published_networks_what_they_are_here():
+    """The same weights, whose ``c_dim`` numbers are no one-hot vectors."""
+    recorded, given = record("conditional"), record("vectors")
+    io = part(recorded, "io")
+    g, d = imported(recorded)
+    assert_close(g(io["latents"], given["labels"]), given["made"], rtol=1e-4, atol=1e-5)
+    assert_close(d(io["images"], given["judged_labels"]), given["logits"], rtol=1e-4, atol=1e-6)
+    assert (given["made"] - io["images"]).abs().max() > 0.1
+    assert (given["logits"] - io["logits"]).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("name", ["unconditional", "conditional"])
 def test_bf16_stages_compute_as_published(name):
     recorded = record(name)

@@ -2,7 +2,7 @@
 
 ``tests/data/stylegan2`` holds state dictionaries of tiny networks of the original with random weights, inputs, and what
 the original made of them (on a CPU, ``noise_mode`` const and none, ``truncation_psi`` 0.6 with cutoff 2, and
-``num_fp16_res`` 2).
+``num_fp16_res`` 2). ``vectors.safetensors`` is of the networks of ``generator`` and ``discriminator``.
 """
 
 from __future__ import annotations
@@ -92,6 +92,19 @@ def test_the_discriminator_gives_the_originals_logits_and_gradients(name):
     (gradient,) = torch.autograd.grad(logits.sum(), images)
     assert given["gradient"].abs().max() > 0.01
     assert_close(gradient, given["gradient"], rtol=1e-4, atol=1e-6)
+
+
+def test_vectors_are_to_the_original_what_they_are_here():
+    """The same weights, whose ``c_dim`` numbers are no one-hot vectors."""
+    _, given = recorded("vectors")
+    (state, inputs), (judge_state, judged) = recorded("generator"), recorded("discriminator")
+    network = imported_generator(state, conv_clamp=CLAMP["generator"])
+    images = images_of(network, {**inputs, "labels": given["labels"]}, "const")
+    assert_close(images, given["made"], rtol=0, atol=2e-5)
+    assert (given["made"] - inputs["const"]).abs().max() > 0.1
+    judge = imported_discriminator(judge_state, conv_clamp=CLAMP["discriminator"])
+    assert_close(judge(judged["images"], given["judged_labels"]), given["logits"], rtol=0, atol=1e-5)
+    assert (given["logits"] - judged["logits"]).abs().max() > 0.1
 
 
 def test_half_precision_is_the_originals():
