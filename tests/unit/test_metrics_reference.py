@@ -237,6 +237,17 @@ def test_images_in_the_units_of_the_data(tmp_path):
         open_reference(tmp_path / "signed.npz", RANGE, WIDTH, "--reference")
 
 
+def test_metrics_of_images_in_units_are_those_of_their_bytes(tmp_path, digits):
+    """Both of a run with a range, which `evaluate --reference` opens."""
+    images = digits[0][:100]
+    np.savez(tmp_path / "bytes.npz", arr_0=images)
+    np.savez(tmp_path / "units.npz", arr_0=(images / 255 * 40 - 10).astype(np.float32))
+    data = DIGITS.model_copy(update={"range": [-10.0, 30.0], "num_classes": 0})
+    found = [measured(tmp_path / name, tmp_path / name[0], ["fid100"], data) for name in ("bytes.npz", "units.npz")]
+    assert found[0] == found[1]
+    assert found[0]["fid100"] > 0
+
+
 def test_statistics_larger_than_any_are_not_read(tmp_path):
     """A small file can say that it holds a lot."""
     header = io.BytesIO()
