@@ -85,7 +85,10 @@ def _numbers(word: str) -> list[float]:
 
 def _classes(word: str) -> list[str]:
     """Read names, numbers and ranges, which only the run knows; double quotes stand around a name with commas."""
-    parts = [part.strip() for part in next(csv.reader([word], skipinitialspace=True), [])]
+    try:
+        parts = [part.strip() for part in next(csv.reader([word], skipinitialspace=True), [])]
+    except csv.Error:  # a line break
+        parts = []
     if not parts or not all(parts):
         remedy = "write numbers and ranges such as 3,17,200-209, or names"
         raise UserError("--classes", word, "must be a list of classes", remedy)

@@ -65,7 +65,7 @@ EVENT_FILES = "events.out.tfevents."
 
 _OWN_NAMES = {
     RECIPE_FILE, SOME_LABELS, "ds_generator.json", "ds_discriminator.json", ".lock", "metrics.jsonl", "metrics.csv",
-    RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "wandb",
+    RECORDS_FILE, "pipeline_trace.json", "restarts", "checkpoints", "logs", "samples", "tensorboard", "wandb",
     "ema_snapshots", "flops_generator.txt", "flops_discriminator.txt",
 }  # fmt: skip
 
@@ -248,8 +248,9 @@ def refuse_among_images(out: Path, data: Data) -> None:
         UserError: It lies there.
     """
     for key in ("root", "input_root") if data.kind in WALKED else ():
-        root = getattr(data, key)
-        if root and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(root)):
+        root, place = getattr(data, key), Path(os.path.realpath(out))
+        is_below = root and place.is_relative_to(os.path.realpath(root))
+        if is_below and not any(part[0] == "." for part in place.relative_to(os.path.realpath(root)).parts):
             problem, remedy = f"must lie outside data.{key} ({root})", "give another `out`, or move the run there"
             raise UserError("out", str(out), problem, remedy, "the run's sample grids would count as images")
 

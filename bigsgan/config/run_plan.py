@@ -269,9 +269,8 @@ def _check_pipeline(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
             field, problem = f"objective.{name}.method", f"must be auto or forward_mode with {network} stages"
             raise UserError(field, method, problem, f"remove it, or set {one_stage}")
     if network == "discriminator" and recipe.objective.feature_matching:
-        problem = "must be 0 with engines.discriminator.pipeline_stages"
+        problem, remedy = "must be 0 with engines.discriminator.pipeline_stages", f"remove it, or set {one_stage}"
         detail = "no stage has the features of all layers"
-        remedy = f"remove it, or set {one_stage}"
         raise UserError("objective.feature_matching", recipe.objective.feature_matching, problem, remedy, detail)
 
 
@@ -284,13 +283,11 @@ def _check_groups(engine: EnginePlan) -> None:
     if engine.placement.num_stages == 1 or adds_at_once:
         return
     field, detail = f"optimizer.{engine.network}", f"{engine.file.path}: DeepSpeed reduces their gradients"
-    for key, value, other in (("weight_decay_on", "matrices", "all"), ("kind", "muon", "adamw")):
-        if getattr(engine.optimizer, key) == value:
+    given = vars(engine.optimizer) | {"groups": [group.parameters for group in engine.optimizer.groups]}
+    for key, other in (("weight_decay_on", "all"), ("kind", "adamw"), ("groups", [])):
+        if (value := given[key]) != other and (key != "kind" or value == "muon"):
             problem, remedy = f"must be {other} with these pipeline stages", "or use ds_configs/zero1.json"
             raise UserError(f"{field}.{key}", value, problem, f"set it to {other}, {remedy}", detail)
-    if engine.optimizer.groups:
-        first, remedy = engine.optimizer.groups[0].parameters, "remove the groups, or use ds_configs/zero1.json"
-        raise UserError(f"{field}.groups.0", first, "must be unset with these pipeline stages", remedy, detail)
 
 
 def _check_offload(engine: EnginePlan) -> None:

@@ -205,6 +205,8 @@ def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[s
             assert not isinstance(content, Image.Image)  # of kinds without a range
             numbers = read_numbers(path, content, given)
             low, high = extent(numbers, path)
+            if given is not None and given not in ({1} if numbers.ndim == 2 else {numbers.shape[0], numbers.shape[2]}):
+                continue  # as training does
             channels.add(channels_in(numbers))
             lows.append(low)
             highs.append(high)

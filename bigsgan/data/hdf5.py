@@ -116,11 +116,12 @@ def _check_images(data: Data, file: Any, key: str) -> bool:
     if found is None or not hasattr(found, "shape"):
         problem, names = f"has no images {key!r}", some_names([str(name) for name in file])
         raise UserError("data.root", data.root, problem, "name them in data.image_key", f"it has{names or ' nothing'}")
-    if data.range is not None and len(found.shape) == 4 and found.dtype.kind in "biuf":
+    if data.range is not None and len(found.shape) in (3, 4) and found.dtype.kind in "biuf":
         return False  # each image is an array, in which channels are found
     places = [place for place in (1, 3) if len(found.shape) == 4 and found.shape[place] in (1, 3)]
     if found.dtype != np.uint8 or not places:
-        raise UserError("data.root", data.root, f"has {found.dtype} of shape {found.shape} in {key!r}", _REMEDY)
+        remedy = _REMEDY + ", or set data.range" * (data.range is None)
+        raise UserError("data.root", data.root, f"has {found.dtype} of shape {found.shape} in {key!r}", remedy)
     return places[0] == 1
 
 

@@ -33,6 +33,8 @@ LABELS_FILE = "dataset.json"
 
 LINKED = "linked "
 CONVERTING = "convert them to .jpg or .png, or move them elsewhere"
+_PHOTOGRAPHS = (".heic", ".heif", ".hif", ".jxl", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf")
+"""Suffixes of photographs that Pillow does not read."""
 _MOST_VISITS = 1_000
 _SHOWN_KINDS = 4
 _TYPES = mimetypes.MimeTypes()
@@ -130,16 +132,15 @@ def _kind(name: str) -> str:
 class _Companions:
     """Files that come with images, whose names they have and more, as cat.seg.png and cat.jpg.txt come with cat.jpg.
 
-    They may lie in another folder, as masks/cat.exr. With an image there is one of each ending.
+    They may lie in other folders, as masks/cat.exr. A photograph there is an image of its own.
     """
 
     def __init__(self, paths: set[str]) -> None:
         self._paths = paths  # of images, without suffixes
-        self._images = Counter(map(os.path.basename, paths))
-        self._taken = Counter[tuple[str, str]]()
+        self._images = set(map(os.path.basename, paths))
 
     def take(self, name: str) -> bool:
-        """Return whether a file comes with an image, and count it.
+        """Return whether a file comes with an image.
 
         An image with a number more, such as cat.2.jpg, is one of its own, and so is one of the same name elsewhere.
         """
@@ -148,14 +149,10 @@ class _Companions:
         if len(parts) > 2 and parts[-2].isdecimal() and is_image(name):
             return False
         stems = [".".join(parts[:num]) for num in range(1, len(parts))]
-        if is_image(name) and os.path.join(folder, stems[-1]) not in self._paths:
+        is_picture = is_image(name) or base.lower().endswith(_PHOTOGRAPHS)
+        if is_picture and stems and os.path.join(folder, stems[-1]) not in self._paths:
             stems = stems[:-1]
-        stem = next((stem for stem in stems if stem in self._images), None)
-        if stem is None:
-            return False
-        ending = base.removeprefix(stem).lower()
-        self._taken[stem, ending] += 1
-        return self._taken[stem, ending] <= self._images[stem]
+        return not self._images.isdisjoint(stems)
 
 
 @functools.cache

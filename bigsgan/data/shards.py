@@ -64,7 +64,7 @@ _FOLLOWING = "pack the files that links stand for (tar --dereference --hard-dere
 _State: TypeAlias = tuple[str, int, int]
 """Name, size and time of a shard, which change when it is written again."""
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the cached index."""
 
 _unsaved: dict[Path, dict[str, np.ndarray]] = {}
@@ -137,7 +137,7 @@ def write_names(root: Path, names: Sequence[str]) -> None:
 def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     """Warn of ignored files, and of images without labels where these may be missing.
 
-    Of a single class, no image needs a label.
+    Of a single class, images need labels only if some have one.
 
     Raises:
         UserError: Most of the data set would be ignored, or the recipe has labels, and images have none.

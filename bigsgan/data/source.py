@@ -44,6 +44,8 @@ from bigsgan.images.size import Fitting, Size
 
 _NONE = Ignored({})
 _MOST_CLASSES = 1_000_000
+_LONGEST_NAME = 255
+"""Bytes of a folder's name, on most file systems."""
 _LOOKED_AT = 16  # images
 _SMALL = Fitting(Size(1, 1), "stretch")
 
@@ -132,13 +134,22 @@ def check_folders(source: Source) -> None:
     classes, root = source.classes, str(source.root)
     remedy = "give --format tar, which keeps the numbers of classes"
     if lacking := sorted(set(range(len(classes))) - set(source.labels)):
-        problem = f"has no image of class {lacking[0]}, and images of class {len(classes) - 1}"
+        problem = f"has no image of class {lacking[0]}, of {len(classes)} classes"
         raise UserError("SRC", root, problem, remedy)
-    if unfit := [name for name in classes if not name or name[0] == "." or {"/", "\0"} & set(name)]:
+    if unfit := [name for name in classes if not _names_folder(name)]:
         raise UserError("SRC", root, f"has a class that cannot be a folder, {unfit[0]!r}", f"{remedy} and their names")
     if wrong := [pair for pair in itertools.pairwise(classes) if pair[0] >= pair[1]]:
         problem = f"has classes in another order than folders, {wrong[0][0]} before {wrong[0][1]}"
         raise UserError("SRC", root, problem, f"{remedy} and their names")
+
+
+def _names_folder(name: str) -> bool:
+    """Return whether a folder, or one in a zip file, can have a name."""
+    try:
+        num_bytes = len(name.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return 0 < num_bytes <= _LONGEST_NAME and name[0] != "." and not {"/", "\\", "\0"} & set(name)
 
 
 def _folder(data: Data, wants_classes: bool, workers: int) -> Source:

@@ -52,8 +52,8 @@ def optimizers(subject: Subject) -> Finding:
 class _Stack(nn.ParameterList):
     """Weights of which those with two dimensions are in a transformer's blocks."""
 
-    def matrices(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self if parameter.dim() == 2]
+    def named_matrices(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.dim() == 2]
 
 
 def error(section: Optimizer) -> float:

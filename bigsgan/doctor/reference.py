@@ -47,11 +47,11 @@ def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
     """torch's own optimizer for a network."""
     parameters: Any = list(network.parameters())
     if section.groups or section.weight_decay_on == "matrices":
-        parameters = []
-        for name, parameter in network.named_parameters():
-            decays = section.weight_decay_on == "all" or parameter.dim() >= 2
-            decay = section.weight_decay if decays else 0.0
-            parameters.append({"params": [parameter], "name": name, "weight_decay": decay})
+        everything, decay = section.weight_decay_on == "all", section.weight_decay
+        parameters = [
+            {"params": [each], "name": name, "weight_decay": decay if everything or each.dim() >= 2 else 0.0}
+            for name, each in network.named_parameters()
+        ]
     if section.kind == "sgd":
         return torch.optim.SGD(parameters, section.lr, weight_decay=section.weight_decay)
     kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
@@ -60,12 +60,9 @@ def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
 
 def own_rate(groups: Any, name: str, nimg: int) -> float:
     """Relative learning rate of a parameter; the names of modules, such as layers.0.*, overlap in no recipe here."""
-    factors = [
-        0.0 if group.frozen_from_nimg is not None and nimg >= group.frozen_from_nimg else group.lr_multiplier
-        for group in groups
-        if name.startswith(group.parameters.removesuffix("*"))
-    ]
-    return math.prod(factors)
+    own = [group for group in groups if name.startswith(group.parameters.removesuffix("*"))]
+    frozen = any(group.frozen_from_nimg is not None and nimg >= group.frozen_from_nimg for group in own)
+    return 0.0 if frozen else math.prod(group.lr_multiplier for group in own)
 
 
 def moved(start: float, end: float, nimg: int, over: int) -> float:
@@ -200,9 +197,8 @@ class Reference:
         return moved(section.weight, section.final_weight, nimg, section.decay_nimg or self.recipe.total_nimg)
 
     def _set_rates(self, optimizer, section, nimg):
-        end, lr = section.decay_nimg or self.recipe.total_nimg, section.lr
-        if section.decay == "cosine":
-            lr = moved(section.lr, section.final_lr, nimg, end)
+        end = section.decay_nimg or self.recipe.total_nimg
+        lr = moved(section.lr, section.final_lr, nimg, end) if section.decay == "cosine" else section.lr
         for group in optimizer.param_groups:
             group["lr"] = lr * own_rate(section.groups, group.get("name", ""), nimg)
             if section.decay == "cosine" and section.final_beta2 is not None:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bigsgan.config import Recipe
+from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.sections import Optimizer
 from bigsgan.errors import UserError, counted
-from bigsgan.models.network import LayerStack
+from bigsgan.models.build import network_on_meta
 
 Groups: TypeAlias = list[dict[str, Any]]
 """Of parameters, each with options of its own, as torch's optimizers take them."""
@@ -50,14 +50,18 @@ def grouped(parameters: Iterable[nn.Parameter], at_a_time: int) -> list[list[nn.
     return groups
 
 
-def described(recipe: Recipe, network: str, stack: LayerStack) -> list[str]:
-    """Return a line for each of the recipe's groups: how many parameters of a whole network it takes.
+def described(recipe: Recipe) -> list[str]:
+    """Return a line for each of the recipe's groups: how many parameters it takes.
 
     Raises:
         UserError: A group takes none.
     """
+    return [line for network in NETWORKS for line in _described(recipe, network)]
+
+
+def _described(recipe: Recipe, network: str) -> list[str]:
     section: Optimizer = getattr(recipe.optimizer, network)
-    named = list(stack.named_parameters())
+    named = list(network_on_meta(recipe, network).named_parameters()) if section.groups else []
     lines = []
     for number, group in enumerate(section.groups):
         field = f"optimizer.{network}.groups.{number}.parameters"

@@ -201,7 +201,7 @@ def extent(array: np.ndarray, name: str) -> tuple[float, float]:
     Raises:
         CorruptImage: A number is not finite, or there is none.
     """
-    if array.dtype.kind not in "biuf" or not array.size:
+    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3) or not array.size:
         raise CorruptImage(name, f"it is {array.dtype} of shape {array.shape}, and no image")
     lowest, highest = float(array.min()), float(array.max())
     if not np.isfinite([lowest, highest]).all():

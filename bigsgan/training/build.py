@@ -103,10 +103,8 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
     check_freezing(recipe)
-    for network in NETWORKS:
-        if getattr(recipe.optimizer, network).groups:
-            for line in described(recipe, network, network_on_meta(recipe, network)):
-                _log.log(NOTICE, "%s", line)
+    for line in described(recipe):
+        _log.log(NOTICE, "%s", line)
     shown = open_alike(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     conditions = by_each(comm, lambda: some_conditions(recipe.data, shown))

@@ -166,7 +166,7 @@ TOUCHED = (
     ),
     Touched("runtime/zero/partition_parameters.py", _LEFTOVERS, reads="Init", replaces="param_id"),
     Touched("runtime/zero/partition_parameters.py", _SCALARS, replaces="_convert_to_deepspeed_param"),
-    Touched("runtime/zero/partition_parameters.py", "engines/optimizer.py", reads="ds_shape"),
+    Touched("runtime/zero/partition_parameters.py", "engines/parameter_groups.py", reads="ds_shape"),
     Touched(
         "runtime/zero/partitioned_param_coordinator.py",
         _LEFTOVERS,
