@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -281,9 +282,12 @@ def sines_of_positions(size: Size, features: int) -> Tensor:
 
 
 def _angles(side: int, num: int) -> Tensor:
-    """Places along a side times frequencies: (side, num), on the CPU, where all ranks compute the same."""
-    frequencies = _BASE ** (-torch.arange(num, dtype=torch.float64, device="cpu") / num)
-    return torch.outer(torch.arange(side, dtype=torch.float64, device="cpu"), frequencies)
+    """Places along a side times frequencies: (side, num), float64, on the CPU.
+
+    Under deepspeed.zero.Init torch.arange gives numbers of the engine's type, whatever it is asked for (0.19.8).
+    """
+    places, numbers = (torch.from_numpy(np.arange(length, dtype=np.float64)) for length in (side, num))
+    return torch.outer(places, _BASE ** (-numbers / num))
 
 
 def patches_of(images: Tensor, patch: int) -> Tensor:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary, SummaryMetadata
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -220,7 +220,8 @@ class TensorBoard:
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
         """Add the metrics of a report, each as its own series."""
-        about = SummaryMetadata(summary_description=_AXIS)
+        plugin = SummaryMetadata.PluginData(plugin_name="scalars")  # without which TensorBoard drops the description
+        about = SummaryMetadata(summary_description=_AXIS, data_class=DATA_CLASS_SCALAR, plugin_data=plugin)
         values = [Summary.Value(tag=tag, simple_value=value, metadata=about) for tag, value in metrics.items()]
         with self._open() as writer:
             assert writer.file_writer is not None  # which is open

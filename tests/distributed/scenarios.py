@@ -24,6 +24,7 @@ from bigsgan.doctor.saving import whole_values as whole_values
 from bigsgan.engines import Shard, muon
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.engines.phases import Segments, update_phases
+from bigsgan.models import transformer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
 from bigsgan.training.build import build_run
@@ -39,6 +40,17 @@ def build(overrides: list[str], ds: dict[str, Any], found: Any = None, recipe: P
     directory = Path(tempfile.mkdtemp())
     plan = tiny_plan(directory, comm.world_size(), overrides, ds, recipe)
     return build_run(plan, directory, Start(found), RankLog(directory / "log", comm.rank(), print))
+
+
+def tables_of_positions(overrides: list[str], ds: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A transformer's tables that are computed and not saved, by name, as in a new process."""
+    transformer.rotations.cache_clear()
+    transformer.sines_of_positions.cache_clear()
+    run = build(overrides, ds)
+    networks = {"generator": run.step.generator.network, "discriminator": run.step.discriminator.network}
+    found = {f"{of}.{name}": each.float().cpu() for of, net in networks.items() for name, each in net.named_buffers()}
+    destroy(run)
+    return {name: each for name, each in found.items() if name.endswith((".rotation", ".table"))}
 
 
 def update(run: Run, num_updates: int) -> None:

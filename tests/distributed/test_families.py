@@ -1,14 +1,17 @@
 """Every model family agrees with the plain reference under every engine, as BigGAN does."""
 
+import math
 import re
 import tempfile
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bigsgan.config import both_engines
+from bigsgan.config import NETWORKS, both_engines
 from tests import reference
+from tests.distributed import scenarios
 from tests.distributed.test_equivalence import FEWER, PENALTIES, SAME, SEED, check, expected
 from tests.tiny import TINY_GAMES, stages, tiny_recipe, zero
 
@@ -78,6 +81,26 @@ def test_rectangles(ranks, family, size):
 def test_a_minibatch_deviation_over_all_images(ranks):
     options = [*TINY_GAMES["stylegan2"], *PENALTIES["exact"], "discriminator.mbstd_group=null"]
     check(ranks(1), options, {"generator": zero(0), "discriminator": zero(0)})
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 3])
+def test_positions_are_exact_below_float32(ranks, stage):
+    """zero.Init makes torch.arange round to the engine's type, whatever it is asked for."""
+    ds = dict.fromkeys(NETWORKS, zero(stage, bf16={"enabled": True}))
+    (found,) = ranks(1).run(scenarios.tables_of_positions, TINY_GAMES["gat"], ds)
+    assert {name.rpartition(".")[2] for name in found} == {"rotation", "table"}
+    for name, table in found.items():
+        side = math.isqrt(len(table))
+        table = table[len(table) - side**2 :]  # a class token, which is not rotated, comes first
+        num = table.shape[1] // (2 if name.endswith("rotation") else 4)
+        angles = np.outer(np.arange(side), 1e4 ** (-np.arange(num) / num))
+        rows, columns = np.repeat(angles, side, axis=0), np.tile(angles, (side, 1))
+        if name.endswith("rotation"):
+            both = np.concatenate([rows, columns], axis=1)
+            expected = np.stack([np.cos(both), np.sin(both)], axis=-1)
+        else:
+            expected = np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1)
+        np.testing.assert_allclose(table.numpy(), expected, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
 
 from bigsgan.errors import UserError
 from bigsgan.monitor.sinks import CSV, JsonLines, TensorBoard
@@ -109,7 +110,9 @@ def test_tensorboard_holds_scalars_and_images(tmp_path):
     board.add_scalars({"loss/generator": 0.25, "logits/real": -3.0}, 128)
     # Read before closing: a killed run loses no report.
     assert scalars_of(tmp_path, "loss/generator") == [(64, 0.5), (128, 0.25)]
-    assert "images seen" in events_of(tmp_path).SummaryMetadata("loss/generator").summary_description
+    about = events_of(tmp_path).SummaryMetadata("loss/generator")
+    assert "images seen" in about.summary_description
+    assert (about.data_class, about.plugin_data.plugin_name) == (DATA_CLASS_SCALAR, "scalars")
     picture = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     grey = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 4)
     board.add_image("samples/ema", picture, tmp_path / "unused.png", 128)
