@@ -25,7 +25,7 @@ from bigsgan.data.listing import Ignored, files_below, ignored, some_names, wron
 from bigsgan.data.tables import TableImages, check_classes
 from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.images.reading import CorruptImage, open_image
-from bigsgan.images.wide import read_numbers
+from bigsgan.images.wide import read_image
 from bigsgan.runtime.extras import require
 
 _REMEDY = f"give a directory that save_to_disk has written, or parquet files (*{PARQUET})"
@@ -43,7 +43,7 @@ class Columns:
         self, data: Data, rows: Any, image: str, labels: np.ndarray | None, classes: list[str], files: list[str]
     ) -> None:
         """Take rows with bytes or paths in the column ``image``; see ``Table`` for the others."""
-        self._channels = None if data.range is None else data.image_channels
+        self._has_range = data.range is not None
         self.labels = labels
         self.classes: Sequence[str] = classes
         self.files: Sequence[str] = files
@@ -60,8 +60,8 @@ class Columns:
         if content is None and not path:
             raise ValueError("its row has no image")
         try:
-            if self._channels is not None:
-                image: Any = read_numbers(path or "image", content, self._channels)
+            if self._has_range:
+                image: Any = read_image(path or "image", content)
             else:
                 image = open_image(path or "image", None if content is None else io.BytesIO(content))
         except CorruptImage as error:

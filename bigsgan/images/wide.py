@@ -68,18 +68,29 @@ def read_numbers(path: str, content: bytes | None = None, channels: int | None =
         CorruptImage: It cannot be read.
         UserError: A package is missing.
     """
+    found = read_image(path, content)
+    return picture_array(found, channels) if isinstance(found, Image.Image) else found
+
+
+def read_image(path: str, content: bytes | None = None) -> np.ndarray | Image.Image:
+    """Return the numbers of an image file, as ``read_numbers`` does; a picture of 8 bits as it is.
+
+    Raises:
+        CorruptImage: It cannot be read.
+        UserError: A package is missing.
+    """
     try:
         if content is None:
             check_regular(path)
             content = Path(path).read_bytes()
-        return _array(path, content, channels)
+        return _decoded(path, content)
     except (CorruptImage, UserError):
         raise
     except Exception as error:  # damaged bytes make readers raise all kinds
         raise CorruptImage(path, reason(error, path)) from error
 
 
-def _array(path: str, content: bytes, channels: int | None) -> np.ndarray:
+def _decoded(path: str, content: bytes) -> np.ndarray | Image.Image:
     suffix = Path(path).suffix.lower()
     if suffix == ARRAYS:
         file = io.BytesIO(content)
@@ -99,7 +110,7 @@ def _array(path: str, content: bytes, channels: int | None) -> np.ndarray:
         return turned(pixels.transpose(1, 2, 0), orientation(image))
     if image.format == "PPM" and is_wide(content):
         raise ValueError("more than 8 bits are read from PNG, TIFF and .npy files alone")
-    return picture_array(image, channels)
+    return image
 
 
 def picture_array(image: Image.Image, channels: int | None) -> np.ndarray:

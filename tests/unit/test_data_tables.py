@@ -382,6 +382,17 @@ def test_numbers_of_a_range_in_columns(tmp_path):
     check_scaled(section("huggingface", tmp_path / "rows", range=[0, 4095]), pixels)
 
 
+def test_grey_pictures_with_a_range_stay_grey(tmp_path, capsys):
+    pixels = np.random.default_rng(1).integers(0, 256, (NUM, SIDE, SIDE), dtype=np.uint8)
+    rows(image=[Image.fromarray(each) for each in pixels]).save_to_disk(tmp_path / "rows")
+    words = ["--resolution", str(SIDE), "--format", "tar", "--workers", "1", "data.range=[0,255]"]
+    assert cli.main(["data", "prepare", str(tmp_path / "rows"), str(tmp_path / "made"), *words]) == 0
+    assert "data.image_channels=1 " in capsys.readouterr().out
+    made = Data(kind="tar", root=str(tmp_path / "made"), resolution=SIDE, range=[0, 255], num_classes=3)
+    found = torch.stack([build_dataset(made)[number][0] for number in range(NUM)])
+    np.testing.assert_allclose(found.numpy()[:, 0], pixels / 127.5 - 1, rtol=0, atol=1e-6)
+
+
 def check_scaled(data: Data, pixels: np.ndarray) -> None:
     """Images are those numbers (N, H, W, C) in [-1, 1], and `bigsgan data prepare` keeps them."""
     dataset = build_dataset(data)
