@@ -115,6 +115,7 @@ def test_a_listing_names_the_classes(tmp_path, kind):
         ({"cat": 0}, 'has class_names in its dataset.json that are no list of different texts; write "class_names": '),
         (["cat", 1], "has class_names in its dataset.json that are no list of different texts; write"),
         (["cat", "cat"], "has class_names in its dataset.json that are no list of different texts; write"),
+        (["cat", "\ud800"], "has class_names in its dataset.json that are no list of different texts; write"),
         (["cat", ""], "has class_names in its dataset.json that are no list of different texts; write"),
         ("cd", "has class_names in its dataset.json that are no list of different texts; write"),
     ],

@@ -299,6 +299,8 @@ def test_unreadable_images_have_no_values():
     write_arrays(channels=1)
     np.save("photos/5.npy", np.full((20, 20), np.nan))
     Path("photos/6.npy").write_bytes(b"no array")
+    np.save("photos/labels.npy", np.arange(10_000))
+    np.save("photos/stack.npy", np.full((2, 20, 20, 1), 9999))
     (both,) = [with_found(on_arrays("data.range=auto", "data.image_channels=auto"))[0].data]
     assert (both.range, both.image_channels) == ([-1000.25, 3000], 1)
 

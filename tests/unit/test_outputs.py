@@ -212,6 +212,7 @@ def test_a_run_does_not_begin_among_its_images(place, out):
     with pytest.raises(UserError, match=r"^out: must lie outside data.input_root \(images\)"):
         refuse_among_images(Path(out), pairs)
     refuse_among_images(Path("images-2/new"), Data(kind="folder", root="images"))
+    refuse_among_images(Path("images/.runs/new"), Data(kind="folder", root="images"))  # which no listing has
     refuse_among_images(Path(out), Data(kind="tar", root="images"))  # which only reads shards there
 
 

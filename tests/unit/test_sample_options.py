@@ -143,6 +143,7 @@ def test_batch_norms_own_statistics(make_run, tmp_path):
 @pytest.mark.parametrize(
     "family, options, message",
     [
+        ("biggan_deep", ["--classes", "3\n4"], "--classes: must be a list of classes, got '3\\n4'"),
         ("biggan_deep", ["--noise", "const"], "--noise: needs a generator with noise maps"),
         ("biggan_deep", ["--truncation-cutoff", "2"], "--truncation-cutoff: needs a generator with styles"),
         ("biggan_deep", ["--input", "x"], "--input: needs a generator that translates images"),
