@@ -194,11 +194,12 @@ def _fills(low: float, high: float) -> bool:
 def used_range(values: Sequence[tuple[float, float]]) -> str:
     """Say which part of black to white these lowest and highest values use; an empty text if it is more than half.
 
-    Images that use more themselves, such as one with a bright pixel, do not count, unless they are half of all.
+    Images that use more themselves, such as one with a bright pixel, do not count. Those that use less are told if they
+    are more than half of all, or end where 10, 12 or 14 bits do.
     """
     odd = [each for each in values if not _fills(*each)]
     is_within = all(low >= 0 and high <= _WHITE for low, high in odd)
-    if is_within and 2 * len(odd) <= len(values):
+    if is_within and 2 * len(odd) <= len(values) and not _has_fewer_bits(odd):
         return ""
     values = odd
     low, high = min(low for low, _ in values), max(high for _, high in values)
@@ -209,6 +210,12 @@ def used_range(values: Sequence[tuple[float, float]]) -> str:
     used = f"{100 * part:.3g} % of the range from 0 (black) to {_WHITE} (white)"
     clipped = "" if is_within else "; those outside it become black or white"
     return f"{images} values from {low} to {high}, and use {used}{clipped}; scale them to it"
+
+
+def _has_fewer_bits(values: Sequence[tuple[float, float]]) -> bool:
+    """Return whether several images have values up to the white of 10, 12 or 14 bits."""
+    highest = max((high for _, high in values), default=0)
+    return len(values) > 1 and any(0.9 * 2**bits < highest < 2**bits for bits in (10, 12, 14))
 
 
 def image_tensor(image: Image.Image, name: str, fitting: Fitting | None, channels: int) -> Tensor:

@@ -231,7 +231,9 @@ def test_one_image_of_the_whole_range_does_not_hide_the_others():
     narrow = [(0, 4095)] * 9
     text = "9 images of more than 8 bits have values from 0 to 4095, and use 6.25 %"
     assert used_range([*narrow, (0, 65535)]).startswith(text)
-    assert used_range([*narrow, *[(0, 65535)] * 9]) == ""
+    assert used_range([*narrow, *[(0, 65535)] * 20]).startswith(text)  # as 12 bits end there
+    assert used_range([(0, 4095), *[(0, 65535)] * 20]) == ""
+    assert used_range([*[(0, 9000)] * 9, *[(0, 65535)] * 9]) == ""  # dark photographs
     assert used_range([(0, 20000), (30000, 65535)]) == ""
     assert "become black or white" in used_range([(-1, 300), *[(0, 65535)] * 5])
 
