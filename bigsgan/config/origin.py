@@ -119,7 +119,7 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
         told = error if isinstance(error, UserError) else explain(error, _Given)
         raise by_option(told) from None
     if "range" in data.left_to_data:
-        remedy = "give the values of black and of white; `bigsgan train --dry-run` tells those of a folder or zip file"
+        remedy = "give the values of black and of white; `bigsgan train --dry-run` tells those of the data"
         raise UserError("data.range", keys["range"], "must be two numbers here", remedy)
     return Origin(data, keys)
 
