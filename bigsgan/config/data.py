@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from bigsgan.config.from_data import OrAuto, check_left_to_data, left_to_data
+from bigsgan.config.from_data import OrAuto, SizeOrAuto, check_left_to_data, left_to_data
 from bigsgan.config.outside import outside_name
 from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
@@ -143,8 +143,10 @@ class Data(Section):
     """Channels of the inputs of pairs, or of images of the first domain: 1 for grey, 3 for colour."""
     dataset: str | None = None
     """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
-    resolution: ImageSize = Size(16, 16)
-    """Pixels a side of square images, or height and width, such as ``[128, 256]``."""
+    resolution: Annotated[ImageSize, SizeOrAuto()] = Size(16, 16)
+    """Pixels a side of square images, or height and width, such as ``[128, 256]``. ``auto 64`` takes the size of the
+    images of ``folder``, ``zip``, ``tar``, ``huggingface`` or ``hdf5``, or one near it that the networks can have; and
+    64 if 1,000 images have several sizes, or a side above 64."""
     fit: Fit = "crop"
     """What makes images of other proportions fit: their middle alone, black beside or above and below them, or another
     shape."""

@@ -247,10 +247,11 @@ def refuse_among_images(out: Path, data: Data) -> None:
     Raises:
         UserError: It lies there.
     """
+    place = Path(os.path.realpath(out))
     for key in ("root", "input_root") if data.kind in WALKED else ():
-        root, place = getattr(data, key), Path(os.path.realpath(out))
-        is_below = root and place.is_relative_to(os.path.realpath(root))
-        if is_below and not any(part[0] == "." for part in place.relative_to(os.path.realpath(root)).parts):
+        if not (root := getattr(data, key)) or not place.is_relative_to(images := os.path.realpath(root)):
+            continue
+        if not any(part[0] == "." for part in place.relative_to(images).parts):
             problem, remedy = f"must lie outside data.{key} ({root})", "give another `out`, or move the run there"
             raise UserError("out", str(out), problem, remedy, "the run's sample grids would count as images")
 

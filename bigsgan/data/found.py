@@ -1,11 +1,12 @@
-"""Finds the numbers that a recipe leaves to its data: classes, channels, and the values of black and white."""
+"""Finds the numbers that a recipe leaves to its data: classes, channels, sizes, and the values of black and white."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -23,11 +24,12 @@ from bigsgan.data.labels import in_folders, labels_of_images
 from bigsgan.data.listing import Files, ignored, no_images, some_names
 from bigsgan.data.outside import pil_image
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
-from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.shards import images_of_shards, names_beside, tar_content
 from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, counted
-from bigsgan.images.reading import CorruptImage, accepting_truncated, own_channels
-from bigsgan.images.wide import channels_in, extent, range_text, read_numbers
+from bigsgan.images.reading import CorruptImage, accepting_truncated, opened_image, own_channels, upright_size
+from bigsgan.images.size import Size
+from bigsgan.images.wide import channels_last, extent, range_text, read_numbers
 
 _MOST_OPENED = 1_000
 _Read: TypeAlias = Callable[[], tuple[str, bytes | Image.Image | None]]
@@ -42,6 +44,19 @@ class _Listed(NamedTuple):
     classes: Callable[[], tuple[int, list[str]]]  # finds the number of classes, 0 for a single one, and their names
 
 
+@dataclass
+class _Found:
+    """What was found."""
+
+    keys: dict[str, Any] = field(default_factory=dict)  # of the section data
+    texts: list[str] = field(default_factory=list)  # tell it
+    sizes: set[Size] = field(default_factory=set)  # of some images
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {"range": range_text, "resolution": lambda size: size.text}
+"""How overrides have these values."""
+
+
 def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     """Return a recipe with what its data has in place of ``auto``, that as overrides, and a text that tells it.
 
@@ -54,22 +69,43 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     if not data.left_to_data or not (data.root and os.path.exists(data.root)):
         return recipe, [], ""
     listed = _listed(data)
-    found: dict[str, Any] = {}
-    texts = list[str]()
+    found = _Found()
     if "num_classes" in data.left_to_data:
         num, names = listed.classes()
-        found["num_classes"] = num
-        texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
-    if data.range is not None and {"image_channels", "range"} & set(data.left_to_data):
-        found |= _of_numbers(data, listed.read(_some(listed.images)), texts)
-    elif "image_channels" in data.left_to_data:
-        found["image_channels"] = _channels(listed.read(_some(listed.images)))
-        texts.append(counted(found["image_channels"], "channel"))
-    keys = [f"data.{key}={range_text(each) if key == 'range' else each}" for key, each in found.items()]
+        found.keys["num_classes"] = num
+        found.texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
+    if {"image_channels", "range", "resolution"} & set(data.left_to_data):
+        (_read_pictures if data.range is None else _read_numbers)(data, listed.read(_some(listed.images)), found)
+    if "resolution" in data.left_to_data:
+        _choose_size(recipe, found)
+    keys = [f"data.{key}={_WRITTEN.get(key, str)(each)}" for key, each in found.keys.items()]
+    told = ", ".join(found.texts[:-1]) + " and " * (len(found.texts) > 1) + found.texts[-1]
+    return _with_keys(recipe, found.keys), keys, f"{data.root} has {told}: {' '.join(keys)}"
+
+
+def _with_keys(recipe: Recipe, keys: dict[str, Any]) -> Recipe:
     tree = recipe.model_dump()
-    tree["data"] |= found
-    told = ", ".join(texts[:-1]) + " and " * (len(texts) > 1) + texts[-1]
-    return parse_recipe(tree), keys, f"{data.root} has {told}: {' '.join(keys)}"
+    tree["data"] |= keys
+    return parse_recipe(tree)
+
+
+def _choose_size(recipe: Recipe, found: _Found) -> None:
+    """Find the size of a recipe: that of all images, or the nearest that its networks can have; else the largest."""
+    largest = recipe.data.resolution
+    if any(size.longer > largest.longer for size in found.sizes):
+        found.texts.append(f"images with sides above {largest.longer}")
+    elif len(found.sizes) != 1:
+        found.texts.append("images of several sizes" if found.sizes else "no readable images")
+    else:
+        (own,) = found.sizes
+        found.texts.append(f"images of {own}")
+        for size in dict.fromkeys(own.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
+            with suppress(UserError):
+                found.keys["resolution"] = size
+                _with_keys(recipe, found.keys)
+                return
+            found.texts[-1] = f"images of {own}, which the networks cannot have"
+    found.keys["resolution"] = Size(*largest)
 
 
 def _listed(data: Data) -> _Listed:
@@ -112,10 +148,7 @@ def _of_files(data: Data, files: Files, wanted: str, read: Callable[[Sequence[st
 
 
 def _shards(data: Data) -> _Listed:
-    found = read_shards(data)
-    if not found.names:
-        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
-    check_shards(data, found)
+    found = images_of_shards(data)
     packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
 
     def classes() -> tuple[int, list[str]]:
@@ -168,28 +201,39 @@ def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
     return len(folders), list(folders)
 
 
-def _channels(images: Iterable[_Read]) -> int:
-    """Return 1 if all images are grey, else 3. Unreadable ones do not count; training tells of them."""
-    found = set()
+def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
+    """Find the channels of images, 1 if all are grey and else 3, and their sizes, if they are left to the data.
+
+    Unreadable images do not count; training tells of them. None is read once all is settled.
+    """
+    channels, left = set[int](), set(data.left_to_data) & {"image_channels", "resolution"}
     for read in images:
         try:
             with _opened(*read()) as image:
-                found.add(own_channels(image))
+                channels.add(own_channels(image))
+                if "resolution" in left:
+                    found.sizes.add(upright_size(image))
         except Exception:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
             continue
-        if 3 in found:
+        if 3 in channels:
+            left.discard("image_channels")
+        if len(found.sizes) > 1 or any(size.longer > data.resolution.longer for size in found.sizes):
+            left.discard("resolution")
+        if not left:
             break
-    return 1 if found == {1} else 3
+    if "image_channels" in data.left_to_data:
+        found.keys["image_channels"] = 1 if channels == {1} else 3
+        found.texts.append(counted(found.keys["image_channels"], "channel"))
 
 
-def _opened(path: str, content: bytes | Image.Image | None) -> Image.Image:
+def _opened(path: str, content: bytes | Image.Image | None) -> AbstractContextManager[Image.Image]:
     if isinstance(content, Image.Image):
         return content
-    return Image.open(path if content is None else io.BytesIO(content))
+    return opened_image(path, None if content is None else io.BytesIO(content))
 
 
-def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[str, Any]:
-    """Return the channels of images with a range, and that range, as far as they are left to the data; add texts.
+def _read_numbers(data: Data, images: Iterable[_Read], found: _Found) -> None:
+    """Find the channels of images with a range, that range, and their sizes, as far as they are left to the data.
 
     The range is from the lowest to the highest value of these images, which are up to 1,000 of the data. Unreadable
     ones do not count; training tells of them.
@@ -203,14 +247,13 @@ def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[s
         with suppress(CorruptImage), accepting_truncated(data.accepts_truncated):
             path, content = read()
             assert not isinstance(content, Image.Image)  # of kinds without a range
-            numbers = read_numbers(path, content, given)
+            numbers = channels_last(read_numbers(path, content, given), path, given)
             low, high = extent(numbers, path)
-            if given is not None and given not in ({1} if numbers.ndim == 2 else {numbers.shape[0], numbers.shape[2]}):
-                continue  # as training does
-            channels.add(channels_in(numbers))
+            found.sizes.add(Size(*numbers.shape[:2]))
+            channels.add(numbers.shape[2])
             lows.append(low)
             highs.append(high)
-    left, found = data.left_to_data, dict[str, Any]()
+    left = data.left_to_data
     if not lows:
         remedy = "repair its images, or give these keys: " + " ".join(f"data.{key}" for key in left)
         raise UserError("data.root", data.root, "contains no readable images", remedy)
@@ -218,13 +261,12 @@ def _of_numbers(data: Data, images: Iterable[_Read], texts: list[str]) -> dict[s
         if len(channels) > 1:
             problem = f"must be a number for images of {' and '.join(map(str, sorted(channels)))} channels"
             raise UserError("data.image_channels", AUTO, problem, "give that of those to train on")
-        found["image_channels"] = channels.pop()
-        texts.append(counted(found["image_channels"], "channel"))
+        found.keys["image_channels"] = channels.pop()
+        found.texts.append(counted(found.keys["image_channels"], "channel"))
     if "range" in left:
         low, high = min(lows), max(highs)
         if low == high:
             problem, remedy = f"must be two numbers where all values are {low:g}", "give the values of black and white"
             raise UserError("data.range", AUTO, problem, remedy)
-        found["range"] = [low, high]
-        texts.append(f"values from {low:g} to {high:g}")
-    return found
+        found.keys["range"] = [low, high]
+        found.texts.append(f"values from {low:g} to {high:g}")

@@ -189,8 +189,7 @@ def read_listing(data: Data, content: bytes) -> Listing:
             problem = f"has two labels of {name} in its {LABELS_FILE}, {shown(label)} and {shown(found[name])}"
             raise UserError("data.root", data.root, problem, f"list each file once in {LABELS_FILE}")
     names = [] if names is None else names
-    are_texts = isinstance(names, list) and all(isinstance(name, str) and name.isprintable() for name in names)
-    are_texts = are_texts and all(names)
+    are_texts = isinstance(names, list) and all(isinstance(name, str) and name and name.isprintable() for name in names)
     if not are_texts or len(set(names)) != len(names):
         problem = f"has class_names in its {_file_of(data)} that are no list of different texts"
         raise UserError("data.root", data.root, problem, f"write {_NAMES} beside its labels, or remove them")

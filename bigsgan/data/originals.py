@@ -36,7 +36,7 @@ from bigsgan.images.reading import (
     values_of,
 )
 from bigsgan.images.size import Fitting
-from bigsgan.images.wide import channels_in, extent, fitted, read_numbers
+from bigsgan.images.wide import extent, fitted, read_numbers
 from bigsgan.runtime.paths import check_regular
 
 RESUMES = "then run the same command again, which resumes"
@@ -98,8 +98,8 @@ class Originals:
         with accepting_truncated(self._data.accepts_truncated):
             if self._data.range is not None:
                 numbers = self.numbers(index, content, channels)
-                channels = channels_in(numbers) if channels is None else channels
-                return fitted(numbers, self.name(index), fitting, channels, self._data.range), channels
+                found = fitted(numbers, self.name(index), fitting, channels, self._data.range)
+                return found, len(found)
             image = self.image(index, content)
             channels = own_channels(image) if channels is None else channels
             return image_tensor(image, self.name(index), fitting, channels), channels

@@ -98,16 +98,26 @@ def build_tar(data: Data) -> PackedImages:
         UserError: There are no shards, one is damaged, none has images, an image has no class, or they have another
             number of classes.
     """
-    found = read_shards(data)
-    if not found.names:
-        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
-    check_shards(data, found)
+    found = images_of_shards(data)
     names = names_beside(Path(str(data.root)))
     if data.num_classes and not data.has_vectors:
         num_classes = int(found.entries["label"].max()) + 1
         if data.num_classes not in (num_classes, len(names)):  # the last classes may have no image
             raise wrong_num_classes(data, max(num_classes, len(names)), "classes")
     return PackedImages(found.archives, found.names, found.entries, tar_content, names, data)
+
+
+def images_of_shards(data: Data) -> Shards:
+    """Return what ``read_shards`` does, of shards with images that are fit to train on.
+
+    Raises:
+        UserError: They are not; see ``check_shards``.
+    """
+    found = read_shards(data)
+    if not found.names:
+        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
+    check_shards(data, found)
+    return found
 
 
 def names_beside(root: Path) -> list[str]:

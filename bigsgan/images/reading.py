@@ -6,9 +6,10 @@ Shapes: C channels (1 grey, 3 RGB), H x W pixels.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, BinaryIO
 
@@ -86,9 +87,7 @@ def open_image(path: str, content: BinaryIO | None = None, noting: bool = True) 
         CorruptImage: The file is missing, truncated or not an image.
     """
     try:
-        if content is None:
-            check_regular(path)
-        with Image.open(path if content is None else content) as image:
+        with opened_image(path, content) as image:
             is_wide = _is_wide(image)
             if 2 in getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, ()) and not image.mode.startswith("I"):
                 raise ValueError("signed pixels of 8 bits need data.range")
@@ -97,8 +96,21 @@ def open_image(path: str, content: BinaryIO | None = None, noting: bool = True) 
                 note(path, _values(image))
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
-        # Pillow's text has the repr of ``content``, with an address that differs from run to run.
-        raise CorruptImage(path, reason(error, path).replace(f" {content!r}", "")) from error
+        # Pillow's text has the repr of a file, with an address that differs from run to run.
+        raise CorruptImage(path, re.sub(r" <_io\.[^>]*>", "", reason(error, path))) from error
+
+
+@contextmanager
+def opened_image(path: str, content: BinaryIO | None = None) -> Iterator[ImageFile.ImageFile]:
+    """Yield an image file, or ``content``, of which nothing but the header is read.
+
+    Pillow would map a path into memory, and 13.0 scrambles a TIFF in it that has to be turned.
+    """
+    with ExitStack() as stack:
+        if content is None:
+            check_regular(path)
+            content = stack.enter_context(open(path, "rb"))
+        yield stack.enter_context(Image.open(content))
 
 
 @contextmanager
@@ -141,7 +153,7 @@ def note(path: str, values: tuple[float, float]) -> None:
 
 def values_of(path: str) -> list[tuple[float, float]]:
     """Return the lowest and highest value of an image of more than 8 bits; decode no other. The image is readable."""
-    with Image.open(path) as image:
+    with opened_image(path) as image:
         if not _is_wide(image):
             return []
     with noting_values() as found:
@@ -323,6 +335,15 @@ def orientation(image: Image.Image) -> int | None:
     except Exception:  # struct.error, SyntaxError, KeyError ...: damaged metadata makes Pillow raise all kinds
         return None
     return found
+
+
+def upright_size(image: Image.Image) -> Size:
+    """Return the size of ``upright(image)``; decode only a TIFF, whose size may turn when it is loaded."""
+    if image.format == "TIFF":
+        image = upright(image)
+    elif orientation(image) in _ON_ITS_SIDE:
+        return Size(image.width, image.height)
+    return Size(image.height, image.width)
 
 
 def upright(image: Image.Image) -> Image.Image:

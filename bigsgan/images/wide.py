@@ -169,34 +169,27 @@ def wide_tensor(array: np.ndarray, name: str, fitting: Fitting, channels: int, v
     return ((found - low) * (2 / (high - low)) - 1).clamp(-1, 1).float()
 
 
-def fitted(array: np.ndarray, name: str, fitting: Fitting, channels: int, values: Sequence[float]) -> Tensor:
+def fitted(array: np.ndarray, name: str, fitting: Fitting, channels: int | None, values: Sequence[float]) -> Tensor:
     """Make numbers fit as ``image_tensor`` does, and keep them in their units: float32 (C, H, W).
 
     What fits already is only rounded to float32 and clipped, so that a second call changes nothing.
 
     Args:
-        array: (H, W), (H, W, C) or (C, H, W), the third where its first side is C and its last is not.
+        array: Its numbers; see ``channels_last``.
         name: Name of the image in the report.
         fitting: What makes it fit.
-        channels: C.
+        channels: C; None for the array's own.
         values: Those of black and white; others become black or white.
 
     Raises:
         CorruptImage: It has another number of channels or sides, or numbers that are not finite.
     """
-    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3) or not array.size:
-        raise CorruptImage(name, f"it is {array.dtype} of shape {array.shape}, and no image")
-    array = array[:, :, None] if array.ndim == 2 else array
-    if array.shape[2] != channels and array.shape[0] == channels:
-        array = array.transpose(1, 2, 0)
-    if array.shape[2] != channels:
-        raise CorruptImage(name, f"it has {counted(array.shape[2], 'channel')}, not {channels}, of shape {array.shape}")
-    lowest, highest = extent(array, name)
-    note(name, (lowest, highest))
+    array = channels_last(array, name, channels)
+    note(name, extent(array, name))
     (low, high), size = values, fitting.size
     note_proportions(Size(*array.shape[:2]), fitting)
     (left, top, right, bottom), inside = placed(Size(*array.shape[:2]), fitting)
-    found = np.full((channels, *size), low, np.float32)
+    found = np.full((array.shape[2], *size), low, np.float32)
     for number, channel in enumerate(found):
         plane = np.clip(array[top:bottom, left:right, number].astype(np.float64), low, high).astype(np.float32)
         image = Image.fromarray(plane).resize((inside.width, inside.height), Image.Resampling.LANCZOS)
@@ -206,23 +199,41 @@ def fitted(array: np.ndarray, name: str, fitting: Fitting, channels: int, values
     return torch.from_numpy(found)
 
 
+def channels_last(array: np.ndarray, name: str, channels: int | None = None) -> np.ndarray:
+    """Return an image (H, W), (H, W, C) or, if its first side is C and its last is not, (C, H, W) as (H, W, C).
+
+    Without ``channels``, C is the smaller of these sides.
+
+    Raises:
+        CorruptImage: It is no image, or has other channels.
+    """
+    _check_image(array, name)
+    array = array[:, :, None] if array.ndim == 2 else array
+    first, last = array.shape[0], array.shape[2]
+    channels = min(first, last) if channels is None else channels
+    if last != channels and first == channels:
+        return array.transpose(1, 2, 0)
+    if last != channels:
+        raise CorruptImage(name, f"it has {counted(last, 'channel')}, not {channels}, of shape {array.shape}")
+    return array
+
+
+def _check_image(array: np.ndarray, name: str) -> None:
+    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3) or not array.size:
+        raise CorruptImage(name, f"it is {array.dtype} of shape {array.shape}, and no image")
+
+
 def extent(array: np.ndarray, name: str) -> tuple[float, float]:
     """Return the lowest and the highest number of an image.
 
     Raises:
         CorruptImage: A number is not finite, or there is none.
     """
-    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3) or not array.size:
-        raise CorruptImage(name, f"it is {array.dtype} of shape {array.shape}, and no image")
+    _check_image(array, name)
     lowest, highest = float(array.min()), float(array.max())
     if not np.isfinite([lowest, highest]).all():
         raise CorruptImage(name, "it has numbers that are not finite")
     return lowest, highest
-
-
-def channels_in(array: np.ndarray) -> int:
-    """Return C of an image (H, W), (H, W, C) or (C, H, W), where C is the smaller of the sides that it may be."""
-    return min(array.shape[0], array.shape[2]) if array.ndim == 3 else 1
 
 
 def range_text(values: Sequence[float]) -> str:

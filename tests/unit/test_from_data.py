@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
+from PIL import ExifTags, Image
 
 from bigsgan import Recipe, cli
 from bigsgan.config import NETWORKS, plan_run
@@ -31,12 +32,12 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def write(*names: str, mode: str = "L") -> None:
+def write(*names: str, mode: str = "L", size: tuple[int, int] = (9, 7), **saved: Any) -> None:
     for number, name in enumerate(names):
         path = Path("photos", name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
-        Image.fromarray(pixels).convert(mode).save(path)
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert(mode).save(path, **saved)
 
 
 def own(*overrides: str, root: str = "photos") -> Recipe:
@@ -124,7 +125,9 @@ def test_headers_of_shards_are_read_once(monkeypatch):
 def test_names_beside_shards_count_the_classes():
     write_rows("tar", [0, 1, 0, 1, 0, 1])
     Path("photos/classes.json").write_text('["cat", "dog", "eel"]')
-    assert with_found(own("data.kind=tar"))[2].startswith("photos has 3 classes (cat, dog, eel) and 1 channel: ")
+    assert with_found(own("data.kind=tar"))[2].startswith(
+        "photos has 3 classes (cat, dog, eel), 1 channel and images of 4x4"
+    )
 
 
 def test_shards_with_images_without_a_class_are_refused():
@@ -173,11 +176,70 @@ def test_unreadable_images_do_not_count():
     assert found() == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("size", "largest", "expected", "what"),
+    [
+        ((32, 32), 64, 32, "images of 32x32"),
+        ((24, 40), 64, [24, 40], "images of 24x40"),
+        ((50, 50), 64, 48, "images of 50x50, which the networks cannot have"),
+        ((9, 70), 64, 64, "images with sides above 64"),
+        ((70, 9), 64, 64, "images with sides above 64"),
+        ((64, 48), 64, [64, 48], "images of 64x48"),
+        ((3, 3), 8, 8, "images of 3x3, which the networks cannot have"),
+    ],
+)
+def test_the_size_is_that_of_the_images(size, largest, expected, what):
+    write("1.png", "2.png", size=size)
+    recipe, keys, text = with_found(own(f"data.resolution=auto {largest}"))
+    assert recipe.data.resolution.value == expected
+    assert keys[2] == f"data.resolution={expected}".replace(" ", "")
+    assert text.startswith(f"photos has no classes, 1 channel and {what}: ")
+    assert recipe == own(*keys)
+    images = [image for image, _ in build_dataset(recipe.data)]
+    assert {image.shape[1:] for image in images} == {tuple(recipe.data.resolution)}
+
+
+def test_images_of_several_sizes_get_the_largest():
+    write("1.png", "2.png", size=(24, 40))
+    write("3.png", size=(40, 24))
+    recipe, _, text = with_found(own("data.num_classes=0", "data.image_channels=1"))
+    assert recipe.data.resolution.value == 32
+    assert text == "photos has images with sides above 32: data.resolution=32"
+    recipe, _, text = with_found(own("data.resolution=auto 64"))
+    assert recipe.data.resolution.value == 64
+    assert "and images of several sizes: " in text
+
+
+def test_a_size_is_that_of_an_upright_image():
+    for name, orientation in (("1.jpg", 6), ("2.png", 7), ("3.tif", 8)):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        write(name, size=(24, 40), exif=exif)
+    recipe = with_found(own("data.resolution=auto 64"))[0]
+    assert recipe.data.resolution.value == [40, 24]
+
+
+def test_an_unreadable_image_has_no_size():
+    write("1.png", size=(24, 40))
+    Path("photos/0.png").write_text("no image")
+    assert with_found(own("data.resolution=auto 64"))[0].data.resolution.value == [24, 40]
+    Path("photos/1.png").write_text("no image")
+    assert "no readable images: " in with_found(own("data.resolution=auto 64"))[2]
+
+
+@pytest.mark.parametrize("kind", ["tar", "hdf5", "huggingface"])
+def test_shards_and_tables_tell_their_size(kind):
+    write_rows(kind, None)
+    recipe = with_found(own(f"data.kind={kind}", "data.resolution=auto 16", "generator.channel_max=8"))[0]
+    assert recipe.data.resolution.value == 8  # of 4x4, which StyleGAN2 does not double
+
+
 def test_what_was_found_is_told_and_is_a_recipe_of_numbers(capsys):
     write("cat/1.png", "dog/2.png")
     recipe, keys, text = with_found(own())
-    assert keys == ["data.num_classes=2", "data.image_channels=1"]
-    assert text == f"photos has 2 classes (cat, dog) and 1 channel: {' '.join(keys)}"
+    assert keys == ["data.num_classes=2", "data.image_channels=1", "data.resolution=[10,8]"]
+    what = "2 classes (cat, dog), 1 channel and images of 9x7, which the networks cannot have"
+    assert text == f"photos has {what}: {' '.join(keys)}"
     assert recipe == own(*keys)
     assert with_found(recipe) == (recipe, [], "")
     assert plan_balanced(own(), 1) == (plan_run(recipe, 1, on_gpus=True), text)
@@ -190,7 +252,7 @@ def test_what_was_found_is_told_and_is_a_recipe_of_numbers(capsys):
 @pytest.mark.parametrize("name", OWN)
 def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
     recipe = Recipe.read(name)
-    assert recipe.data.left_to_data == ["num_classes", "image_channels"]
+    assert recipe.data.left_to_data == ["num_classes", "image_channels", "resolution"]
     assert recipe.data.resolution.value == int(name.removeprefix("own_"))
     assert (recipe.data.num_classes, recipe.data.image_channels) == (0, 3)
     assert parse_recipe(yaml.safe_load(recipe.to_yaml())).data.left_to_data == recipe.data.left_to_data
@@ -199,6 +261,7 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
     printed = capsys.readouterr()
     assert "data.root: 'data/own' does not exist" in printed.err
     assert yaml.safe_load(printed.out)["data"]["num_classes"] == "auto"
+    assert yaml.safe_load(printed.out)["data"]["resolution"] == "auto " + name.removeprefix("own_")
     # StyleGAN2-ADA's `auto`: R1 by the pixels over the batch, an EMA of 10 batches in 32,000 images
     assert recipe.objective.r1 is not None
     assert recipe.objective.r1.weight == pytest.approx(2e-4 * recipe.data.resolution.num_pixels / recipe.batch)
@@ -224,6 +287,20 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
             "data.image_channels: must be a number with data.kind=huggingface, got 'auto'; set data.image_channels to",
         ),
         (["data.range=automatic"], "data.range: must be"),
+        (
+            ["data.crop_from=64"],
+            "data.resolution: must be a size with data.crop_from, got 'auto 32'; set data.resolution to the pixels of",
+        ),
+        (
+            ["data.kind=hdf5", "data.num_classes=0", "data.image_channels=1", "data.range=[0,9]"],
+            "data.resolution: must be a size with data.kind=hdf5, got 'auto 32'; set data.resolution to the pixels of",
+        ),
+        (
+            ["data.resolution=auto"],
+            "data.resolution: must be one number, a height and a width, or auto and the largest side, got 'auto'; give "
+            "one such as 64, [48, 64] or 'auto 64'",
+        ),
+        (["data.resolution=auto 0"], "data.resolution: must be greater than 0, got 0"),
         (["data.num_classes=automatic"], "data.num_classes: must be an integer, got 'automatic'"),
         (["data.class_names=[a,b,c]"], "data.class_names: must be 2 different names, as many as data.num_classes"),
         (["generator.mapping_layers=0"], "generator.mapping_layers: must be at least 1 with classes"),
@@ -278,6 +355,11 @@ def test_the_range_is_that_of_all_values(kind):
     assert recipe.data.range == [arrays.min(), arrays.max()] == [-1000.25, 3000]
     assert recipe.data.image_channels == 4
     assert keys == ["data.image_channels=4", "data.range=[-1000.25,3000]"]
+    size = with_found(
+        on_arrays("data.range=[0,1]", "data.image_channels=4", "data.resolution=auto 32", kind=kind, root=root)
+    )
+    assert size[1] == ["data.resolution=20"]
+    assert size[2] == f"{root} has images of 20x20: data.resolution=20"
     assert text == f"{root} has 4 channels and values from -1000.25 to 3000: {' '.join(keys)}"
     assert recipe == on_arrays(*keys, kind=kind, root=root)
     assert yaml.safe_load(recipe.to_yaml())["data"]["range"] == [-1000.25, 3000]

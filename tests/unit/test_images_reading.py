@@ -8,6 +8,7 @@ import random
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, readable_images
 from bigsgan.data.pairs import FilePairs
 from bigsgan.images import reading
-from bigsgan.images.reading import CorruptImage, image_tensor, open_image, used_range
+from bigsgan.images.reading import CorruptImage, image_tensor, open_image, opened_image, upright_size, used_range
 from bigsgan.images.size import Fitting, Size
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -82,6 +83,24 @@ def test_images_of_too_many_pixels_are_refused_by_their_header():
 
 
 MODES = ["RGB", "L", "P", "1", "RGBA", "LA", "CMYK", "I;16"]
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_turned_upright_whether_it_is_mapped_or_decoded(tmp_path, orientation, compression):
+    """TIFF 6.0, page 36: where row 0 and column 0 of the file are in the picture."""
+    stored = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    path = str(tmp_path / "x.tif")
+    Image.fromarray(stored).save(path, tiffinfo={274: orientation}, compression=compression)
+    rows, columns = {1: "top left", 2: "top right", 3: "bottom right", 4: "bottom left", 5: "left top", 6: "right top",
+                     7: "right bottom", 8: "left bottom"}[orientation].split()  # fmt: skip
+    expected = stored.T if rows in ("left", "right") else stored
+    expected = expected[:: -1 if "bottom" in (rows, columns) else 1, :: -1 if "right" in (rows, columns) else 1]
+    for content in (None, io.BytesIO(Path(path).read_bytes())):
+        found = image_tensor(open_image(path, content), "x", None, 1)
+        np.testing.assert_array_equal(found[0], expected)
+        with opened_image(path, content) as image:
+            assert tuple(upright_size(image)) == expected.shape
 
 
 @pytest.mark.parametrize("orientation", [1, 6])

@@ -37,7 +37,7 @@ class _StyleGAN2(NetworkSection):
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
     """How many of the highest resolutions are computed in half precision, whatever the weights' type; 4 as published.
 
-    4x4 never is. Other resolutions are computed in the engine's own precision.
+    4x4 never is, whatever the number. Other resolutions are computed in the engine's own precision.
     """
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions. Published: fp16, without a loss scale for these blocks."""
@@ -65,11 +65,6 @@ class _StyleGAN2(NetworkSection):
         if self.channel_base < resolution:
             field, problem = f"{network}.channel_base", f"must be at least {resolution}, the resolution"
             raise UserError(field, self.channel_base, problem, f"set {field}={resolution} or more")
-        largest = resolution.bit_length() - BOTTOM.bit_length()
-        if self.half_resolutions > largest:
-            field = f"{network}.half_resolutions"
-            problem = f"must be at most {largest}, the resolutions above {BOTTOM}x{BOTTOM}"
-            raise UserError(field, self.half_resolutions, problem, f"set {field}={largest}")
         if sum(self.filter) <= 0:
             field = f"{network}.filter"
             raise UserError(field, self.filter, "must have a sum above 0", f"remove it, or set {field}=[1,3,3,1]")
