@@ -29,7 +29,7 @@ from bigsgan.commands import choosing
 from bigsgan.config import NETWORKS
 from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
-from bigsgan.config.from_data import OrAuto
+from bigsgan.config.from_data import OrAuto, SizeOrAuto
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
 from bigsgan.doctor.registry import CHECKS
@@ -226,7 +226,8 @@ def limits(metadata: list[Any] | tuple[Any, ...]) -> str:
         for kind, key, sign in SIGNS:
             if isinstance(rule, kind) and (value := getattr(rule, key)) != LARGEST_INT:
                 found.append(f" {sign} {value:,}" if isinstance(value, int) else f" {sign} {value}")
-    return ",".join(found) + ", or `auto`" * any(isinstance(rule, OrAuto) for rule in metadata)
+    text = ",".join(found) + ", or `auto`" * any(isinstance(rule, OrAuto) for rule in metadata)
+    return text + ", or `auto` and a number" * any(isinstance(rule, SizeOrAuto) for rule in metadata)
 
 
 def meaning(section: type[Section], name: str) -> str:

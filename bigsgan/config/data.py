@@ -130,8 +130,8 @@ class Data(Section):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
-    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, or of latents in a zip file; a
-    directory of ``huggingface``, or a parquet file.
+    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, of the only shard, or of latents
+    in a zip file; a directory of ``huggingface``, or a parquet file.
 
     For ``torchvision``, its ``root`` argument. For two folders, the directory of the targets.
     """

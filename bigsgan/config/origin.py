@@ -156,6 +156,8 @@ def _detected(source: Path) -> str:
     """Return the kind of a source, by names and by how a file begins; its reader tells what is wrong with it."""
     try:
         if os.path.isfile(source):
+            if is_shard(source.name, streams=True):
+                return "tar"
             with open(source, "rb") as file:
                 return _MAGIC.get(file.read(4), "zip")
         names = set(os.listdir(source))

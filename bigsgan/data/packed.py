@@ -226,7 +226,7 @@ def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
         raise UserError("data.root", data.root, problem, "give the zip file with the images")
     try:
         if tarfile.is_tarfile(root):
-            remedy = "unpack it, and set data.kind=folder; shards (*.tar) in a directory are of data.kind=tar"
+            remedy = "name it *.tar and set data.kind=tar, or unpack it and set data.kind=folder"
             raise UserError("data.root", data.root, "must be a zip file", remedy, "it is a tar archive")
         with zipfile.ZipFile(root) as archive:
             return _by_plain_name(data, archive.infolist())

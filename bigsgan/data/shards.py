@@ -90,7 +90,7 @@ class Shards(NamedTuple):
 
 
 def build_tar(data: Data) -> PackedImages:
-    """Open the shards ``*.tar`` in the directory ``data.root``, in WebDataset's layout; see ``read_headers``.
+    """Open the shards of ``data.root``, a directory or one of them, in WebDataset's layout; see ``read_headers``.
 
     Images are in the order of the shards' names, and within a shard in its order.
 
@@ -127,7 +127,8 @@ def names_beside(root: Path) -> list[str]:
         UserError: The file with them is damaged, or cannot be read.
     """
     try:
-        found = parse_json(read_text(root / CLASSES_FILE, _MOST_BYTES))
+        directory = root.parent if os.path.isfile(root) else root
+        found = parse_json(read_text(directory / CLASSES_FILE, _MOST_BYTES))
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise ValueError("it is no list of names")
     except FileNotFoundError:
@@ -190,21 +191,24 @@ def _name(found: Shards, number: int) -> str:
 
 
 def read_shards(data: Data, streams: bool = False) -> Shards:
-    """Read the headers of the shards in ``data.root``, or their cached index.
+    """Read the headers of the shards in the directory ``data.root``, or of the only one, or their cached index.
 
     With ``streams``, compressed shards count too, whose images are read quickly in their order alone.
 
     Raises:
         UserError: There are no shards, some are compressed in another way or without ``streams``, or one is damaged.
     """
-    root = data_directory("data.root", data.root, "give the directory with the shards (*.tar)")
+    given = Path(str(data.root))
+    is_one = data.kind == "tar" and is_shard(given.name, streams=True) and os.path.isfile(given)
+    remedy = "give a shard (*.tar), or the directory with the shards"
+    root = given.parent if is_one else data_directory("data.root", data.root, remedy)
     try:
-        visible = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-        packed = [path.name for path in visible if _is_compressed(path)]
+        visible = [given] if is_one else sorted(path for path in root.iterdir() if not path.name.startswith("."))
+        packed = [path.name for path in visible if _is_compressed(path) or (is_one and not is_shard(path.name))]
         taken = {name for name in packed if streams and is_stream(name)}
         paths = [path for path in visible if is_shard(path.name) or path.name in taken]
         if packed := [name for name in packed if name not in taken]:
-            problem = f"has compressed shards{some_names(packed)}"
+            problem = "is a compressed shard" if is_one else f"has compressed shards{some_names(packed)}"
             detail = "images in them cannot be read in any order"
             tools = ", ".join(sorted({tool for name in packed for end, tool in _TOOLS.items() if name.endswith(end)}))
             remedy = f"decompress them to *.tar ({tools})"

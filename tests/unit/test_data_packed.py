@@ -289,9 +289,7 @@ def test_the_other_kind_of_root_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", {"1.png": PNG})
     with pytest.raises(UserError, match=r"data.root: must be a file, got '.*'; give the zip file"):
         build_dataset(section("zip", tmp_path))
-    with pytest.raises(
-        UserError, match=r"data.root: must be a directory, got '.*'; give the directory with the shards"
-    ):
+    with pytest.raises(UserError, match=r"data.root: must be a directory, got '.*'; give a shard \(\*\.tar\), or the"):
         build_dataset(section("tar", path))
     with pytest.raises(UserError, match=r"data.root: '.*' contains no shards \(\*\.tar\); "):
         build_dataset(section("tar", tmp_path))

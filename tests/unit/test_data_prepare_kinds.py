@@ -24,6 +24,7 @@ from bigsgan.config.yaml_file import parse_override
 from bigsgan.data import build_dataset
 from bigsgan.data.build import _KINDS
 from bigsgan.data.source import open_source
+from bigsgan.errors import UserError
 from bigsgan.images.size import Fitting, Size
 from tests.preparing import samples
 from tests.unit.test_data_hostile import cut_jpeg, decoded
@@ -232,6 +233,22 @@ def test_sources_that_cannot_be_prepared_are_refused(words, message, capsys):
     assert cli.main(["data", "prepare", "images", "made", "--resolution", "6", "--format", "tar", *words]) == 2
     assert message in capsys.readouterr().err
     assert not Path("made").exists()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_the_only_shard_may_be_given_itself(suffix, capsys):
+    write_shards(suffix)
+    file = f"shards/1.tar{suffix}"
+    found = build_dataset(prepared(capsys, file, "data.num_classes=3", "data.label_key=group", size="8"))
+    assert torch.equal(torch.stack([image for image, _ in found]), torch.from_numpy(PIXELS[5:]).permute(0, 3, 1, 2))
+    read = Data(kind="tar", root=file, num_classes=3, label_key="group", image_channels=3, resolution=8)
+    if suffix:
+        with pytest.raises(
+            UserError, match=r"^data\.root: 'shards/1\.tar\.gz' is a compressed shard \(.*\(gunzip\), or"
+        ):
+            build_dataset(read)
+    else:
+        assert build_dataset(read).labels.tolist() == found.labels.tolist() == LABELS[5:].tolist()
 
 
 def test_compressed_shards_are_prepared_before_training(capsys):
