@@ -34,6 +34,7 @@ from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import leaving_nothing, replacing
 from bigsgan.runtime.extras import require
 from bigsgan.training.sampling import (
+    FORWARD,
     GRID_ROWS,
     check_batch,
     check_guidance,
@@ -66,6 +67,7 @@ class Options(NamedTuple):
     # `safetensors`, `hub`, `onnx`, `torch-export`, `universal`, `diffusers`, or a project whose names the weights get;
     # None to choose by the output's suffix
     form: str | None = None
+    direction: str | None = None  # that of CycleGAN's generator to write; None for that from the first domain
     dtype: str = "fp32"  # type of the parameters that are written: `fp32`, `bf16` or `fp16`
 
     @property
@@ -124,7 +126,8 @@ def main(run: Path, out: Path, options: Options) -> None:
         elif form == autoencoder_folder.FORM:
             text = autoencoder_folder.write_folder(trained, state, out)
         elif form in public_weights.FORMS:
-            num, call = public_weights.write(trained.recipe, network, form, trained.network, state, out)
+            way = options.direction or FORWARD
+            num, call = public_weights.write(trained.recipe, network, form, trained.network, state, out, way)
             text = f"statistics {header['statistics']}, {counted(num, 'tensor')} under {form}'s names\nopen: {call}"
         elif form == "hub":
             _write_folder(run, trained, _rounded(trained, state, options.dtype), header, options, out)
@@ -205,6 +208,9 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
             raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
         autoencoder_folder.refuse_unfit(read_saved_recipe(run), out)
         return
+    if options.direction and (form != "pix2pix" or not read_saved_recipe(run).data.joins_domains):
+        detail = "other formats have both of CycleGAN's generators"
+        raise UserError("--direction", options.direction, "needs CycleGAN, and --format pix2pix", "remove it", detail)
     if form in public_weights.FORMS:
         given = {"--dtype": options.dtype != "fp32", "--guidance": options.guidance is not None}
         for flag in [flag for flag, each in given.items() if each]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bigsgan.commands.parsing import Commands, add_run, add_sampling, add_truncation, import_late, path_type, picked
+from bigsgan.config.data import DIRECTIONS
 
 FORMATS = ["safetensors", "hub", "onnx", "torch-export", "universal", "diffusers"]
 FORMATS += ["biggan-pytorch", "stylegan2-ada", "r3gan", "gat", "pix2pix"]  # state dicts for these projects' classes
@@ -21,6 +22,8 @@ def add(commands: Commands) -> None:
     text = "type of the weights in safetensors and hub (default fp32)"
     command.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help=text)
     command.add_argument("--network", choices=["generator", "discriminator"], default="generator")
+    text = "which of CycleGAN's generators to write with --format pix2pix (default a_to_b)"
+    command.add_argument("--direction", choices=DIRECTIONS, help=text)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--ema", dest="live", action="store_false", help="the generator's EMA (default)")
     which.add_argument("--live", action="store_true", help="the live weights")

@@ -94,7 +94,8 @@ def _values(recipe: Recipe, scaled: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Quote a name that would not end where its entry of a list does, as CSV does."""
+    """Quote a name that would not end where its entry of a list does, as CSV does; a bar would end its table's cell."""
+    name = name.replace("|", r"\|")
     return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name
 
 
@@ -155,7 +156,7 @@ def model_card(
         dtype=header["dtype"],
         statistics=header["statistics"],
         nimg=f"{nimg:,}",
-        data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part),
+        data=" ".join(f"`{part}`" for part in (data.kind, data.dataset, data.root) if part).replace("|", r"\|"),
         imports="import bigsgan" if recipe.translates else "import bigsgan\nimport torch",
         use=use,
     )

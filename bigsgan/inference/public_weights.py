@@ -15,6 +15,7 @@ from bigsgan.config.families.pix2pix import Pix2PixGenerator, pix2pix_levels
 from bigsgan.errors import UserError, reason
 from bigsgan.models.gat import Mapping as GATMapping
 from bigsgan.runtime.atomic import replacing
+from bigsgan.training.sampling import FORWARD
 from bigsgan.weights import biggan_pytorch, gat, pix2pix, r3gan, stylegan, stylegan_names
 
 _FAMILIES = {
@@ -22,7 +23,7 @@ _FAMILIES = {
     "stylegan2-ada": ("stylegan2",),
     "r3gan": ("r3gan",),
     "gat": ("gat",),
-    "pix2pix": ("pix2pix",),
+    "pix2pix": ("pix2pix", "cyclegan"),
 }
 FORMS = tuple(_FAMILIES)
 
@@ -62,6 +63,7 @@ def refuse_unfit(recipe: Recipe, network: str, form: str) -> None:
     families = " or ".join(_FAMILIES[form])
     unfit = {
         f"{network}.family={families}": section.family not in _FAMILIES[form],
+        "the generator of family=cyclegan": section.family == "cyclegan" and network == "discriminator",
         "labels that are classes": data.has_vectors and form not in _OF_VECTORS,
         "data.image_channels=3": form in _OF_COLOURS and data.channels != 3,
         "square images of a power of two": form not in ("gat", "pix2pix") and size.value != size.nominal,
@@ -80,10 +82,13 @@ def refuse_unfit(recipe: Recipe, network: str, form: str) -> None:
         raise UserError("--format", form, f"needs {needed}", _REMEDY, "that project's class has no other")
 
 
-def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+def renamed(
+    recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor], direction: str = FORWARD
+) -> tuple[dict[str, Tensor], str]:
     """Return a state dict under the project's names, and the call that makes the module for it.
 
-    An import reads it back, and has to find the same weights in a network that computes the same.
+    An import reads it back, and has to find the same weights in a network that computes the same. Of CycleGAN's two
+    generators, it is that of a ``direction``.
 
     Raises:
         UserError: The project's class has no such network.
@@ -91,6 +96,11 @@ def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]
     section, data = getattr(recipe, network), _data(recipe)
     keys, names, source = section.model_dump(), _NAMES[form], _SOURCES[form]
     own = {name: value for name, value in state.items() if not name.startswith("layers.-")}
+    if recipe.data.joins_domains:
+        section = Pix2PixGenerator(**keys | {"family": "pix2pix"})
+        keys, own = section.model_dump(), _translator(own, direction)
+        channels = [recipe.data.input_channels, recipe.data.image_channels]
+        data["input_channels"], data["image_channels"] = channels if direction == FORWARD else channels[::-1]
     theirs = names.exported(network, keys, data, own)
     try:
         found = getattr(source, f"{network}_section")(theirs)
@@ -110,6 +120,12 @@ def renamed(recipe: Recipe, network: str, form: str, state: Mapping[str, Tensor]
     return theirs, names.opened(network, keys, data)
 
 
+def _translator(state: Mapping[str, Tensor], direction: str) -> dict[str, Tensor]:
+    """Return the state of one of CycleGAN's generators, as a pix2pix of its own has it."""
+    prefix = f"layers.0.{'to_b' if direction == FORWARD else 'to_a'}."
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 def _data(recipe: Recipe) -> dict[str, Any]:
     """What the classes are told of images, labels and a teacher: a vector's numbers count as classes."""
     data, teacher = recipe.data, recipe.objective.teacher
@@ -124,14 +140,20 @@ def _data(recipe: Recipe) -> dict[str, Any]:
 
 @torch.no_grad()
 def write(
-    recipe: Recipe, network: str, form: str, module: nn.Module, state: Mapping[str, Tensor], out: Path
+    recipe: Recipe,
+    network: str,
+    form: str,
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    out: Path,
+    direction: str = FORWARD,
 ) -> tuple[int, str]:
-    """Write the weights; return the number of tensors, and the call that makes the module for them.
+    """Write the weights; return the number of tensors, and the call that makes the module for them. See ``renamed``.
 
     Raises:
         UserError: The project's class has no such network, or the file cannot be written.
     """
-    theirs, text = renamed(recipe, network, form, state)
+    theirs, text = renamed(recipe, network, form, state, direction)
     for mapping in module.modules():
         if isinstance(mapping, GATMapping):
             classes = torch.arange(recipe.data.num_classes, device=next(mapping.parameters()).device)

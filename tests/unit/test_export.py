@@ -205,10 +205,10 @@ def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
 
 
 def test_a_card_quotes_names_of_classes_with_commas(tmp_path):
-    names = """class_names: ['red, white', cat, '12" disc']"""
+    names = """class_names: ['red, white', cat|dog, '12" disc']"""
     recipe = tiny_recipe(tmp_path, f"data={{kind: synthetic, resolution: 16, num_classes: 3, {names}}}")
     card = model_card(tmp_path, recipe, 64, {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}, 1000, None)
-    assert '| classes | 3: 0 "red, white", 1 cat, 2 "12"" disc" |' in card
+    assert '| classes | 3: 0 "red, white", 1 cat\\|dog, 2 "12"" disc" |' in card
 
 
 def test_a_card_has_the_metrics_of_both_directions(tmp_path):

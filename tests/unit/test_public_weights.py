@@ -16,8 +16,10 @@ from bigsgan.config.families import FAMILIES
 from bigsgan.inference.public_weights import _NAMES, _SOURCES
 from bigsgan.weights import biggan_pytorch, gat
 from tests import REPOSITORY
+from tests.cyclegan import game
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES
+from tests.unit.test_public_pix2pix import ResNet
 
 pytestmark = pytest.mark.usefixtures("few_standing_images")
 
@@ -174,6 +176,33 @@ def test_keys_that_nothing_reads_are_not_compared(form, network, more, tmp_path)
     assert cli.main(["export", "--run", str(run), "--format", form, "--network", network, "--live", "--out", out]) == 0
 
 
+UNPAIRED = game(Path("a"), Path("b"))
+
+
+@pytest.mark.parametrize("direction", ["a_to_b", "b_to_a"])
+@pytest.mark.parametrize("channels", [(1, 3), (3, 3)])
+def test_the_public_class_translates_as_cyclegan_does(direction, channels, tmp_path, capsys):
+    """Of domains of different channels, which tell the generators apart."""
+    overrides = [
+        "objective.identity=0",
+        f"data.input_channels={channels[0]}",
+        f"data.image_channels={channels[1]}",
+    ]
+    run, networks = make_run(tmp_path, *UNPAIRED, *overrides)
+    out = str(tmp_path / "latest_net_G_A.pth")
+    words = ["export", "--run", str(run), "--format", "pix2pix", "--direction", direction, "--out", out]
+    assert cli.main(words) == 0
+    source, target = channels if direction == "a_to_b" else channels[::-1]
+    assert f"open: networks.ResnetGenerator({source}, {target}, 2, " in capsys.readouterr().out
+    theirs = ResNet(1, 2, "instance", (source, target)).eval()
+    theirs.load_state_dict(torch.load(out, weights_only=True))
+    images = torch.randn(2, source, 32, 32, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    (both,) = networks["average"].eval().layers.values()
+    ours = (both.to_b if direction == "a_to_b" else both.to_a)(images)
+    assert_close(ours, theirs(images), rtol=0, atol=1e-6)
+    assert cli.main(["import", "--from", "pix2pix", "--weights", out, "--out", str(tmp_path / "back")]) == 0
+
+
 REFUSED = {
     "another family": (["r3gan"], [], "--format: 'r3gan' needs generator.family=r3gan (that project's class has no"),
     "grey images": (["biggan-pytorch"], ["data.resolution=32"], "needs data.image_channels=3"),
@@ -196,6 +225,17 @@ REFUSED = {
         "needs discriminator.rectified_shortcut=False",
     ),
     "types": (["r3gan", "--dtype", "bf16"], [], "--dtype: cannot be combined with --format r3gan; remove the option"),
+    "CycleGAN's D": (["pix2pix", "--network", "discriminator"], UNPAIRED, "needs the generator of family=cyclegan"),
+    "a direction": (
+        ["safetensors", "--direction", "b_to_a"],
+        UNPAIRED,
+        "--direction: 'b_to_a' needs CycleGAN, and --",
+    ),
+    "no CycleGAN": (
+        ["pix2pix", "--direction", "b_to_a"],
+        SQUARE["pix2pix"],
+        "--direction: 'b_to_a' needs CycleGAN, and --",
+    ),
     "psi": (
         ["stylegan2-ada", "--truncation", "0.7"],
         TINY_GAMES["stylegan2"],
