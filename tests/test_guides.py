@@ -13,9 +13,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -148,6 +150,53 @@ def test_distill(elsewhere):
     )
     execute(sample)
     assert Image.open("digits.png").size[0] > 8
+
+
+@pytest.mark.slow
+def test_distill_a_published_backbone(elsewhere):
+    """A DiT of diffusers that is small and random: all three networks, resumed."""
+    diffusers = pytest.importorskip("diffusers")
+    train = ["bigsgan", "train", "--config", "published.yaml"]
+    written("distill")
+    Path("dmd2.py").write_text(Path("dmd2.py").read_text().replace("from flow import", "from backbone import"))
+    dit = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=1, out_channels=2, num_layers=2, sample_size=8,
+        num_embeds_ada_norm=10,
+    )  # fmt: skip
+    dit.save_pretrained("dit/transformer")
+    own = ["data={kind: digits, resolution: 8}", "generator.latent_size=64", "discriminator.arguments.width=16"]
+    own += ["batch=16", "total_nimg=32", "report_nimg=16", "sample_nimg=32", "checkpoint_nimg=16"]
+    execute(train, *own, "total_nimg=16")
+    assert "Resuming" in execute(train, *own)
+    assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows("runs/published")[1].keys()
+
+
+@pytest.mark.slow
+def test_a_backbone_of_noise_tells_velocities(elsewhere, monkeypatch):
+    """Of normal data, whose noise and velocities have formulas: E[e | x] = s x where x = a d + s e, a^2 + s^2 = 1."""
+    diffusers = pytest.importorskip("diffusers")
+    written("distill")
+    kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)  # Ho et al. 2020, section 4
+
+    class Perfect(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.transformer_blocks = torch.nn.ModuleList([torch.nn.Identity()])
+
+        def forward(self, seen, timestep, class_labels):
+            deviations = (1 - kept[timestep]).sqrt().float()[:, None, None, None]
+            self.transformer_blocks[0](seen.flatten(2).mT)
+            return SimpleNamespace(sample=torch.cat([deviations * seen, torch.full_like(seen, 9)], dim=1))
+
+    monkeypatch.setattr(diffusers.DiTTransformer2DModel, "from_pretrained", lambda *_, **__: Perfect())
+    network = runpy.run_path("backbone.py")["pretrained"]()
+    times = torch.linspace(0.02, 0.98, 25)
+    noisy = torch.randn(25, 4, 2, 2, generator=torch.Generator().manual_seed(0))
+    velocities, features = network(noisy, times, torch.zeros(25, dtype=torch.long))
+    t = times[:, None, None, None]
+    expected = (2 * t - 1) / ((1 - t) ** 2 + t**2) * noisy  # E[e - d | (1 - t) d + t e]
+    assert features.shape == (25, 4)
+    torch.testing.assert_close(velocities, expected, rtol=0.02, atol=0.02)  # there are 1,000 steps
 
 
 @pytest.mark.slow
