@@ -83,6 +83,7 @@ def messages(*overrides):
     return {each["phase"]: (each["calls"], each["bytes"]) for each in found["collectives"]}, run.layout
 
 
+@pytest.mark.slow
 def test_statistics_leave_a_host_once_an_update(ranks):
     (apart, layout), _ = Hosts(ranks(2), 1).run(messages, HOST)
     (found, usual), _ = ranks(2).run(messages)

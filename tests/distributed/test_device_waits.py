@@ -36,7 +36,7 @@ def cells():
     for layout in LAYOUTS:
         for game in GAMES:
             two, plain = LAYOUTS[layout][0] == 2, game == "plain"
-            quick = plain and layout in ("joint", "ranks of their own")
+            quick = plain and layout == "joint"
             marks = () if quick else SLOW if two and (plain or layout == "ranks of their own") else NIGHTLY
             yield pytest.param(layout, game, marks=marks)
 

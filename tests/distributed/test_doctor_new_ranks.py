@@ -56,6 +56,7 @@ def rates_found() -> Finding:
     return collectives.rates(Subject(SimpleNamespace(rank=comm.rank(), size=comm.world_size(), hosts=["a", "a"])))
 
 
+@pytest.mark.slow
 def test_rates_are_of_what_a_rank_sends(ranks):
     for finding in ranks(2).run(rates_found):
         rows = finding.numbers["sizes"]

@@ -38,6 +38,7 @@ def test_threads(monkeypatch, asked, by_torchrun, num_cores, local_size, expecte
     assert comm._num_threads() == expected
 
 
+@pytest.mark.slow
 def test_a_rank_on_a_cpu_has_the_threads_that_were_asked_for():
     code = "import torch; from bigsgan.runtime import comm; comm.initialize(); print(torch.get_num_threads())"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
@@ -75,6 +76,7 @@ def test_a_barrier_names_the_rank_s_own_device(monkeypatch, device, backend, exp
     assert seen == [expected]
 
 
+@pytest.mark.slow
 def test_a_process_that_left_its_group_joins_another():
     """DeepSpeed keeps a copy of the group of all ranks, which ends with that group."""
     program = """

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import tarfile
 import zipfile
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -91,8 +92,10 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, form, format", CASES)
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize(
+    "kind, form, format, fit",
+    [(*case, fit) for case, fit in zip(CASES, cycle(["crop", "pad", "stretch"]), strict=False)],
+)
 def test_what_is_made_holds_what_training_reads(kind, form, format, fit, capsys, small_parts):
     source = write_source(kind, form)
     for _ in range(2):  # the second time all is there

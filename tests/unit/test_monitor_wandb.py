@@ -101,6 +101,7 @@ def test_each_holds_what_it_can(tmp_path):
         assert image.step == 64
 
 
+@pytest.mark.slow
 def test_an_alarm_that_begins_is_a_message(tmp_path):
     reporter, names = Reporter(tmp_path, 0, 512, 0, ["wandb"], RECIPE), ["low_diversity", "penalty_is_off/r1"]
     both = {**FIRST, **{f"alarm/{name}": 1.0 for name in names}}
