@@ -113,8 +113,6 @@ def _of_files(data: Data, files: Files, wanted: str, read: Callable[[Sequence[st
 
 def _shards(data: Data) -> _Listed:
     found = read_shards(data)
-    if not found.names:
-        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
     check_shards(data, found)
     packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
 
