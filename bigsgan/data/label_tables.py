@@ -1,6 +1,7 @@
 """Reads CSV files of labels: a row for each image.
 
-The first column has the image's path below the root; the others are a class, or the numbers of a label.
+The first column has the image's path below the root; the others are a class, or the numbers of a label. Columns are
+separated by commas, semicolons or tabs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import read_text
 
 _MOST_BYTES = 1 << 30
+_SEPARATORS = ",;\t"
 
 
 def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], list[str]]:
@@ -34,18 +36,19 @@ def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], lis
     def refused(problem: str, remedy: str = "give rows of a path and numbers, with commas") -> UserError:
         return UserError("data.labels_file", str(path), problem, remedy)
 
+    in_archive = os.path.isfile(str(data.root))
     try:
-        rows = [
-            [cell.strip() for cell in row]
-            for row in csv.reader(read_text(path, _MOST_BYTES).removeprefix("\ufeff").splitlines())
-            if row
-        ]
+        lines = read_text(path, _MOST_BYTES).removeprefix("\ufeff").splitlines()
+        for separator in _SEPARATORS:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator) if row]
+            if any(plain_name(row[0], in_archive) in images for row in rows):
+                break
+        else:
+            remedy = f"write an image's path below data.root there, such as {min(images)}"
+            raise refused("has no image in its first column", remedy)
     except (OSError, ValueError, csv.Error) as error:
         raise refused(f"cannot be read: {reason(error, path)}") from None
-    in_archive = os.path.isfile(str(data.root))
-    head = rows.pop(0) if rows and plain_name(rows[0][0], in_archive) not in images else []
-    if not rows:
-        raise refused("has no rows")
+    head = rows.pop(0) if plain_name(rows[0][0], in_archive) not in images else []
     if uneven := [row for row in rows if not len(row) == len(head or rows[0]) > 1]:
         raise refused(f"has rows of other lengths than its first one, or of one column, such as {','.join(uneven[0])}")
     cells = {plain_name(name, in_archive): row for name, *row in rows}

@@ -326,15 +326,16 @@ def _class_number(data: Data, name: str, label: Any) -> int:
 
 
 def _check_listing(data: Data, listed: Mapping[str, Any], files: Files) -> None:
-    """Refuse an image that is not listed, unless labels may be missing; warn of missing images, or refuse most."""
+    """Refuse an image that is not listed, unless some labels may be missing; warn of missing images, or refuse most."""
     file = _file_of(data)
     in_archive = os.path.isfile(str(data.root)) and not data.labels_file
     remedy = "pack it again" if in_archive else f"correct {file}"
     unknown = [name for name in files.images if name not in listed]
-    if unknown and data.missing_labels != "accept":
+    lacks_all = len(unknown) == len(files.images)
+    if unknown and (lacks_all or data.missing_labels != "accept"):
         problem = f"has {unknown[0]}, which its {file} does not list"
-        detail = f"it lacks {len(unknown)} images" if len(unknown) > 1 else ""
-        raise UserError("data.root", data.root, problem, f"{remedy}, or {_ACCEPTING}", detail)
+        detail = f"it lacks {'all' if lacks_all else len(unknown)} images" if len(unknown) > 1 else ""
+        raise UserError("data.root", data.root, problem, remedy + f", or {_ACCEPTING}" * (not lacks_all), detail)
     missing = listed.keys() - set(files.images)
     if not missing:
         return

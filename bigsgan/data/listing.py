@@ -274,10 +274,11 @@ def wrong_num_classes(data: Data, found: int, what: str) -> UserError:
     return UserError("data.num_classes", data.num_classes, f"must be {found} with this data", remedy, detail)
 
 
-def no_images(data: Data, wanted: str, others: Ignored) -> UserError:
+def no_images(data: Data, wanted: str, others: Ignored, remedies: Sequence[str] = ()) -> UserError:
     """Return the error that there are no images beside ``others``; ``wanted`` describes a source that has some."""
     remedy = f"give {wanted} of {KINDS_OF_IMAGES}, whose names and folders do not begin with a dot"
-    return UserError("data.root", data.root, "contains no images", setting_range(data, others) + remedy, others.text())
+    remedy = ", or ".join([*remedies, setting_range(data, others) + remedy])
+    return UserError("data.root", data.root, "contains no images", remedy, others.text())
 
 
 def setting_range(data: Data, others: Ignored) -> str:

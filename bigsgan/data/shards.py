@@ -98,26 +98,14 @@ def build_tar(data: Data) -> PackedImages:
         UserError: There are no shards, one is damaged, none has images, an image has no class, or they have another
             number of classes.
     """
-    found = images_of_shards(data)
+    found = read_shards(data)
+    check_shards(data, found)
     names = names_beside(Path(str(data.root)))
     if data.num_classes and not data.has_vectors:
         num_classes = int(found.entries["label"].max()) + 1
         if data.num_classes not in (num_classes, len(names)):  # the last classes may have no image
             raise wrong_num_classes(data, max(num_classes, len(names)), "classes")
     return PackedImages(found.archives, found.names, found.entries, tar_content, names, data)
-
-
-def images_of_shards(data: Data) -> Shards:
-    """Return what ``read_shards`` does, of shards with images that are fit to train on.
-
-    Raises:
-        UserError: They are not; see ``check_shards``.
-    """
-    found = read_shards(data)
-    if not found.names:
-        raise no_images(data, "a directory with shards (*.tar) of files", found.others)
-    check_shards(data, found)
-    return found
 
 
 def names_beside(root: Path) -> list[str]:
@@ -151,15 +139,17 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     Of a single class, images need labels only if some have one.
 
     Raises:
-        UserError: Most of the data set would be ignored, or the recipe has labels, and images have none.
+        UserError: There are no images, most of the data set would be ignored, or the recipe has labels, and images have
+            none.
     """
     num, num_unlabelled = len(found.names), len(found.unlabelled)
     num_links = sum(count for kind, count in found.others.kinds.items() if kind.startswith(LINKED))
-    causes = [_FOLLOWING] * (num_links > 0)
-    if num_links < found.others.num_lost:
-        kinds = [f"x{kind}" for kind in found.others.kinds if not kind.startswith(LINKED)]
-        unread = any(may_be_image(name) and not is_image(name) for name in kinds)
-        causes += [_RENAMING] * any(map(is_image, kinds)) + [CONVERTING] * unread
+    kinds = [f"x{kind}" for kind in found.others.kinds if not kind.startswith(LINKED)]
+    kinds = kinds if num_links < found.others.num_lost else []
+    causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * any(map(is_image, kinds))
+    if not num:
+        raise no_images(data, "a directory with shards (*.tar) of files", found.others, causes)
+    causes += [CONVERTING] * any(may_be_image(name) and not is_image(name) for name in kinds)
     found.others.check(field, data.root, num, data.max_ignored, "; ".join(causes))
     found.others.tell(data.root)
     if data.condition_width and num_unlabelled == num and LABELS_FILE in found.others.kinds:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, PngImagePlugin
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from bigsgan.errors import reason
@@ -56,6 +56,7 @@ _WHITE = 65535  # of 16 bits
 _kept: ContextVar[list[bool] | None] = ContextVar("kept", default=None)
 _noted: ContextVar[tuple[list[tuple[float, float]], list[str]] | None] = ContextVar("noted", default=None)
 
+TIFF = (".tif", ".tiff")
 _SAMPLE_FORMAT = 339  # of TIFF 6.0: 2 is signed
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -97,7 +98,10 @@ def open_image(path: str, content: BinaryIO | None = None, noting: bool = True) 
             return image
     except Exception as error:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
         # Pillow's text has the repr of a file, with an address that differs from run to run.
-        raise CorruptImage(path, re.sub(r" <_io\.[^>]*>", "", reason(error, path))) from error
+        why = re.sub(r" <_io\.[^>]*>", "", reason(error, path))
+        if noting and isinstance(error, UnidentifiedImageError) and path.lower().endswith(TIFF):
+            why += "; unless it is damaged, data.range reads it"  # more channels than Pillow knows
+        raise CorruptImage(path, why) from error
 
 
 @contextmanager
@@ -325,7 +329,7 @@ def eight_bits(image: Image.Image, channels: int) -> Image.Image:
 
 def own_channels(image: Image.Image) -> int:
     """Return C. Greyscale files stay greyscale, which is exact for recipes of either kind; all others become RGB."""
-    return 1 if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I") else 3
+    return 1 if image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I") else 3
 
 
 def orientation(image: Image.Image) -> int | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.npz import array_header, num_bytes
 from bigsgan.images.reading import (
+    TIFF,
     CorruptImage,
     eight_bits,
     is_wide,
@@ -34,7 +35,6 @@ from bigsgan.runtime.extras import require
 from bigsgan.runtime.paths import check_regular
 
 ARRAYS = ".npy"
-_TIFF = (".tif", ".tiff")
 _PNG = b"\x89PNG"
 _BIT_DEPTH = 24  # byte of a PNG file: PNG specification, 11.2.1
 _EXACT = 2**53  # from here on, float64 has not all integers
@@ -99,7 +99,7 @@ def _decoded(path: str, content: bytes) -> np.ndarray | Image.Image:
             raise ValueError("it is cut off, or has Python objects")
         found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return found
-    if suffix in _TIFF and (found_tiff := _tiff(content)) is not None:
+    if suffix in TIFF and (found_tiff := _tiff(content)) is not None:
         return found_tiff
     # It refuses what is damaged: libpng would end the process.
     image = open_image(path, io.BytesIO(content), noting=False)
@@ -254,9 +254,12 @@ def outside_range(noted: Sequence[tuple[float, float]], values: Sequence[float])
 
 
 def in_units(images: Tensor, values: Sequence[float] | None) -> Tensor:
-    """Return images in [-1, 1] in the units of the data, float32, where ``values`` are those of black and white."""
+    """Return images in the units of the data, float32, where ``values`` are those of black and white.
+
+    Images are clipped to [-1, 1], as the data are to these values.
+    """
     low, high = values or (-1.0, 1.0)
-    images = images.double()
+    images = images.double().clamp(-1, 1)
     return ((1 + images) * (high / 2) + (1 - images) * (low / 2)).float()
 
 

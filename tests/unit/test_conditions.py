@@ -184,7 +184,8 @@ WRONG_FILES = {
     "has an empty cell in the row of b.png": "a.png,1,2\nb.png,1,\nsub/c.png,1,2\n",
     "has two rows for one image": "a.png,1,2\na.png,1,2\n",
     "has rows of other lengths than its first one, or of one column, such as b.png,1": "a.png,1,2\nb.png,1\n",
-    "has no rows": "",
+    "has no image in its first column; write an image's path below data.root there, such as a.png": "",
+    "has no image in its first column; write": "1,a.png\n1,b.png\n1,sub/c.png\n",
 }
 
 
@@ -195,6 +196,27 @@ def test_files_of_labels_that_cannot_be_read(tmp_path, problem):
     with pytest.raises(UserError, match=re.escape(problem)) as caught:
         build_dataset(section(images(tmp_path / "data"), labels_file=str(path), condition_size=2))
     assert caught.value.field == "data.labels_file"
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_may_have_other_separators(tmp_path, separator):
+    root, path = images(tmp_path / "data", ["a, b.png", "c.png"]), tmp_path / "labels.csv"
+    path.write_text(f'file{separator}kind\n"a, b.png"{separator}"dog, big"\nc.png{separator}cat\n')
+    dataset = build_dataset(section(root, labels_file=str(path), num_classes=2))
+    assert (dataset.labels.tolist(), dataset.class_names) == ([1, 0], ["cat", "dog, big"])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_labels_of_other_files_are_no_missing_labels(tmp_path, suffix):
+    """Such as those with the folder's own name before each."""
+    path, other = tmp_path / f"labels.{suffix}", [f"data/{name}" for name in NAMES]
+    path.write_text("".join(f"{name},0\n" for name in other))
+    if suffix == "json":
+        path.write_text(json.dumps({"labels": [[name, 0] for name in other]}))
+    problem = "no image in its first column" if suffix == "csv" else "which its .* does not list .it lacks all images"
+    with pytest.raises(UserError, match=problem) as caught:
+        build_dataset(section(images(tmp_path / "data"), labels_file=str(path), num_classes=2, missing_labels="accept"))
+    assert "missing_labels" not in str(caught.value)
 
 
 def shard(root: Path, members) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import yaml
 from PIL import Image
 
@@ -77,6 +78,11 @@ def test_a_dry_run_refuses_images_that_cannot_be_read(place, capsys):
     assert cli.main(arguments) == 2
     message = "data.root: 'floats' contains no readable images (of 2 images that were tried, floats/1.tif: floating-p"
     assert message in capsys.readouterr().err
+    Path("bands").mkdir()
+    tifffile.imwrite("bands/a.tif", np.zeros((9, 9, 5), np.uint16), photometric="minisblack", planarconfig="contig")
+    assert cli.main(train_arguments(FOLDER.replace("photos", "bands") % 0, "out=new", "--dry-run")) == 2
+    why = "cannot identify image file 'bands/a.tif'; unless it is damaged, data.range reads it"
+    assert f"(of 1 image that was tried, bands/a.tif: {why})" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,12 @@ def test_files_of_labels_tell_the_classes():
     assert found() == (0, 1)
 
 
+def test_grey_numbers_make_one_channel():
+    write("a.png")
+    Image.fromarray(np.zeros((9, 7), np.float32)).save("photos/b.tif")
+    assert found() == (0, 1)
+
+
 def test_one_image_in_colour_makes_three_channels():
     write("1.png", "2.png", "3.png")
     write("4.png", mode="RGB")

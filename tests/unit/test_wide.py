@@ -320,6 +320,12 @@ def test_samples_come_in_the_units_of_the_data(tmp_path, monkeypatch):
         assert grid.mode == "RGB"
 
 
+def test_samples_outside_the_values_of_the_data_are_clipped():
+    images = torch.tensor([-7.0, -1, 0.5, 1, 1.01])
+    assert in_units(images, [100, 4096]).tolist() == [100, 100, 3097, 4096, 4096]
+    assert in_units(images, None).tolist() == [-1, -1, 0.5, 1, 1]
+
+
 FAMILIES = ["biggan_deep", "biggan_unshared", "cat", "dcgan_light", "gat", "r3gan", "stylegan2"]
 
 
