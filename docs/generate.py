@@ -48,8 +48,11 @@ ANCHORS = {
 }
 """Headings of sections that are called otherwise."""
 
-LIKE = {"family biggan_deep": "biggan", "family cat": "gat", "family dcgan": "biggan"}  # only name what is the same
+LIKE = {"biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat"}
+"""Families whose tables only name the keys that another family has alike."""
+
 NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Size: "integer > 0, or a list of two"}
+SIZE = f"integer > 0, <= {2**16:,}"  # is called "size", as the page says
 SIGNS = (
     (annotated_types.Ge, "ge", ">="),
     (annotated_types.Gt, "gt", ">"),
@@ -134,7 +137,7 @@ def nested_sections(section: type[Section]) -> Iterator[tuple[str, type[Section]
 def keys_table(name: str) -> str:
     """The keys of a section with types, defaults and meaning."""
     rows = rows_of(name)
-    if other := LIKE.get(name):
+    if other := LIKE.get(name.removeprefix("family ")):
         alike = [row[0] for row in rows if row in rows_of(f"family {other}")]
         rows = [row for row in rows if row[0] not in alike]
         rows.append((", ".join(alike), "", "", f"as of [`{other}`](#family-{other})"))
@@ -158,6 +161,8 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
         default = default_of(field)
         if not nested:
             type_ = type_of(field.annotation, field.metadata)
+            if field.default is None:
+                type_ = type_.removesuffix(", or `null`")
             rows.append((f"`{prefix}{name}`", type_, default, meaning(section, name)))
         elif is_top:
             rows.append((f"`{name}`", "section", default, f"[below](#{ANCHORS.get(name, name)})"))
@@ -210,13 +215,14 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
         one = type_of(get_args(annotation)[0])
-        several = one.replace("integer", "integers").replace("number", "numbers").replace("section", "sections")
+        several = re.sub("^(integer|number|section|size)", r"\1s", one)
         return f"list of {several}" + limits([rule for rule in metadata if isinstance(rule, OrAuto)])
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     if origin is dict:
         return "mapping"
-    return NAMES[annotation] + limits(metadata)
+    found = NAMES[annotation] + limits(metadata)
+    return f"size{found.removeprefix(SIZE)}" if found.startswith(SIZE) else found
 
 
 def limits(metadata: list[Any] | tuple[Any, ...]) -> str:

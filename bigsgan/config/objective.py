@@ -47,22 +47,22 @@ class Penalty(Section):
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
     """How an exact penalty is computed. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with
-    ``activation_checkpointing``, and on GPUs if D has convolutions, and ``double_backward`` elsewhere; of a D from
-    outside the package only in pipelines."""
+    ``activation_checkpointing``, and on GPUs if D has convolutions, else ``double_backward``; of a D from outside the
+    package only in pipelines."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01 if the coarsest type in which
-    D's layers compute is bf16, fp16 or float32."""
+    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's
+    layers is bf16, fp16 or float32."""
     antithetic: bool = False
-    """Take the finite difference from x - sigma e to x + sigma e: more exact, with a segment more in D's batch."""
+    """Take the difference from x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
     check_every: NaturalInt = 64
-    """In every so many penalized steps, compare one micro-batch with the exact penalty; 0 for never."""
+    """Penalized steps between two comparisons of a micro-batch with the exact penalty; 0 for none."""
 
 
 class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
-    """Weight of WGAN-GP's penalty between real and fake images."""
+    """Weight of the penalty."""
     method: Method = "auto"
     """As for R1."""
 
@@ -140,12 +140,12 @@ class Teacher(Section):
     """
 
     path: PathText
-    """A program with the interface of DINOv2, written by torch.export (.pt2) or torch.jit.save. It maps images
-    (n, 3, R, R) to class tokens (n, width) and patch tokens (n, P, width)."""
+    """Program with DINOv2's interface, of torch.export (.pt2) or torch.jit.save: from images (n, 3, R, R) to class
+    tokens (n, width) and patch tokens (n, P, width)."""
     weight: PositiveFloat = 1.0
     """Weight of the distances to the teacher's features."""
     resolution: Pixels = 224
-    """R: images are resized to it, after normalization by the means and deviations of ImageNet."""
+    """R, to which images are resized, normalized by ImageNet's means and deviations."""
     width: Width = 768
     """Features of the teacher's tokens; 768 in DINOv2's ViT-B."""
     hidden: Width = 2048
@@ -168,8 +168,8 @@ class OwnLoss(Section):
     """A loss on logits from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:Class``. Its methods ``discriminator`` and ``generator`` take ``fake_logits`` and
-    ``real_logits``, and return the mean loss over the samples."""
+    """``package.module:Class``, whose methods ``discriminator`` and ``generator`` take ``fake_logits`` and
+    ``real_logits`` and return the mean loss over the samples."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the class."""
     pairs: bool = False
@@ -180,19 +180,19 @@ class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:name`` of a function, or of a class whose objects are called. It takes images and labels,
-    what D returns, or gradients, by the names of its arguments, and returns the mean over the samples."""
+    """``package.module:name`` of a function, or of a class with ``__call__``. It takes images and labels, what D
+    returns, or gradients, by the names of its arguments, and returns the mean over the samples."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
-    """Name of its statistic, loss/<name>; that of the function or class unless given."""
+    """Name of its statistic, loss/<name>; by default that of the function or class."""
     network: Literal["generator", "discriminator"] = "generator"
-    """The network whose loss it enters. D's terms read what D returns, or gradients."""
+    """Network whose loss it enters. D's terms read what D returns, or gradients."""
     weight: float = 1.0
     """Weight relative to the loss on logits."""
     every: PositiveInt = 1
-    """Apply it on every so many steps of D, or updates of G, that many times as strongly."""
+    """Steps of D, or updates of G, of which it is in one, that many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
-    """The images whose gradients it takes (``real_gradients``, ``fake_gradients``): those of D's logits. They are
-    computed by the method of the penalties."""
+    """Images whose gradients of D's logits it takes (``real_gradients``, ``fake_gradients``), by the penalties'
+    method."""
     arguments: dict[str, Any] = Field(default={})
     """Further arguments of the function, or those of the class."""
 
@@ -220,19 +220,18 @@ class Objective(Section):
     ] = "hinge"
     """Loss of D's logits; ``package.module:Class`` for your own."""
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Updates of D before each update of G; each takes a batch of its own."""
+    """Updates of D before each of G, each with a batch of its own."""
     schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
-    """D's steps come first (``exact``), or G's update does; or each network learns from the other as it was an update
-    ago (``overlapped``), another game that lets networks on their own ranks compute at once."""
+    """D's steps come first (``exact``), or G's update. With ``overlapped`` each network learns from the other as it was
+    an update ago: another game, in which networks on their own ranks compute at once."""
     reuse_fakes: bool = False
-    """Let G's update and D's last step, or the first with ``generator_first``, have the same latents and images."""
+    """G's update and D's last step (with ``generator_first`` the first) share latents and images."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Images of earlier updates that are kept for each sample of a batch. D sees one of these half the time (CycleGAN);
-    0 for none."""
+    """Earlier images kept for each sample of a batch. D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
-    """Labels of G's images: classes drawn uniformly, or as often as the data has them, or those of the real images
-    beside them, so that a relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``. Labels that
-    are vectors are drawn from the data's images unless it is ``data``."""
+    """Labels of G's images: uniform classes, classes as often as in the data, or those of the real images beside them,
+    as a relativistic loss needs. ``data`` needs ``reuse_fakes``. Vectors are drawn from the data's unless it is
+    ``data``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
     l2: NaturalFloat = 0.0
@@ -240,18 +239,16 @@ class Objective(Section):
     huber: Huber | None = None
     perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs, or of an
-    autoencoder's inputs."""
+    """Weight of the mean absolute difference between D's features of G's images and of the targets."""
     kl: NaturalFloat = 0.0
-    """Weight of the divergence of an autoencoder's latents from a standard normal distribution: the mean over images of
-    the sum over latents. It reads G's output ``moments``: means and log variances, side by side."""
+    """Weight of the divergence of latents from a standard normal distribution, summed over latents, mean over images.
+    It reads G's output ``moments``: means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between images of two domains and the translations of their translations,
-    G's output ``again``: the sum over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
+    """Weight of the mean absolute difference between images and the translations of their translations, G's output
+    ``again``, summed over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
-    """Weight of the same difference from what each generator makes of images of its target domain, G's output
-    ``same``."""
+    """Weight of the same difference from translations of images of the target domain, G's output ``same``."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
@@ -266,7 +263,7 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
     adversarial: Adversarial = Adversarial()
     discriminator_from_nimg: NaturalInt = 0
-    """Images before which D does not learn: its loss is 0; ``orthogonal`` and weight decay go on."""
+    """Images before which D's loss is 0; ``orthogonal`` and weight decay go on."""
     terms: list[OwnTerm] = Field(default=[])
     """Parts of the losses from your own code."""
 

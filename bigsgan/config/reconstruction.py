@@ -11,7 +11,7 @@ class Huber(Section):
     weight: PositiveFloat
     """Weight relative to the loss on logits."""
     delta: PositiveFloat = 1.0
-    """Difference from which on it grows along a line."""
+    """Difference from which on it grows linearly."""
 
 
 class PerceptualNetwork(Section):
@@ -21,8 +21,9 @@ class PerceptualNetwork(Section):
     """
 
     path: PathText
-    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
-    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program of
+    torch.export (.pt2) or torch.jit.save from images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H,
+    W)."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
 

@@ -36,7 +36,7 @@ class DeepSection(Section):
     depth: Depth = 2
     """Blocks for each step of the tables; one of them changes the resolution."""
     attention: list[int] = Field(default=[])
-    """Resolutions of the feature maps after which self-attention comes: of their shorter side, if they have one."""
+    """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
 
 
 class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):

@@ -19,8 +19,7 @@ class CATNetwork(LeveledTransformer):
 
     sizes = SIZES
     size: Literal["B", "M", "H"] | None = None
-    """A published size, which gives depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The
-    published D is always B."""
+    """Published depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The published D is always B."""
 
 
 class CATGenerator(CATNetwork, TransformerGenerator):
@@ -28,8 +27,8 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 
     family: Literal["cat"] = "cat"
     shift: bool = True
-    """Blocks and heads also add a shift of each feature, computed from w. The published numbers of parameters include
-    it."""
+    """Blocks and heads also add a shift of each feature, computed from w, as the published numbers of parameters
+    suggest."""
 
 
 class CATDiscriminator(CATNetwork):

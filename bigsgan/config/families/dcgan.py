@@ -37,4 +37,4 @@ class DCGANDiscriminator(_DCGAN):
     """DCGAN's discriminator, with a projection head if there are classes."""
 
     norm: Literal["batch", "spectral", "none"] = "batch"
-    """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""
+    """Batch norm as published, spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""

@@ -36,10 +36,8 @@ class Pix2PixGenerator(NetworkSection):
     norm: Norm = "batch"
     """Norm of the layers; only convolutions before an instance norm have a bias."""
     dropout: bool = True
-    """In training, drop half the features of a U-Net's coarsest enlarging layers, or inside each residual block.
-
-    This takes the place of a latent.
-    """
+    """Drop half the features, in training, of a U-Net's coarsest enlarging layers, or inside each residual block, in
+    place of a latent."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

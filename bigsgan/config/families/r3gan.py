@@ -31,7 +31,7 @@ class R3GANNetwork(NetworkSection):
     expansion: Depth = 2
     """Channels inside a block, divided by its stage's width."""
     bf16_stages: NaturalInt = 0
-    """How many of the finest stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
+    """Finest stages that compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
     @property
     def computes_in(self) -> str | None:
