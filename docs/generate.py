@@ -2,9 +2,8 @@
 
 The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
 hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
-parsers, keys of DeepSpeed files from the table that they are checked against, what is used of DeepSpeed from
-engines/deepspeed/touched.py, and checks from doctor/registry.py. `tests/unit/test_docs.py` fails where a page and its
-tables differ.
+parsers, keys of DeepSpeed files from the table that they are checked against, and checks from doctor/registry.py.
+`tests/unit/test_docs.py` fails where a page and its tables differ.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ from bigsgan.config.from_data import OrAuto
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
 from bigsgan.doctor.registry import CHECKS
-from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
 from bigsgan.images.size import Size
 
 Row = tuple[str, ...]
 DOCS = Path(__file__).parent
-MARK = re.compile(r"<!-- (keys|options|deepspeed|touched|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- (keys|options|deepspeed|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 ANCHORS = {
     "generator": "generator-and-discriminator",
@@ -50,6 +48,12 @@ ANCHORS = {
 
 LIKE = {"biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat"}
 """Families whose tables only name the keys that another family has alike."""
+
+AS = {
+    "bigsgan evaluate": "bigsgan sample", "bigsgan export": "bigsgan sample",
+    "bigsgan data prepare": "bigsgan data encode",
+}  # fmt: skip
+"""Commands whose tables only name the options that another one has alike, which is `train` for all others."""
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Size: "integer > 0, or a list of two"}
 SIZE = f"integer > 0, <= {2**16:,}"  # is called "size", as the page says
@@ -91,7 +95,6 @@ def refreshed(text: str) -> str:
         ("keys", set(sections())),
         ("options", set(commands())),
         ("deepspeed", files),
-        ("touched", {VERSION}),
         ("checks", {check.name.partition(".")[0] for check in CHECKS}),
     ):
         missing = names - found[kind]
@@ -290,22 +293,31 @@ def walk(parser: argparse.ArgumentParser, text: str) -> Iterator[tuple[str, tupl
 
 
 def options_table(name: str) -> str:
-    """What a command does, and its options; those of a recipe stand in the table of ``train``."""
+    """What a command does, and its options; those that another command has alike are only named."""
     parser, text = commands()[name]
-    of_train = [helped(action) for action in commands()["bigsgan train"][0]._actions]
-    rows, usage = [], [name]
-    for action in parser._actions:
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
-            continue
-        shown = option(action)
-        rows.append((f"`{shown}`", helped(action)))
-        if action.required and action.nargs != "*":
-            usage.append(shown)
-    if name != "bigsgan train" and any(text in of_train for _, text in rows):
-        own = [row for row in rows if row[1] not in of_train]
-        rows = [("options of a recipe", "[as of `train`](#bigsgan-train)"), *own]
-    cells = markdown(("option", "meaning"), rows)
-    return f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n```sh\n{' '.join(usage)}\n```\n\n{cells}"
+    rows = option_rows(name)
+    shown = f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n"
+    required = [option(action) for action in parser._actions if action.required and action.nargs != "*"]
+    if required:
+        shown += f"```sh\n{' '.join([name, *required])}\n```\n\n"
+    other = AS.get(name, "bigsgan train")
+    alike = [row for row in rows if row in option_rows(other)] if name != other else []
+    if alike:
+        link = f"[as of `{other.removeprefix('bigsgan ')}`](#{other.replace(' ', '-')})"
+        named = (
+            "options of a recipe"
+            if other == "bigsgan train"
+            else ", ".join(f"`{row[0].split()[0].strip('`,')}`" for row in alike)
+        )
+        rows = [(named, link), *(row for row in rows if row not in alike)]
+    return shown + (markdown(("option", "meaning"), rows) if rows else "It has no options.")
+
+
+def option_rows(name: str) -> list[Row]:
+    """The options of a command with their meaning."""
+    actions = commands()[name][0]._actions
+    hidden = [each for each in actions if each.help == argparse.SUPPRESS or isinstance(each, argparse._HelpAction)]
+    return [(f"`{option(each)}`", helped(each)) for each in actions if each not in hidden]
 
 
 def option(action: argparse.Action) -> str:
@@ -355,25 +367,6 @@ def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule
             yield from rules_in(rule, f"{prefix}{key}.")
 
 
-# What is used of DeepSpeed.
-
-
-def touched_table(name: str) -> str:
-    """What each file of bigsgan uses of each file of DeepSpeed; ``name`` is the version.
-
-    Raises:
-        KeyError: The table is of another.
-    """
-    if name != VERSION:
-        raise KeyError(f"the table is of DeepSpeed {VERSION}, not of {name}")
-    rows = []
-    for row in TOUCHED:
-        verbs = (("reads", row.reads), ("calls", row.calls), ("replaces", row.replaces))
-        names = [f"{verb} {', '.join(f'`{one}`' for one in text.split())}" for verb, text in verbs if text]
-        rows.append((f"`{row.file}`", f"`{row.by}`", "; ".join(names)))
-    return markdown(("DeepSpeed's file", "bigsgan's file", "names"), rows)
-
-
 def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     """A table."""
     lines = [header, tuple("---" for _ in header), *rows]
@@ -396,7 +389,6 @@ TABLES = {
     "keys": keys_table,
     "options": options_table,
     "deepspeed": deepspeed_table,
-    "touched": touched_table,
     "checks": checks_table,
 }
 

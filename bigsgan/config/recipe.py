@@ -81,8 +81,7 @@ class Recipe(Section):
     max_rollbacks: NaturalInt = 10
     """Returns to a checkpoint after a non-finite update, after which the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
-    """Seconds without progress on any rank (a task of an update, a report or a grid of samples), after which the run
-    ends."""
+    """Seconds in which no rank begins a task of an update, a report or a sample grid, after which the run ends."""
     deterministic: bool = False
     """Use deterministic kernels, which may be slower."""
     data: Data
