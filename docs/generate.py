@@ -262,8 +262,9 @@ def field_docs(section: type[Section]) -> dict[str, str]:
 
 
 def said(text: str) -> str:
-    """A docstring as a cell of a table."""
+    """A docstring as a cell of a table; a paper with a number on arXiv goes by that."""
     text = " ".join(text.split()).replace("``", "`").removesuffix(".")
+    text = re.sub(r"\b(?:van|[A-Z])[\w .,-]* \d{4}, (?=arXiv)", "", text)
     return cell(text[0].upper() + text[1:])
 
 

@@ -20,15 +20,14 @@ class Adaptive(Section):
     largest: PositiveFloat = 1e4
     """The ratio is at most this."""
     over: Literal["batch", "micro_batch"] = "batch"
-    """Gradients of the whole batch, the same in any layout; or of each rank's micro-batch, as in public trainers, whose
-    result depends on the number of ranks."""
+    """Gradients of the whole batch, the same in any layout; or of each rank's micro-batch, as in public trainers."""
 
 
 class Normalize(Section):
     """Divides the gradient of the loss on logits at G's images by a moving average of its size.
 
-    With the gradient g_i of a sample's loss at its C x H x W numbers, it is g_i / (sqrt(v) + 1e-8), where v moves to
-    C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv 2511.22475).
+    A sample's gradient g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin
+    et al. 2025, arXiv 2511.22475).
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -124,9 +124,8 @@ class Data(Section):
     """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
-    """Source of images. Code of your own, such as ``mypackage.data:Faces``, returns a map-style
-    ``torch.utils.data.Dataset``. It gets ``arguments``, and those of ``root``, ``resolution``, ``image_channels``,
-    ``num_classes`` and ``condition_size`` that its signature names."""
+    """Source of images, below; or code such as ``mypackage.data:Faces``, which [returns a data
+    set](../how-to/own-data.md)."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
@@ -143,18 +142,17 @@ class Data(Section):
     resolution: ImageSize = Size(16, 16)
     """Pixels a side of square images, or height and width, such as ``[128, 256]``."""
     fit: Fit = "crop"
-    """How images of other proportions fit: their middle is cut out, black is added at two sides, or they are
-    stretched."""
+    """How images of other proportions fit: cut out their middle, add black at two sides, or stretch them."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
     """1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto`` takes 1 if 1,000 images
     are all grey, else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
-    """Values of black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF, .npy, HDF5 or arrays of your
-    code: any bits, signed or float, up to 16 channels. Without it, 0 is black in 8 and 16 bits. ``auto`` takes the
-    lowest and the highest of 1,000 images of ``folder``, ``zip`` or ``tar``."""
+    """Values of black and white, such as ``[0, 4095]``, in PNG, TIFF, .npy, HDF5 or arrays of your code: any bits,
+    signed or float, up to 16 channels. By default 0 is black in 8 and 16 bits. ``auto`` takes the lowest and the
+    highest of 1,000 images of ``folder``, ``zip`` or ``tar``."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
-    """Number of classes; 0 trains without them, whatever the data has. ``auto`` takes those of ``folder``, ``zip``,
-    ``tar``, ``huggingface`` or ``hdf5``, and 0 if there is only one."""
+    """Number of classes; 0 trains without them. ``auto`` takes those of ``folder``, ``zip``, ``tar``, ``huggingface``
+    or ``hdf5``, and 0 if there is only one."""
     multi_label: bool = False
     """Whether an image may have several classes: its label is a 0 or 1 for each."""
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
@@ -162,8 +160,8 @@ class Data(Section):
     missing_labels: Literal["refuse", "accept"] = "refuse"
     """Refuse images without a label, or accept them with a label of zeros."""
     labels_file: PathText | None = None
-    """CSV or JSON file of labels, instead of dataset.json or class folders. The first column has paths below ``root``,
-    the others a class number each, or the numbers of a label."""
+    """CSV or JSON file of labels, instead of dataset.json or class folders: a path below ``root``, then a class number
+    or the numbers of a label."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes by number, up to 5,000. By default those of the data: of folders, of ``class_names`` in
     dataset.json, of torchvision, Hugging Face or your code."""
@@ -186,13 +184,13 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Possible images that are not read, with which a run still starts. By default as many as there are images."""
+    """Possible images that may go unread at a start; by default as many as there are images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
     thousand images if that is more."""
     truncated: Literal["skip", "accept"] = "skip"
-    """Skip images that are cut off as unreadable, or decode what is there: the rest is grey in JPEG, black or missing
-    in others. Some formats, such as WebP, stay unreadable."""
+    """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others; some
+    formats, such as WebP, stay unreadable."""
     codec: Codec = Codec()
     """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
 

@@ -46,9 +46,8 @@ class Penalty(Section):
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
-    """How an exact penalty is computed. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with
-    ``activation_checkpointing``, and on GPUs if D has convolutions, else ``double_backward``; of a D from outside the
-    package only in pipelines."""
+    """How an exact penalty is computed; ``auto`` [depends on the
+    layout](../explanation/penalties.md#which-way-is-taken)."""
     sigma: PositiveFloat | None = None
     """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's
     layers is bf16, fp16 or float32."""
@@ -99,7 +98,7 @@ class LeCam(Section):
 class Consistency(Section):
     """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), for the L images of a sample.
 
-    It keeps the coarser images near the last (Hyun et al. 2026, arXiv 2605.26449). G minimizes it over all images.
+    It keeps the coarser images near the last, which gets a gradient too (Hyun et al. 2026, arXiv 2605.26449).
     """
 
     weight: PositiveFloat = 0.1
@@ -135,8 +134,8 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines compare a frozen network's features of the image with those that a perceptron predicts from D's last
-    tokens (GAT, arXiv 2509.24935); in a CAT from those of the image at its full size.
+    The cosines are of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT,
+    arXiv 2509.24935); in a CAT of the image at its full size.
     """
 
     path: PathText
@@ -153,9 +152,9 @@ class Teacher(Section):
 
 
 class Orthogonal(Section):
-    """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
+    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3); 0 is off.
 
-    The gradient is twice that of BigGAN-PyTorch's ``ortho()``: ``--G_ortho 2e-4`` there is 1e-4 here.
+    ``--G_ortho 2e-4`` of BigGAN-PyTorch is 1e-4 here.
     """
 
     generator: NaturalFloat = 0.0
@@ -168,8 +167,7 @@ class OwnLoss(Section):
     """A loss on logits from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:Class``, whose methods ``discriminator`` and ``generator`` take ``fake_logits`` and
-    ``real_logits`` and return the mean loss over the samples."""
+    """``package.module:Class``, [a loss on logits](../how-to/own-loss.md#the-loss-on-logits)."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the class."""
     pairs: bool = False
@@ -180,8 +178,7 @@ class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:name`` of a function, or of a class with ``__call__``. It takes images and labels, what D
-    returns, or gradients, by the names of its arguments, and returns the mean over the samples."""
+    """``package.module:name`` of a function or class, [a term](../how-to/own-loss.md#terms)."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; by default that of the function or class."""
     network: Literal["generator", "discriminator"] = "generator"
@@ -222,16 +219,15 @@ class Objective(Section):
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     """Updates of D before each of G, each with a batch of its own."""
     schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
-    """D's steps come first (``exact``), or G's update. With ``overlapped`` each network learns from the other as it was
-    an update ago: another game, in which networks on their own ranks compute at once."""
+    """D's steps first (``exact``), or G's update; with ``overlapped``, another game, each network learns from the other
+    [as it was an update ago](../how-to/separate-ranks.md#let-updates-overlap)."""
     reuse_fakes: bool = False
     """G's update and D's last step (with ``generator_first`` the first) share latents and images."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Earlier images kept for each sample of a batch. D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
-    """Labels of G's images: uniform classes, classes as often as in the data, or those of the real images beside them,
-    as a relativistic loss needs. ``data`` needs ``reuse_fakes``. Vectors are drawn from the data's unless it is
-    ``data``."""
+    """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
+    relativistic loss needs (with ``reuse_fakes``). Vectors are drawn from the data's unless it is ``data``."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
     l2: NaturalFloat = 0.0

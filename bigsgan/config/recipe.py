@@ -73,11 +73,11 @@ class Recipe(Section):
     """Images between two checkpoints."""
     checkpoints: Checkpoints = Checkpoints()
     statistics: Literal["every_update", "every_pass"] = "every_update"
-    """When batch norm's running statistics, spectral norm's vectors and StyleGAN2's ``w_avg`` move: in the first
-    micro-batch of a network's update, or, as in public trainers, in each pass that makes images, trains or judges."""
+    """When batch norm's running statistics, spectral norm's vectors and ``w_avg`` move: in the first micro-batch of a
+    network's update, or, as in public trainers, in each of its passes."""
     batch_statistics: Literal["global", "host"] = "global"
-    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those on one host, which
-    spares messages; the model then depends on the ranks of a host."""
+    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those on one host, whose
+    number then changes the model."""
     max_rollbacks: NaturalInt = 10
     """Returns to a checkpoint after a non-finite update, after which the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300

@@ -367,8 +367,8 @@ class Engine(Section):
     pipeline_stages: PositiveInt = 1
     """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """Ranks of this network alone: their number, or their share of all; the other network gets the rest. ``auto``
-    divides for the shortest updates. By default each rank holds a part of both."""
+    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or their share of all; ``auto`` divides
+    for the shortest updates. By default each rank holds a part of both networks."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
     """Divide layers into stages equally by parameters, by number, or by time, measured once on this machine."""
 

@@ -15,10 +15,7 @@ from bigsgan.errors import UserError
 
 
 class Revival(Section):
-    """Lets codes that are hardly used begin anew at latents of the batch, drawn at random (Dhariwal et al. 2020).
-
-    (arXiv 2005.00341, section 3.1.)
-    """
+    """Codes that are hardly used begin anew at random latents of the batch (arXiv 2005.00341, section 3.1)."""
 
     below: Annotated[float, Field(gt=0, lt=1)] = 0.03
     """Average uses below which a code is replaced, as a share of even use."""
@@ -29,8 +26,7 @@ class Revival(Section):
 class CodebookAverages(Section):
     """Codes that follow moving averages of the latents nearest to them (van den Oord et al. 2017, appendix A.1).
 
-    The averages are over the whole batch, the same in any layout. A code begins with the uses that each has if all are
-    used alike.
+    The averages are over the whole batch, in any layout, and begin with even use.
     """
 
     decay: Fraction = 0.99
@@ -39,7 +35,7 @@ class CodebookAverages(Section):
 
 
 class Bottleneck(Section):
-    """What makes the latents out of what the encoder returns.
+    """How the encoder's output becomes latents.
 
     ``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114). ``vq`` takes the nearest of
     learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq`` rounds each channel to a few levels (Mentzer et

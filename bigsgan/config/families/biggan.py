@@ -49,7 +49,7 @@ class ScaledSection(BlockSection):
     channels: Width = 96
     """Width of the network: layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
-    """Factor of all channels; unless 1, products are rounded to multiples of 8, at least 8."""
+    """Factor of all channels; unless 1, they are rounded to multiples of 8, at least 8."""
     depth: Depth = 1
     """Blocks for each step of the tables; those after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])

@@ -32,11 +32,10 @@ class _Outside(NetworkSection):
     """Its arguments, besides those of ``latent_size``, ``num_classes``, ``condition_size``, ``resolution`` and
     ``image_channels`` that its signature names."""
     seeds: bool = False
-    """Give it a seed for each sample, (N,) integers, as its last input; ``bigsgan.models.noise`` draws from them the
-    same numbers in any layout."""
+    """Give it a seed for each sample, (N,) integers, as its last input, for ``bigsgan.models.noise``."""
     exact: bool = True
     """Whether several ranks must train what one does. ``false`` allows networks that draw from torch's generators,
-    change buffers when they compute, or compare a batch's samples; then no layout equals another."""
+    change buffers or compare samples; then no layout equals another."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -71,5 +70,4 @@ class OutsideDiscriminator(_Outside):
     """
 
     outputs: Names = Field(default=[])
-    """Names of what it returns after the logits, each (N, ...). Terms read them where D computes: ``fake_NAME`` of G's
-    images, ``real_NAME`` of real ones."""
+    """Names of what it returns after the logits, which terms read as ``fake_NAME`` and ``real_NAME``."""

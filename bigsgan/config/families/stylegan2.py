@@ -35,8 +35,8 @@ class _StyleGAN2(NetworkSection):
     conv_clamp: PositiveFloat | None = 256.0
     """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
-    """Highest resolutions computed in half precision, whatever the weights' type; 4 as published. The others, and
-    always 4x4, have the engine's own."""
+    """Highest resolutions in half precision, whatever the weights' type; 4 as published, never 4x4. The others have the
+    engine's precision."""
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions; as published fp16, without a loss scale."""
     filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)
@@ -120,8 +120,8 @@ class StyleGAN2Discriminator(_StyleGAN2):
     relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
     """Parts with ReLU instead of the published leaky one."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch; fewer images are one
-    group. null takes all images, and needs the whole batch on one rank at once."""
+    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch. null takes all
+    images, and needs the whole batch on one rank at once."""
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps with the deviation; 0 leaves it out."""
 
