@@ -68,7 +68,7 @@ class Augmentation(Section):
     interval: PositiveInt = 4
     """Updates between two adjustments of p with ``target``."""
     final_p: Share | None = None
-    """p after ``ramp_nimg`` images, along half a cosine, as in R3GAN."""
+    """Probability after ``ramp_nimg`` images, along half a cosine, as in R3GAN."""
     ramp_nimg: PositiveInt = 500_000
     """Images over which p goes from ``p`` to ``final_p``, or with ``target`` can rise from 0 to 1."""
 
