@@ -2,8 +2,8 @@
 
 The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
 hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
-parsers, keys of DeepSpeed files from the table that they are checked against, and checks from doctor/registry.py.
-`tests/unit/test_docs.py` fails where a page and its tables differ.
+parsers, and keys of DeepSpeed files from the table that they are checked against. `tests/unit/test_docs.py` fails where
+a page and its tables differ.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.from_data import OrAuto
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
-from bigsgan.doctor.registry import CHECKS
 from bigsgan.images.size import Size
 
 Row = tuple[str, ...]
 DOCS = Path(__file__).parent
-MARK = re.compile(r"<!-- (keys|options|deepspeed|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 ANCHORS = {
     "generator": "generator-and-discriminator",
@@ -95,7 +94,6 @@ def refreshed(text: str) -> str:
         ("keys", set(sections())),
         ("options", set(commands())),
         ("deepspeed", files),
-        ("checks", {check.name.partition(".")[0] for check in CHECKS}),
     ):
         missing = names - found[kind]
         if found[kind] and missing:
@@ -374,25 +372,10 @@ def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# Checks of the doctor.
-
-
-def checks_table(group: str) -> str:
-    """The checks of a group."""
-    checks = [check for check in CHECKS if check.name.startswith(f"{group}.")]
-    if len({check.needed for check in checks}) == 1:  # the page says it
-        return markdown(
-            ("check", "shows", "s"), [(f"`{each.name}`", each.proves, f"{each.seconds:g}") for each in checks]
-        )
-    rows = [(f"`{each.name}`", each.proves, each.needed, f"{each.seconds:g}") for each in checks]
-    return markdown(("check", "shows", "needs", "s"), rows)
-
-
 TABLES = {
     "keys": keys_table,
     "options": options_table,
     "deepspeed": deepspeed_table,
-    "checks": checks_table,
 }
 
 if __name__ == "__main__":

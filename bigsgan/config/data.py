@@ -132,13 +132,13 @@ class Data(Section):
     """Directory of the images, shards or latents, or of ``huggingface``; file of ``zip``, ``hdf5``, zipped latents or
     parquet; ``root`` argument of ``torchvision``; of two folders, that of the targets."""
     input_root: PathText | None = None
-    """Directory of the inputs of ``paired_folders``, which have the targets' names, or of ``unpaired_folders``."""
+    """Directory of the inputs of ``paired_folders``, with the targets' names, or of ``unpaired_folders``."""
     input_side: Literal["left", "right"] = "left"
     """Side of the input in images of ``side_by_side``."""
     input_channels: PositiveInt = 3
     """Channels of the inputs of pairs, or of the first domain: 1 for grey, 3 for colour."""
     dataset: str | None = None
-    """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
+    """Class in ``torchvision.datasets``, such as CIFAR10."""
     resolution: ImageSize = Size(16, 16)
     """Pixels a side of square images, or height and width, such as ``[128, 256]``."""
     fit: Fit = "crop"
@@ -154,7 +154,7 @@ class Data(Section):
     """Number of classes; 0 trains without them. ``auto`` takes those of ``folder``, ``zip``, ``tar``, ``huggingface``
     or ``hdf5``, and 0 if there is only one."""
     multi_label: bool = False
-    """Whether an image may have several classes: its label is a 0 or 1 for each."""
+    """An image may have several classes: its label is a 0 or 1 for each."""
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Numbers of a label besides the classes, such as attributes or an embedding."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
@@ -192,7 +192,7 @@ class Data(Section):
     """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others; some
     formats, such as WebP, stay unreadable."""
     codec: Codec = Codec()
-    """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
+    """Form in which networks see images."""
 
     @property
     def condition_width(self) -> int:

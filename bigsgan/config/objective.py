@@ -36,13 +36,13 @@ class Penalty(Section):
     """
 
     weight: PositiveFloat
-    """The penalty is ``weight / 2`` times the mean squared norm of the gradient."""
+    """Factor above."""
     final_weight: NaturalFloat | None = None
-    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
+    """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
+    """Images until ``final_weight``; ``total_nimg`` unless given."""
     every: PositiveInt = 1
-    """Apply it on every so many steps of D, that many times as strongly."""
+    """Steps of D of which it is in one, that many times as strongly."""
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
@@ -54,7 +54,7 @@ class Penalty(Section):
     antithetic: bool = False
     """Take the difference from x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
     check_every: NaturalInt = 64
-    """Penalized steps between two comparisons of a micro-batch with the exact penalty; 0 for none."""
+    """Penalized steps between two comparisons with the exact penalty; 0 for none."""
 
 
 class GradientPenalty(Section):
@@ -118,9 +118,9 @@ class PathLength(Section):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
-    """Use one of so many samples (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
+    """Use one of so many samples (2 in NVlabs' code)."""
     method: Method = "auto"
-    """As for R1, with the generator's layout; devices make no difference."""
+    """As for R1, with the generator's layout."""
     ahead: ClassVar[int] = 1  # layers of G that make the styles
 
     def check_micro_batch(self, size: int) -> None:
@@ -188,10 +188,9 @@ class OwnTerm(Section):
     every: PositiveInt = 1
     """Steps of D, or updates of G, of which it is in one, that many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
-    """Images whose gradients of D's logits it takes (``real_gradients``, ``fake_gradients``), by the penalties'
-    method."""
+    """Images at which it takes gradients of D's logits, by the penalties' method."""
     arguments: dict[str, Any] = Field(default={})
-    """Further arguments of the function, or those of the class."""
+    """Further arguments of the function or class."""
 
     @property
     def label(self) -> str:
@@ -224,12 +223,12 @@ class Objective(Section):
     reuse_fakes: bool = False
     """G's update and D's last step (with ``generator_first`` the first) share latents and images."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Earlier images kept for each sample of a batch. D sees one of these half the time (CycleGAN)."""
+    """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
     """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
     relativistic loss needs (with ``reuse_fakes``). Vectors are drawn from the data's unless it is ``data``."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
+    """Weight of the mean absolute difference between G's images and their targets: pairs', or what G reads."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None

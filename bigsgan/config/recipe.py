@@ -56,11 +56,11 @@ class Recipe(Section):
     seed: NaturalInt = 0
     """Seed of initialization, data order, latents, labels and noise."""
     total_nimg: PositiveInt
-    """Images after which the run is complete; each update sees ``batch`` images."""
+    """Images after which the run is complete."""
     batch: BatchSize
     """Images in a batch, over all ranks and micro-batches."""
     accumulation: PositiveInt = 1
-    """Micro-batches in a batch, which are computed one after the other."""
+    """Micro-batches in a batch, computed one after the other."""
     report_nimg: PositiveInt
     """Images between two reports."""
     monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
@@ -79,7 +79,7 @@ class Recipe(Section):
     """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those on one host, whose
     number then changes the model."""
     max_rollbacks: NaturalInt = 10
-    """Returns to a checkpoint after a non-finite update, after which the run ends."""
+    """Returns to a checkpoint after non-finite updates before the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
     """Seconds in which no rank begins a task of an update, a report or a sample grid, after which the run ends."""
     deterministic: bool = False

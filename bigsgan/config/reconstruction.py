@@ -58,9 +58,9 @@ class Transport(Section):
     weight: PositiveFloat = 0.2
     """Weight relative to the loss on logits."""
     final_weight: NaturalFloat | None = None
-    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
+    """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
+    """Images until ``final_weight``; ``total_nimg`` unless given."""
 
 
 class Codebook(Section):

@@ -110,11 +110,11 @@ class Muon(Section):
     """Factor on the rate of a matrix with A rows and B columns: 0.2 sqrt(max(A, B)), for updates as large as AdamW's;
     sqrt(max(1, A / B)), torch's default; or sqrt(A / B)."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
-    """Steps of the Newton-Schulz iteration, which makes the singular values equal."""
+    """Steps of the Newton-Schulz iteration."""
     ns_coefficients: list[float] = Field(default=[3.4445, -4.775, 2.0315], min_length=3, max_length=3)
     """Coefficients of its polynomial."""
     eps: PositiveFloat = 1e-7
-    """Least norm by which a matrix is divided before the iteration."""
+    """Least norm that divides a matrix before it."""
 
 
 class ParameterGroup(Section):
@@ -148,7 +148,7 @@ class Optimizer(Section):
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator of Adam, in ``muon`` too, and of ``rmsprop``."""
+    """Added to the denominator of Adam, also in ``muon``, and of ``rmsprop``."""
     momentum: Fraction = 0.0
     """Momentum of ``sgd`` and ``rmsprop``."""
     muon: Muon | None = None
@@ -161,19 +161,19 @@ class Optimizer(Section):
     clip_norm: PositiveFloat | None = None
     """Norm to which larger gradients are scaled down."""
     warmup_nimg: NaturalInt = 0
-    """Images over which the learning rate rises to ``lr``; below ``total_nimg``."""
+    """Images, below ``total_nimg``, over which the learning rate rises to ``lr``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Curve of the learning rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
+    """Curve of the rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
     """Needs a ``decay`` other than ``constant``."""
     final_beta2: Fraction | None = None
-    """Adam's second decay rate at ``decay_nimg``, along the same curve; constant unless given."""
+    """Adam's second decay rate at ``decay_nimg``, along the same curve."""
     decay_from_nimg: NaturalInt | None = None
-    """Images at the beginning of the decay; the end of the warm-up unless given."""
+    """Images at the decay's beginning; the end of the warm-up unless given."""
     decay_nimg: PositiveInt | None = None
-    """Images at the end of the decay; ``total_nimg`` unless given."""
+    """Images at the decay's end; ``total_nimg`` unless given."""
     groups: list[ParameterGroup] = Field(default=[])
-    """Parameters with learning rates of their own, beside ``lr`` and its schedule."""
+    """Parameters with learning rates of their own."""
 
     @property
     def is_adam(self) -> bool:
@@ -310,7 +310,7 @@ class Checkpoints(Section):
     keep: PositiveInt = 3
     """How many of the newest checkpoints stay."""
     keep_every_nimg: PositiveInt | None = None
-    """Also keep the first checkpoint at or after each multiple of so many images, rather not that of a stop."""
+    """Also keep the first checkpoint at or after each multiple, rather not that of a stop."""
     keep_best: KeepBest | None = None
     """Also keep the best checkpoint by a reported metric."""
     background: bool = True
@@ -325,13 +325,13 @@ class InitFrom(Section):
     generator: PathText | None = None
     """Instead of ``run``, a generator of ``bigsgan export``: a safetensors file or folder for the Hub."""
     discriminator: PathText | None = None
-    """The same for a discriminator; a network without either starts from random weights."""
+    """The same for a discriminator."""
     nimg: NaturalInt | None = None
-    """Images seen by the checkpoint to use; the newest checkpoint unless given."""
+    """Images of the checkpoint to use; by default the newest."""
     weights: Literal["ema", "live"] = "ema"
     """Begin with the generator's EMA, or with its live weights."""
     freeze_discriminator: NaturalInt = 0
-    """How many of D's first layers keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
+    """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
     @model_validator(mode="after")
     def _check(self) -> InitFrom:
@@ -356,7 +356,7 @@ class Engine(Section):
     ds_config: PathText = "ds_configs/zero0.json"
     """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
     accumulation: PositiveInt | None = None
-    """Micro-batches in this network's batch, if different from the recipe's ``accumulation``."""
+    """Micro-batches of this network, if other than the recipe's."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more time. Exact penalties are then in
     forward mode, unless ``method`` says otherwise."""

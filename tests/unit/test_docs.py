@@ -58,7 +58,6 @@ def test_the_site_and_its_first_page_have_every_page_in_one_order():
         ("reference/recipes.md", 9),
         ("reference/deepspeed-files.md", 9),
         ("reference/commands.md", 9),
-        ("how-to/diagnose.md", 3),
     ],
 )
 def test_tables_are_generated(page, num_tables, generate):

@@ -84,7 +84,7 @@ class AutoencoderGenerator(NetworkSection):
     """Channels of each level from fine to coarse, divided by ``channels``; each level but the first halves the
     sides."""
     num_blocks: Depth = 2
-    """Residual blocks of a level of the encoder; the decoder has one more."""
+    """Residual blocks of an encoder's level; the decoder has one more."""
     attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])
     """Levels with self-attention after each block, 0 the finest; the middle has one anyway."""
     norm_groups: Width = 32

@@ -32,9 +32,9 @@ class DeepSection(Section):
     """The size of a network."""
 
     channels: Width = 128
-    """Width of the network: layers have multiples of it."""
+    """Width: layers have multiples of it."""
     depth: Depth = 2
-    """Blocks for each step of the tables; one of them changes the resolution."""
+    """Blocks a step, one of which changes the resolution."""
     attention: list[int] = Field(default=[])
     """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
 

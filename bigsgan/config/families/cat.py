@@ -27,8 +27,7 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 
     family: Literal["cat"] = "cat"
     shift: bool = True
-    """Blocks and heads also add a shift of each feature, computed from w, as the published numbers of parameters
-    suggest."""
+    """Blocks and heads also shift each feature, computed from w, as the published sizes suggest."""
 
 
 class CATDiscriminator(CATNetwork):
@@ -37,7 +36,7 @@ class CATDiscriminator(CATNetwork):
     has_tokens = True
     family: Literal["cat"] = "cat"
     embedding_size: Width = 2048
-    """Features that the head projects on the class's embedding; ignored without classes."""
+    """Features that the head projects on the class embedding."""
 
     def sizes_of(self, size: Size) -> list[Size]:
         """Return the size at which each level is judged, from coarse to fine; the last is the image's."""

@@ -30,7 +30,7 @@ class DCGANGenerator(_DCGAN, GeneratorSection):
     normalizes_batch = True
     latent_size: Width = 100
     embedding_size: Width = 32
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
 
 class DCGANDiscriminator(_DCGAN):

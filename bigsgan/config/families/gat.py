@@ -34,7 +34,7 @@ class GATDiscriminator(GATNetwork):
     has_tokens = True
     family: Literal["gat"] = "gat"
     embedding_size: Width = 2048
-    """Features that the head projects on the class's embedding; ignored without classes."""
+    """Features that the head projects on the class embedding."""
     min_info: Fraction = 0.125
     """Share of the image that noise leaves in the coarsest level."""
     noise_floor: Fraction = 0.01

@@ -29,8 +29,7 @@ class _Outside(NetworkSection):
     normalizes_batch = True  # it may
     family: str = OUTSIDE
     arguments: dict[str, JsonValue] = Field(default={})
-    """Its arguments, besides those of ``latent_size``, ``num_classes``, ``condition_size``, ``resolution`` and
-    ``image_channels`` that its signature names."""
+    """Its arguments, besides those that the recipe gives."""
     seeds: bool = False
     """Give it a seed for each sample, (N,) integers, as its last input, for ``bigsgan.models.noise``."""
     exact: bool = True
@@ -58,7 +57,7 @@ class OutsideGenerator(_Outside):
     latent_size: Width | None = None
     """Numbers in a latent; needed by a generator from latents."""
     reads: Literal["latents", "images"] = "latents"
-    """What it makes images from: latents, or the real images, as an autoencoder does."""
+    """Whether it makes images from latents or from the real images, as an autoencoder does."""
     outputs: Names = Field(default=[])
     """Names of what it returns after the images, for terms of G; D does not see it."""
 

@@ -32,7 +32,7 @@ class Pix2PixGenerator(NetworkSection):
     channels: Width = 64
     """Channels of the finest feature map; coarser ones have up to eight times as many."""
     num_blocks: Depth = 9
-    """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, and 6 below."""
+    """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, else 6."""
     norm: Norm = "batch"
     """Norm of the layers; only convolutions before an instance norm have a bias."""
     dropout: bool = True

@@ -31,7 +31,7 @@ class _StyleGAN2(NetworkSection):
     channel_max: Width = 512
     """Largest number of channels of a feature map."""
     mapping_lr_multiplier: PositiveFloat = 0.01
-    """Relative learning rate of the mapping network, which is part of its layers' scale."""
+    """Relative learning rate of the mapping network, part of its layers' scale."""
     conv_clamp: PositiveFloat | None = 256.0
     """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
@@ -85,7 +85,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     relu: list[Literal["mapping", "blocks"]] = Field(default=[])
     """Parts with ReLU instead of the published leaky one."""
     noise: bool = True
-    """Add noise to the feature maps, with a learned strength."""
+    """Add noise with a learned strength."""
     architecture: Literal["skip", "orig", "resnet"] = "skip"
     """The image is a sum over the resolutions (``skip``, as published), or the last one, with residual blocks
     (``resnet``) or none (``orig``)."""

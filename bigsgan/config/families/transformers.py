@@ -94,7 +94,7 @@ class TransformerGenerator(LeveledTransformer, GeneratorSection):
     has_guidance = True
     latent_size: Width = 64
     embedding_size: Width = 64
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
     def check(self, data: Data) -> None:
         """Raise UserError as for both networks, or if levels do not divide the blocks."""
