@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--classes", "--class", type=_classes, help=text)
     text = "columns' labels that are vectors: .npy or comma-separated text (default: some of the data)"
     command.add_argument("--conditions", type=path_type("--conditions"), help=text)
-    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7: a row each"
+    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7: rows"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
