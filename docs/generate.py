@@ -54,8 +54,8 @@ AS = {
 }  # fmt: skip
 """Commands whose tables only name the options that another one has alike, which is `train` for all others."""
 
-NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Size: "integer > 0, or a list of two"}
-SIZE = f"integer > 0, <= {2**16:,}"  # is called "size", as the page says
+NAMES = {int: "integer", float: "number", str: "text", bool: "boolean", Size: "integer > 0, or a list of two"}
+SIZE = f"integer 1 to {2**16:,}"  # is called "size", as the page says
 SIGNS = (
     (annotated_types.Ge, "ge", ">="),
     (annotated_types.Gt, "gt", ">"),
@@ -222,8 +222,13 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return "section"
     if origin is dict:
         return "mapping"
-    found = NAMES[annotation] + limits(metadata)
+    found = re.sub(r"^integer (>=?) (\d+), <=", between, NAMES[annotation] + limits(metadata))
     return f"size{found.removeprefix(SIZE)}" if found.startswith(SIZE) else found
+
+
+def between(limits: re.Match[str]) -> str:
+    """An integer's limits as its ends."""
+    return f"integer {int(limits[2]) + (limits[1] == '>')} to"
 
 
 def limits(metadata: list[Any] | tuple[Any, ...]) -> str:

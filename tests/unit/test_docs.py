@@ -69,7 +69,7 @@ def test_tables_are_generated(page, num_tables, generate):
 
 
 def test_tables_say_what_the_schema_says(generate):
-    assert "| `batch` | integer > 0, <= 1,048,576 | required | Images in a batch," in generate.keys_table("recipe")
+    assert "| `batch` | integer 1 to 1,048,576 | required | Images in a batch," in generate.keys_table("recipe")
     assert "| `betas` | list of numbers >= 0, < 1 | `[0.0, 0.999]` |" in generate.keys_table("optimizer")
     assert "| `<network>.widths` | list of sizes | required |" in generate.keys_table("family r3gan")
     assert "| `r1.form` | `exact`, `finite_difference` | `exact` |" in generate.keys_table("objective")

@@ -45,7 +45,7 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
     family: Literal["biggan_deep"] = "biggan_deep"
     latent_size: Width = 128
     embedding_size: Width = 128
-    """Size of the class embedding that all blocks share."""
+    """Size of the class embedding."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
