@@ -147,9 +147,9 @@ class Data(Section):
     """1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto`` takes 1 if 1,000 images
     are all grey, else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
-    """Values of black and white, such as ``[0, 4095]``, in PNG, TIFF, .npy, HDF5 or arrays of your code: any bits,
-    signed or float, up to 16 channels. By default 0 is black in 8 and 16 bits. ``auto`` takes the lowest and the
-    highest of 1,000 images of ``folder``, ``zip`` or ``tar``."""
+    """Values of black and white, such as ``[0, 4095]``, [of any type and up to 16
+    channels](../tutorials/your-images.md#more-than-8-bits-and-other-channels). Without it, 0 is black in 8 and 16 bits.
+    ``auto`` takes the lowest and the highest of 1,000 images of ``folder``, ``zip`` or ``tar``."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
     """Number of classes; 0 trains without them. ``auto`` takes those of ``folder``, ``zip``, ``tar``, ``huggingface``
     or ``hdf5``, and 0 if there is only one."""
@@ -158,13 +158,12 @@ class Data(Section):
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Numbers of a label besides the classes, such as attributes or an embedding."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
-    """Refuse images without a label, or accept them with a label of zeros."""
+    """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
-    """CSV or JSON file of labels, instead of dataset.json or class folders: a path below ``root``, then a class number
-    or the numbers of a label."""
+    """CSV or JSON file of labels, instead of dataset.json or class folders
+    ([form](../tutorials/your-images.md#other-labels-than-one-class))."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
-    """Names of the classes by number, up to 5,000. By default those of the data: of folders, of ``class_names`` in
-    dataset.json, of torchvision, Hugging Face or your code."""
+    """Names of the classes by number, up to 5,000. By default those of the data, if it has some."""
     split: _Name | None = None
     """Split of ``huggingface``; by default the only one."""
     image_key: _Name | None = None
@@ -175,8 +174,7 @@ class Data(Section):
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None
-    """Pixels a side, or height and width, to which training images are resized before a random crop of
-    ``resolution``."""
+    """Pixels a side, or height and width, of training images before a random crop of ``resolution``."""
     horizontal_flip: bool = False
     """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4

@@ -132,8 +132,7 @@ class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k; psnr10k, ssim10k, lpips10k of images with targets;
-    codebook10k of codes; or ``mypackage.metrics:Sharpness``, whose values are ``metrics/Sharpness``."""
+    """[Metrics](metrics.md), such as fid10k, or of your code, such as ``mypackage.metrics:Sharpness``."""
     every_nimg: PositiveInt
     """Images between two measurements; the end of the run is measured too."""
     reference: PathText | None = None

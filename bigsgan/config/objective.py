@@ -134,13 +134,13 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines are of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT,
-    arXiv 2509.24935); in a CAT of the image at its full size.
+    Of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT, arXiv 2509.24935), in
+    a CAT of the image at its full size.
     """
 
     path: PathText
-    """Program with DINOv2's interface, of torch.export (.pt2) or torch.jit.save: from images (n, 3, R, R) to class
-    tokens (n, width) and patch tokens (n, P, width)."""
+    """Program of torch.export (.pt2) or torch.jit.save with [DINOv2's
+    interface](../how-to/latents.md#a-teacher-for-the-discriminator)."""
     weight: PositiveFloat = 1.0
     """Weight of the distances to the teacher's features."""
     resolution: Pixels = 224
@@ -186,7 +186,7 @@ class OwnTerm(Section):
     weight: float = 1.0
     """Weight relative to the loss on logits."""
     every: PositiveInt = 1
-    """Steps of D, or updates of G, of which it is in one, that many times as strongly."""
+    """Steps of D, or updates of G, of which it is in one, so many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
     """Images at which it takes gradients of D's logits, by the penalties' method."""
     arguments: dict[str, Any] = Field(default={})

@@ -68,7 +68,7 @@ class Recipe(Section):
     sample_nimg: PositiveInt
     """Images between two sample grids."""
     sample_statistics: Literal["running", "batch"] = "running"
-    """Batch norm's statistics in samples: running ones (for the EMA: standing), or each batch's, as in training."""
+    """Batch norm's statistics in samples: running ones (for the EMA: standing), or each batch's."""
     checkpoint_nimg: PositiveInt
     """Images between two checkpoints."""
     checkpoints: Checkpoints = Checkpoints()

@@ -19,8 +19,7 @@ class PerceptualNetwork(Section):
 
     path: PathText
     """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program of
-    torch.export (.pt2) or torch.jit.save from images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H,
-    W)."""
+    torch.export (.pt2) or torch.jit.save from images to a tuple of feature maps."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
 

@@ -126,8 +126,7 @@ class ParameterGroup(Section):
     lr_multiplier: PositiveFloat = 1.0
     """Their learning rate, relative to ``lr``."""
     frozen_from_nimg: NaturalInt | None = None
-    """Images from which on their rate is 0. Their gradients are still computed and count in ``clip_norm``; buffers,
-    such as running statistics, go on."""
+    """Images from which on their rate is 0. Gradients are still computed and count in ``clip_norm``; buffers go on."""
 
     def is_frozen(self, nimg: int) -> bool:
         """Whether they stay as they are in the update that begins at so many images."""
@@ -143,8 +142,8 @@ class Optimizer(Section):
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
-    """Width of the network for which ``lr`` and ``final_lr`` are given: they are multiplied by it and divided by this
-    network's width, as in GAT (arXiv 2509.24935)."""
+    """Width of the network for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this
+    network's, as in GAT (arXiv 2509.24935)."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
@@ -299,7 +298,7 @@ class KeepBest(Section):
     """Which checkpoint is the best so far."""
 
     metric: str
-    """A name in metrics.jsonl, such as loss/generator; a checkpoint has the last value before it."""
+    """A name in metrics.jsonl, such as loss/generator; the last value before a checkpoint counts."""
     goal: Literal["min", "max"] = "min"
     """Whether a smaller or a larger value is better."""
 
@@ -358,8 +357,7 @@ class Engine(Section):
     accumulation: PositiveInt | None = None
     """Micro-batches of this network, if other than the recipe's."""
     activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory, about a third more time. Exact penalties are then in
-    forward mode, unless ``method`` says otherwise."""
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
     compile: Literal["none", "layers", "whole"] = "none"
     """What torch.compile compiles at a time: faster updates after some minutes."""
     cuda_graphs: bool = False

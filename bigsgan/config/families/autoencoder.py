@@ -53,8 +53,7 @@ class Bottleneck(Section):
     ema: CodebookAverages | None = None
     temperature: PositiveFloat | None = None
     """Temperature of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
-    ``objective.codebook.entropy``; of ``lfq`` for up to nine channels at a time (Zhao et al. 2024, arXiv
-    2406.07548)."""
+    ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
     """Levels of each channel of ``fsq``, ``latent_channels`` of them. bf16 has no more than 256 in [-1, 1]."""
 
