@@ -102,7 +102,7 @@ class Consistency(Section):
     """
 
     weight: PositiveFloat = 0.1
-    """Weight relative to the loss on logits."""
+    """Weight."""
 
 
 class PathLength(Section):

@@ -9,7 +9,7 @@ class Huber(Section):
     """weight * E[x^2 / 2 where |x| < delta, else delta (|x| - delta / 2)], x the difference from the targets."""
 
     weight: PositiveFloat
-    """Weight relative to the loss on logits."""
+    """Weight."""
     delta: PositiveFloat = 1.0
     """Difference from which on it grows linearly."""
 
@@ -32,7 +32,7 @@ class Perceptual(PerceptualNetwork):
     """
 
     weight: PositiveFloat = 1.0
-    """Weight relative to the loss on logits."""
+    """Weight."""
 
 
 class CodeEntropy(Section):
@@ -43,7 +43,7 @@ class CodeEntropy(Section):
     """
 
     weight: PositiveFloat = 0.1
-    """Weight relative to the other parts of G's loss."""
+    """Weight."""
     diversity: NaturalFloat = 1.0
     """Weight of the second part."""
 
@@ -55,7 +55,7 @@ class Transport(Section):
     """
 
     weight: PositiveFloat = 0.2
-    """Weight relative to the loss on logits."""
+    """Weight."""
     final_weight: NaturalFloat | None = None
     """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
@@ -70,7 +70,7 @@ class Codebook(Section):
     """
 
     weight: PositiveFloat = 1.0
-    """Weight relative to the other parts of G's loss."""
+    """Weight."""
     commitment: NaturalFloat = 0.25
     """Weight of the distance by which latents move."""
     entropy: CodeEntropy | None = None
