@@ -134,8 +134,8 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    Of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT, arXiv 2509.24935), in
-    a CAT of the image at its full size.
+    The cosines are of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT,
+    arXiv 2509.24935), in a CAT of the image at its full size.
     """
 
     path: PathText
