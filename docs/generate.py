@@ -2,9 +2,8 @@
 
 The tables stand between comments such as `<!-- keys: data -->` and `<!-- end -->`; the prose around them is written by
 hand. Keys come from the pydantic classes of bigsgan/config and the docstrings of their fields, commands from their
-parsers, keys of DeepSpeed files from the table that they are checked against, what is used of DeepSpeed from
-engines/deepspeed/touched.py, and checks from doctor/registry.py. `tests/unit/test_docs.py` fails where a page and its
-tables differ.
+parsers, and keys of DeepSpeed files from the table that they are checked against. `tests/unit/test_docs.py` fails where
+a page and its tables differ.
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.from_data import OrAuto, SizeOrAuto
 from bigsgan.config.recipe import Recipe
 from bigsgan.config.sections import LARGEST_INT, Section
-from bigsgan.doctor.registry import CHECKS
-from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
 from bigsgan.images.size import Size
 
 Row = tuple[str, ...]
 DOCS = Path(__file__).parent
-MARK = re.compile(r"<!-- (keys|options|deepspeed|touched|checks): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- (keys|options|deepspeed): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 ANCHORS = {
     "generator": "generator-and-discriminator",
@@ -48,8 +45,17 @@ ANCHORS = {
 }
 """Headings of sections that are called otherwise."""
 
-LIKE = {"family biggan_deep": "biggan", "family cat": "gat", "family dcgan": "biggan"}  # only name what is the same
-NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Size: "integer > 0, or a list of two"}
+LIKE = {"biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat"}
+"""Families whose tables only name the keys that another family has alike."""
+
+AS = {
+    "bigsgan evaluate": "bigsgan sample", "bigsgan export": "bigsgan sample",
+    "bigsgan data prepare": "bigsgan data encode",
+}  # fmt: skip
+"""Commands whose tables only name the options that another one has alike, which is `train` for all others."""
+
+NAMES = {int: "integer", float: "number", str: "text", bool: "boolean", Size: "integer > 0, or a list of two"}
+SIZE = f"integer 1 to {2**16:,}"  # is called "size", as the page says
 SIGNS = (
     (annotated_types.Ge, "ge", ">="),
     (annotated_types.Gt, "gt", ">"),
@@ -88,8 +94,6 @@ def refreshed(text: str) -> str:
         ("keys", set(sections())),
         ("options", set(commands())),
         ("deepspeed", files),
-        ("touched", {VERSION}),
-        ("checks", {check.name.partition(".")[0] for check in CHECKS}),
     ):
         missing = names - found[kind]
         if found[kind] and missing:
@@ -134,7 +138,7 @@ def nested_sections(section: type[Section]) -> Iterator[tuple[str, type[Section]
 def keys_table(name: str) -> str:
     """The keys of a section with types, defaults and meaning."""
     rows = rows_of(name)
-    if other := LIKE.get(name):
+    if other := LIKE.get(name.removeprefix("family ")):
         alike = [row[0] for row in rows if row in rows_of(f"family {other}")]
         rows = [row for row in rows if row[0] not in alike]
         rows.append((", ".join(alike), "", "", f"as of [`{other}`](#family-{other})"))
@@ -158,6 +162,8 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
         default = default_of(field)
         if not nested:
             type_ = type_of(field.annotation, field.metadata)
+            if field.default is None:
+                type_ = type_.removesuffix(", or `null`")
             rows.append((f"`{prefix}{name}`", type_, default, meaning(section, name)))
         elif is_top:
             rows.append((f"`{name}`", "section", default, f"[below](#{ANCHORS.get(name, name)})"))
@@ -210,13 +216,19 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
         one = type_of(get_args(annotation)[0])
-        several = one.replace("integer", "integers").replace("number", "numbers").replace("section", "sections")
+        several = re.sub("^(integer|number|section|size)", r"\1s", one)
         return f"list of {several}" + limits([rule for rule in metadata if isinstance(rule, OrAuto)])
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     if origin is dict:
         return "mapping"
-    return NAMES[annotation] + limits(metadata)
+    found = re.sub(r"^integer (>=?) (\d+), <=", between, NAMES[annotation] + limits(metadata))
+    return f"size{found.removeprefix(SIZE)}" if found.startswith(SIZE) else found
+
+
+def between(limits: re.Match[str]) -> str:
+    """An integer's limits as its ends."""
+    return f"integer {int(limits[2]) + (limits[1] == '>')} to"
 
 
 def limits(metadata: list[Any] | tuple[Any, ...]) -> str:
@@ -254,8 +266,9 @@ def field_docs(section: type[Section]) -> dict[str, str]:
 
 
 def said(text: str) -> str:
-    """A docstring as a cell of a table."""
+    """A docstring as a cell of a table; a paper with a number on arXiv goes by that."""
     text = " ".join(text.split()).replace("``", "`").removesuffix(".")
+    text = re.sub(r"\b(?:van|[A-Z])[\w .,-]* \d{4}, (?=arXiv)", "", text)
     return cell(text[0].upper() + text[1:])
 
 
@@ -285,22 +298,31 @@ def walk(parser: argparse.ArgumentParser, text: str) -> Iterator[tuple[str, tupl
 
 
 def options_table(name: str) -> str:
-    """What a command does, and its options; those of a recipe stand in the table of ``train``."""
+    """What a command does, and its options; those that another command has alike are only named."""
     parser, text = commands()[name]
-    of_train = [helped(action) for action in commands()["bigsgan train"][0]._actions]
-    rows, usage = [], [name]
-    for action in parser._actions:
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
-            continue
-        shown = option(action)
-        rows.append((f"`{shown}`", helped(action)))
-        if action.required and action.nargs != "*":
-            usage.append(shown)
-    if name != "bigsgan train" and any(text in of_train for _, text in rows):
-        own = [row for row in rows if row[1] not in of_train]
-        rows = [("options of a recipe", "[as of `train`](#bigsgan-train)"), *own]
-    cells = markdown(("option", "meaning"), rows)
-    return f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n```sh\n{' '.join(usage)}\n```\n\n{cells}"
+    rows = option_rows(name)
+    shown = f"{text[0].upper()}{text[1:].replace('%%', '%')}.\n\n"
+    required = [option(action) for action in parser._actions if action.required and action.nargs != "*"]
+    if required:
+        shown += f"```sh\n{' '.join([name, *required])}\n```\n\n"
+    other = AS.get(name, "bigsgan train")
+    alike = [row for row in rows if row in option_rows(other)] if name != other else []
+    if alike:
+        link = f"[as of `{other.removeprefix('bigsgan ')}`](#{other.replace(' ', '-')})"
+        named = (
+            "options of a recipe"
+            if other == "bigsgan train"
+            else ", ".join(f"`{row[0].split()[0].strip('`,')}`" for row in alike)
+        )
+        rows = [(named, link), *(row for row in rows if row not in alike)]
+    return shown + (markdown(("option", "meaning"), rows) if rows else "It has no options.")
+
+
+def option_rows(name: str) -> list[Row]:
+    """The options of a command with their meaning."""
+    actions = commands()[name][0]._actions
+    hidden = [each for each in actions if each.help == argparse.SUPPRESS or isinstance(each, argparse._HelpAction)]
+    return [(f"`{option(each)}`", helped(each)) for each in actions if each not in hidden]
 
 
 def option(action: argparse.Action) -> str:
@@ -350,49 +372,16 @@ def rules_in(section: DeepSpeedSection, prefix: str) -> Iterator[tuple[str, Rule
             yield from rules_in(rule, f"{prefix}{key}.")
 
 
-# What is used of DeepSpeed.
-
-
-def touched_table(name: str) -> str:
-    """What each file of bigsgan uses of each file of DeepSpeed; ``name`` is the version.
-
-    Raises:
-        KeyError: The table is of another.
-    """
-    if name != VERSION:
-        raise KeyError(f"the table is of DeepSpeed {VERSION}, not of {name}")
-    rows = []
-    for row in TOUCHED:
-        verbs = (("reads", row.reads), ("calls", row.calls), ("replaces", row.replaces))
-        names = [f"{verb} {', '.join(f'`{one}`' for one in text.split())}" for verb, text in verbs if text]
-        rows.append((f"`{row.file}`", f"`{row.by}`", "; ".join(names)))
-    return markdown(("DeepSpeed's file", "bigsgan's file", "names"), rows)
-
-
 def markdown(header: tuple[str, ...], rows: Sequence[Row]) -> str:
     """A table."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# Checks of the doctor.
-
-
-def checks_table(group: str) -> str:
-    """The checks of a group."""
-    rows: list[Row] = []
-    for check in CHECKS:
-        if check.name.startswith(f"{group}."):
-            rows.append((f"`{check.name}`", check.proves, check.needed, f"{check.seconds:g}"))
-    return markdown(("check", "shows", "needs", "seconds"), rows)
-
-
 TABLES = {
     "keys": keys_table,
     "options": options_table,
     "deepspeed": deepspeed_table,
-    "touched": touched_table,
-    "checks": checks_table,
 }
 
 if __name__ == "__main__":

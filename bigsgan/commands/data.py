@@ -42,7 +42,7 @@ def add(group: Commands) -> None:
 
 
 def _add_places(command: argparse.ArgumentParser, destination: str) -> None:
-    text = "images: directory, with a folder for each class if any; archive or file; or your code's package.module:name"
+    text = "images: directory, with a folder for each class if any; archive or file; or package.module:name"
     command.add_argument("source", metavar="SRC", type=path_type("SRC"), help=text)
     command.add_argument("destination", metavar="DST", type=path_type("DST"), help=destination)
     text = "keys of a recipe that say how SRC is read, such as data.split=train"
@@ -50,9 +50,9 @@ def _add_places(command: argparse.ArgumentParser, destination: str) -> None:
     command.add_argument("--kind", help="data.kind of a recipe that reads SRC (default: by what SRC is)")
     text = "pixels a side of the images, or HEIGHT,WIDTH"
     command.add_argument("--resolution", type=_size, required=True, help=text)
-    text = "images of other proportions: cut out their middle, pad them with black, or stretch them (default: crop)"
+    text = "images of other proportions: cut out, pad with black, or stretch (default: crop)"
     command.add_argument("--fit", choices=get_args(Fit), default="crop", help=text)
-    text = "skip images that are cut off, or decode them as far as they go (default: skip)"
+    text = "skip images that are cut off, or decode what is there (default: skip)"
     command.add_argument("--truncated", choices=["skip", "accept"], help=text)
     add_number(command, "--max-ignored", _natural, None, _IGNORED)
 

@@ -29,15 +29,15 @@ def add(commands: Commands) -> None:
     text = f"names and numbers of images, such as fid50k,kid50k,is50k,pr50k; of {', '.join(METRIC_KINDS)}"
     text += f"; or {plugins.FORM}"
     command.add_argument("--metrics", default="fid10k", help=f"{text} (default fid10k)")
-    text = "inception, digits, torchvision:NAME or a TorchScript file (default: digits for the digits, else inception)"
+    text = "inception, digits, torchvision:NAME or a TorchScript file (default: by the data)"
     command.add_argument("--features", type=path_type("--features", str), default="auto", help=text)
     text = "file of the weights of inception or torchvision:NAME"
     command.add_argument("--weights", type=path_type("--weights", str), help=text)
     text = "how images are resized for inception (default tensorflow)"
     command.add_argument("--resizer", choices=["tensorflow", "antialiased"], default="tensorflow", help=text)
-    text = "LPIPS, VGG-16 and the file of its heads, or a program, for the metric lpips (default: that of the recipe)"
+    text = "LPIPS, VGG-16 and its heads, or a program, for lpips (default: the recipe's)"
     command.add_argument("--lpips", type=path_type("--lpips", str), metavar="FILE[,HEADS]", help=text)
-    text = "compare with this .npz file: images (arr_0, arr_1), or the statistics (mu, sigma) of another project"
+    text = "compare with this .npz file: images (arr_0, arr_1), or statistics (mu, sigma)"
     command.add_argument("--reference", type=path_type("--reference"), help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")

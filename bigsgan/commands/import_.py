@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)
     text = "pickle, state dict, export or universal checkpoint of the generator; a folder of diffusers' autoencoder"
     command.add_argument("--weights", type=path_type("--weights"), help=text)
-    text = "state dict of the discriminator, if it is a separate file; its export or universal checkpoint"
+    text = "the same of the discriminator, if it is a separate file"
     command.add_argument("--discriminator", type=path_type("--discriminator"), help=text)
     command.add_argument("--bn-eps", type=float, help="BN_eps of a BigGAN-PyTorch generator, if it was not 1e-5")
     text = "file of the training settings, if not beside the weights; `none` ignores settings"

@@ -26,9 +26,9 @@ def add(commands: Commands) -> None:
     add_number(command, "--gpu-memory", float, None, text)
     add_number(command, "--nodes", int, None, "number of hosts that the GPUs are on (default 1)")
     add_number(command, "--host-memory", float, None, "GiB of each host, for layouts that offload to it")
-    text = "share of the GPUs' peak that is computed with (MFU), with --peak-tflops: show how long the run takes"
+    text = "share of --peak-tflops that is computed with: show how long the run takes"
     add_number(command, "--mfu", float, None, text)
-    text = "of each GPU in the type that is computed in: of its data sheet, or what bench train measured with the share"
+    text = "peak of each GPU: of its data sheet, or what bench train measured with the share"
     add_number(command, "--peak-tflops", float, None, text)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)

@@ -29,25 +29,25 @@ def add(commands: Commands) -> None:
     command.add_argument("--out", type=path_type("--out"), required=True, help=text)
     add_number(command, "--seed", int, 0, "of the latents (default 0)")
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
-    text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first that fit; in an .npz file all)"
+    text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first; in an .npz file all)"
     command.add_argument("--classes", "--class", type=_classes, help=text)
-    text = "labels of the columns where they are vectors: .npy or comma-separated text (default: some of the data)"
+    text = "columns' labels that are vectors: .npy or comma-separated text (default: some of the data)"
     command.add_argument("--conditions", type=path_type("--conditions"), help=text)
-    text = "resample latents beyond this size, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7 make a sweep"
+    text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7: rows"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
     add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
-    text = "style mixing: this many coarse styles by row, the fine ones by column (StyleGAN2)"
+    text = "so many coarse styles by row, fine ones by column (StyleGAN2)"
     add_number(command, "--mix", int, 0, text)
     command.add_argument(
         "--files", action="store_true", help="single PNG files; under a launcher, shared among the ranks"
     )
-    text = "directory of images for a generator from images, without the run's data; with --files most keep their sizes"
+    text = "directory of images for a generator from images; with --files most keep their sizes"
     command.add_argument("--input", type=path_type("--input"), help=text)
-    text = "from which of two domains --input is to be translated, where a is that of data.input_root (default a_to_b)"
+    text = "way between two domains, where a is that of data.input_root (default a_to_b)"
     command.add_argument("--direction", choices=DIRECTIONS, help=text)
-    text = "each sample's own random numbers, one fixed map for all, or none (StyleGAN2; default random)"
+    text = "one fixed map for all, none, or each sample's own (StyleGAN2; default random)"
     command.add_argument("--noise", choices=["const", "none", "random"], help=text)
     text = "apply --truncation only to this many of the first styles (StyleGAN2)"
     add_number(command, "--truncation-cutoff", int, None, text)

@@ -16,19 +16,18 @@ class Adaptive(Section):
     """
 
     parameter: Annotated[str, Field(min_length=1)]
-    """The end of the parameter's name, such as ``decoder.conv_out.weight``: the last that the images depend on."""
+    """End of the parameter's name, the last that the images depend on, such as ``decoder.conv_out.weight``."""
     largest: PositiveFloat = 1e4
     """The ratio is at most this."""
     over: Literal["batch", "micro_batch"] = "batch"
-    """The gradients: of the whole batch, the same in any layout; or of each rank's micro-batch by itself, as in public
-    trainers, whose result depends on the number of ranks."""
+    """Gradients of the whole batch, the same in any layout; or of each rank's micro-batch, as in public trainers."""
 
 
 class Normalize(Section):
     """Divides the gradient of the loss on logits at G's images by a moving average of its size.
 
-    With the gradient g_i of a sample's loss at its C x H x W numbers, it is g_i / (sqrt(v) + 1e-8), where v moves to
-    C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv 2511.22475).
+    A sample's gradient g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin
+    et al. 2025, arXiv 2511.22475).
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -39,11 +38,11 @@ class Adversarial(Section):
     """The weight of the loss on logits in G's loss."""
 
     weight: NaturalFloat = 1.0
-    """Factor of the loss on logits in G's loss, beside the ratio if it is adaptive."""
+    """Factor, times the ratio if it is adaptive."""
     from_nimg: NaturalInt = 0
     """Images before which it is 0."""
     ramp_nimg: NaturalInt = 0
-    """Images, after these, over which it rises to its value along a line."""
+    """Images, after these, over which it rises linearly to its value."""
     adaptive: Adaptive | None = None
     normalize: Normalize | None = None
 

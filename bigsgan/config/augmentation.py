@@ -59,18 +59,18 @@ class Augmentation(Section):
     policy: list[Literal["color", "latent_color", "translation", "cutout", "flip"]] = Field(
         default=["color", "translation", "cutout"], min_length=1, max_length=5
     )
-    """DiffAugment's groups, in the order in which they act. As in GAT (arXiv 2509.24935), ``latent_color`` recolours
-    half of the samples around the means of a sample's last image, and ``flip`` mirrors four of ten samples."""
+    """DiffAugment's groups in the order in which they act. ``latent_color`` recolours half of the samples around the
+    means of a sample's last image, ``flip`` mirrors four of ten (GAT, arXiv 2509.24935)."""
     p: Share = 0.0
-    """ADA's probability at the start; it stays so if neither ``target`` nor ``final_p`` is given."""
+    """ADA's probability at the start; constant without ``target`` and ``final_p``."""
     target: Sign | None = None
-    """Adjust p until the mean sign of D's logits at real images is this; published: 0.6."""
+    """Adjust p until the mean sign of D's logits at real images is this; 0.6 as published."""
     interval: PositiveInt = 4
     """Updates between two adjustments of p with ``target``."""
     final_p: Share | None = None
-    """Value of p after ``ramp_nimg`` images, reached along half a cosine, as in R3GAN."""
+    """Probability after ``ramp_nimg`` images, along half a cosine, as in R3GAN."""
     ramp_nimg: PositiveInt = 500_000
-    """Images over which p goes from ``p`` to ``final_p``; with ``target``, over which it can rise from 0 to 1."""
+    """Images over which p goes from ``p`` to ``final_p``, or with ``target`` can rise from 0 to 1."""
 
     @model_validator(mode="after")
     def _check(self) -> Augmentation:

@@ -88,18 +88,18 @@ class Codec(Section):
     """
 
     kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
-    """What a sample holds: pixels, their coefficients, or the latents of an autoencoder."""
+    """What a sample holds: pixels, their coefficients, or an autoencoder's latents."""
     block: Literal[2, 4, 8] = 2
     """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
     path: PathText | None = None
-    """A local folder of ``diffusers``' AutoencoderKL, or the file of ``torchscript``'s decoder, which turns latents
-    into images (n, C, H, W) in [-1, 1]. Nothing is downloaded."""
+    """Local folder of ``diffusers``' AutoencoderKL, or file of ``torchscript``'s decoder from latents to images (n, C,
+    H, W) in [-1, 1]."""
     factor: Annotated[int, Field(gt=0, le=64)] = 8
-    """How many times shorter the sides of latents are than those of images."""
+    """Sides of images over those of latents."""
     channels: Width = 4
     """Channels of the latents."""
     scale: PositiveFloat | None = None
-    """Factor of latents. By default 1, or with ``diffusers`` the value in the autoencoder's config.json."""
+    """Factor of latents. By default 1, or with ``diffusers`` that of the autoencoder's config.json."""
 
     @model_validator(mode="after")
     def _check(self) -> Codec:
@@ -124,84 +124,75 @@ class Data(Section):
     """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
-    """Where images come from. Code of your own, such as ``mypackage.data:Faces``, returns a map-style
-    ``torch.utils.data.Dataset`` of images with or without labels. It is called with ``arguments``, and with those of
-    ``root``, ``resolution``, ``image_channels``, ``num_classes`` and ``condition_size`` that its signature names."""
+    """Source of images, below; or code such as ``mypackage.data:Faces``, which [returns a data
+    set](../how-to/own-data.md)."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of code of your own."""
     root: PathText | None = None
-    """The directory of the images, shards or latents; the file of ``zip`` or ``hdf5``, of the only shard, or of latents
-    in a zip file; a directory of ``huggingface``, or a parquet file.
-
-    For ``torchvision``, its ``root`` argument. For two folders, the directory of the targets.
-    """
+    """Directory of the images, shards or latents, or of ``huggingface``; file of ``zip``, ``hdf5``, the only shard,
+    zipped latents or parquet; ``root`` argument of ``torchvision``; of two folders, that of the targets."""
     input_root: PathText | None = None
-    """Directory of the inputs of ``paired_folders``, which have the targets' names, or of ``unpaired_folders``."""
+    """Directory of the inputs of ``paired_folders``, with the targets' names, or of ``unpaired_folders``."""
     input_side: Literal["left", "right"] = "left"
-    """Side of the input in images of kind ``side_by_side``."""
+    """Side of the input in images of ``side_by_side``."""
     input_channels: PositiveInt = 3
-    """Channels of the inputs of pairs, or of images of the first domain: 1 for grey, 3 for colour."""
+    """Channels of the inputs of pairs, or of the first domain: 1 for grey, 3 for colour."""
     dataset: str | None = None
-    """Class name in ``torchvision.datasets``, such as CIFAR10; for kind ``torchvision``."""
+    """Class in ``torchvision.datasets``, such as CIFAR10."""
     resolution: Annotated[ImageSize, SizeOrAuto()] = Size(16, 16)
     """Pixels a side of square images, or height and width, such as ``[128, 256]``. ``auto 64`` takes the size of the
-    images of ``folder``, ``zip``, ``tar``, ``huggingface`` or ``hdf5``, or one near it that the networks can have; and
-    64 if 1,000 images have several sizes, or a side above 64."""
+    images of ``folder``, ``zip``, ``tar``, ``huggingface`` or ``hdf5``, or one near it that the networks can have; 64
+    if 1,000 images have several sizes, or a side above 64."""
     fit: Fit = "crop"
-    """What makes images of other proportions fit: their middle alone, black beside or above and below them, or another
-    shape."""
+    """How images of other proportions fit: cut out their middle, add black at two sides, or stretch them."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
-    """Channels of an image: 1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto``
-    takes 1 if 1,000 images are all grey, and else 3; with ``range``, what all of them have."""
+    """1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto`` takes 1 if 1,000 images
+    are all grey, else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
-    """Values that are black and white, such as ``[0, 4095]`` or ``[-1000, 3000]``, in PNG, TIFF and .npy files, HDF5
-    or arrays of your code: of any bits, signed or float, of up to 16 channels. Without it, 8 and 16 bits begin at 0.
-    ``auto`` takes the lowest and the highest of ``folder``, ``zip`` or ``tar``, as far as 1,000 images tell."""
+    """Values of black and white, such as ``[0, 4095]``, [of any type and up to 16
+    channels](../tutorials/your-images.md#more-than-8-bits-and-other-channels). Without it, 0 is black in 8 and 16 bits.
+    ``auto`` takes the lowest and the highest of 1,000 images of ``folder``, ``zip`` or ``tar``."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
-    """Number of classes. 0 trains unconditionally, whatever labels the data has. ``auto`` takes those of ``folder``,
-    ``zip``, ``tar``, ``huggingface`` or ``hdf5``, and 0 if there is only one."""
+    """Number of classes; 0 trains without them. ``auto`` takes those of ``folder``, ``zip``, ``tar``, ``huggingface``
+    or ``hdf5``, and 0 if there is only one."""
     multi_label: bool = False
-    """Whether an image has any number of the classes. Its label is then a 0 or 1 for each."""
+    """An image may have several classes: its label is a 0 or 1 for each."""
     condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
-    """Numbers of an image's label besides its classes, such as attributes or an embedding."""
+    """Numbers of a label besides the classes, such as attributes or an embedding."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
-    """What an image without a label is: refused, or accepted, with a label of zeros."""
+    """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
-    """CSV or JSON file with the images' labels, instead of dataset.json or of class folders. The first column has the
-    images' paths below ``root``, the others one class number each, or the numbers of a label."""
+    """CSV or JSON file of labels, instead of dataset.json or class folders
+    ([form](../tutorials/your-images.md#other-labels-than-one-class))."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
-    """Names of the classes, by number, of up to 5,000. A run takes them from its data unless they are given: of
-    folders, of ``class_names`` in dataset.json, of data sets of torchvision, Hugging Face and your code, and of what
-    `bigsgan data` has made of these."""
+    """Names of the classes by number, up to 5,000. By default those of the data, if it has some."""
     split: _Name | None = None
     """Split of ``huggingface``; by default the only one."""
     image_key: _Name | None = None
-    """Where images stand: the column of ``huggingface``, by default the only one of images; the data set of ``hdf5``,
-    by default ``imgs``."""
+    """Column of images in ``huggingface`` (by default the only one), or data set in ``hdf5`` (``imgs``)."""
     label_key: _Name | None = None
-    """Where classes stand: the column of ``huggingface``, by default the only ``ClassLabel``, or else ``label``; the
-    data set of ``hdf5``, by default ``labels``; the key in the JSON files of ``tar``, by default ``label``."""
+    """Where classes stand: column of ``huggingface`` (by default the only ``ClassLabel``, else ``label``), data set of
+    ``hdf5`` (``labels``), or key in JSON files of ``tar`` (``label``)."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the ``synthetic`` data set."""
     crop_from: ImageSize | None = None
-    """Resize training images to so many pixels a side, or height and width, and cut ``resolution`` from a random place
-    of them."""
+    """Pixels a side, or height and width, of training images before a random crop of ``resolution``."""
     horizontal_flip: bool = False
     """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
-    """Loading processes of each rank, for kinds that read files; data held in memory needs none."""
+    """Loading processes of a rank, for kinds that read files."""
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Micro-batches that each loading process prepares ahead."""
+    """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Files that may be images and are not read, beside which a run starts. By default as many as there are images."""
+    """Possible images that may go unread at a start; by default as many as there are images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
-    thousand images if those are more."""
+    thousand images if that is more."""
     truncated: Literal["skip", "accept"] = "skip"
-    """Whether images that are cut off count as unreadable, or are decoded as far as they go: the rest is
-    grey in JPEG, and black or missing in other formats, of which some, such as WebP, stay unreadable."""
+    """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others; some
+    formats, such as WebP, stay unreadable."""
     codec: Codec = Codec()
-    """The form in which networks see images; ``resolution`` and ``image_channels`` are those of the images."""
+    """Form in which networks see images."""
 
     @property
     def condition_width(self) -> int:

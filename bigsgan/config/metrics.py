@@ -109,13 +109,13 @@ class FeatureNetwork(Section):
     """The network that computes the features of images."""
 
     network: PathText = "auto"
-    """``inception`` (as published for FID), ``digits`` (a classifier that is trained on the spot), ``torchvision:NAME``
-    or the path of a TorchScript file. ``auto`` is ``digits`` for the digits and ``inception`` for other data."""
+    """``inception`` (as published for FID), ``digits`` (a classifier trained on the spot), ``torchvision:NAME`` or the
+    path of a TorchScript file. ``auto`` is ``digits`` for the digits, else ``inception``."""
     weights: PathText | None = None
-    """File with the weights of ``inception`` or ``torchvision:NAME``; by default in the usual cache."""
+    """Weights of ``inception`` or ``torchvision:NAME``; by default in the usual cache."""
     resizer: Literal["tensorflow", "antialiased"] = "tensorflow"
-    """How images are resized to ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic with
-    antialiasing as in clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
+    """How images reach ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic and antialiased as in
+    clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
 
     def resolved(self, kind: str) -> str:
         """Return the network for a kind of data, which ``auto`` depends on."""
@@ -132,21 +132,19 @@ class Metrics(Section):
     """Which metrics of the EMA's samples are measured during training, and when."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Names of metrics, such as fid10k, kid10k, is10k, pr10k, dc10k, labels10k; psnr10k, ssim10k and lpips10k of images
-    with targets; codebook10k of autoencoders with codes; or of your own code, such as ``mypackage.metrics:Sharpness``,
-    whose values are called ``metrics/Sharpness``."""
+    """[Metrics](metrics.md), such as fid10k, or of your code, such as ``mypackage.metrics:Sharpness``."""
     every_nimg: PositiveInt
-    """Images between two measurements. The end of the run is measured too."""
+    """Images between two measurements; the end of the run is measured too."""
     reference: PathText | None = None
-    """An ``.npz`` file of images or of their statistics to compare with instead of the data, as of
-    ``bigsgan evaluate --reference``. ``data.kind=latents`` needs it."""
+    """``.npz`` file of images or their statistics to compare with instead of the data. ``data.kind=latents`` needs
+    it."""
     features: FeatureNetwork = FeatureNetwork()
     lpips: PerceptualNetwork | None = None
     """The network of ``lpips``; that of ``objective.perceptual`` unless given."""
     num: Annotated[int, Field(ge=LEAST_IMAGES, le=MOST_IMAGES)] = DEFAULT_NUM
-    """Samples, and real images, that metrics of your own code see."""
+    """Samples, and real images, that metrics of your code see."""
     arguments: dict[str, dict[str, Any]] = Field(default={})
-    """Arguments of metrics of your own code, by their names in ``names``."""
+    """Arguments of metrics of your code, by their names in ``names``."""
 
     @field_validator("names")
     @classmethod

@@ -36,33 +36,32 @@ class Penalty(Section):
     """
 
     weight: PositiveFloat
-    """The penalty is ``weight / 2`` times the mean squared norm of the gradient."""
+    """Factor above."""
     final_weight: NaturalFloat | None = None
-    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
+    """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
+    """Images until ``final_weight``; ``total_nimg`` unless given."""
     every: PositiveInt = 1
-    """Apply it on every so many steps of D, that many times as strongly."""
+    """Steps of D of which it is in one, that many times as strongly."""
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
-    """How an exact penalty is computed. ``auto`` is ``forward_mode`` at ZeRO 3, in pipelines, with
-    ``activation_checkpointing``, and on GPUs if D has convolutions, and ``double_backward`` elsewhere; of a D from
-    outside the package only in pipelines."""
+    """How an exact penalty is computed; ``auto`` [depends on the
+    layout](../explanation/penalties.md#which-way-is-taken)."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01 if the coarsest type in which
-    D's layers compute is bf16, fp16 or float32."""
+    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's
+    layers is bf16, fp16 or float32."""
     antithetic: bool = False
-    """Take the finite difference from x - sigma e to x + sigma e: more exact, with a segment more in D's batch."""
+    """Take the difference from x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
     check_every: NaturalInt = 64
-    """In every so many penalized steps, compare one micro-batch with the exact penalty; 0 for never."""
+    """Penalized steps between two comparisons with the exact penalty; 0 for none."""
 
 
 class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
-    """Weight of WGAN-GP's penalty between real and fake images."""
+    """Weight of the penalty."""
     method: Method = "auto"
     """As for R1."""
 
@@ -99,11 +98,11 @@ class LeCam(Section):
 class Consistency(Section):
     """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), for the L images of a sample.
 
-    It keeps the coarser images near the last (Hyun et al. 2026, arXiv 2605.26449). G minimizes it over all images.
+    It keeps the coarser images near the last, which gets a gradient too (Hyun et al. 2026, arXiv 2605.26449).
     """
 
     weight: PositiveFloat = 0.1
-    """Weight relative to the loss on logits."""
+    """Weight."""
 
 
 class PathLength(Section):
@@ -119,9 +118,9 @@ class PathLength(Section):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
-    """Use one of so many samples (NVlabs' ``pl_batch_shrink``, which is 2 there)."""
+    """Use one of so many samples (2 in NVlabs' code)."""
     method: Method = "auto"
-    """As for R1, with the generator's layout; devices make no difference."""
+    """As for R1, with the generator's layout."""
     ahead: ClassVar[int] = 1  # layers of G that make the styles
 
     def check_micro_batch(self, size: int) -> None:
@@ -135,17 +134,17 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines compare a frozen network's features of the image with those that a perceptron predicts from D's last
-    tokens (GAT, arXiv 2509.24935); in a CAT from those of the image at its full size.
+    The cosines are of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT,
+    arXiv 2509.24935), in a CAT of the image at its full size.
     """
 
     path: PathText
-    """A program with the interface of DINOv2, written by torch.export (.pt2) or torch.jit.save. It maps images
-    (n, 3, R, R) to class tokens (n, width) and patch tokens (n, P, width)."""
+    """Program of torch.export (.pt2) or torch.jit.save with [DINOv2's
+    interface](../how-to/latents.md#a-teacher-for-the-discriminator)."""
     weight: PositiveFloat = 1.0
     """Weight of the distances to the teacher's features."""
     resolution: Pixels = 224
-    """R: images are resized to it, after normalization by the means and deviations of ImageNet."""
+    """R, to which images are resized, normalized by ImageNet's means and deviations."""
     width: Width = 768
     """Features of the teacher's tokens; 768 in DINOv2's ViT-B."""
     hidden: Width = 2048
@@ -153,9 +152,9 @@ class Teacher(Section):
 
 
 class Orthogonal(Section):
-    """Strength of the orthogonal regularization of each network (Brock et al. 2019, equation 3). 0 is off.
+    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3); 0 is off.
 
-    The gradient is twice that of BigGAN-PyTorch's ``ortho()``: ``--G_ortho 2e-4`` there is 1e-4 here.
+    ``--G_ortho 2e-4`` of BigGAN-PyTorch is 1e-4 here.
     """
 
     generator: NaturalFloat = 0.0
@@ -168,8 +167,7 @@ class OwnLoss(Section):
     """A loss on logits from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:Class``. Its methods ``discriminator`` and ``generator`` take ``fake_logits`` and
-    ``real_logits``, and return the mean loss over the samples."""
+    """``package.module:Class``, [a loss on logits](../how-to/own-loss.md#the-loss-on-logits)."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the class."""
     pairs: bool = False
@@ -180,21 +178,19 @@ class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:name`` of a function, or of a class whose objects are called. It takes images and labels,
-    what D returns, or gradients, by the names of its arguments, and returns the mean over the samples."""
+    """``package.module:name`` of a function or class, [a term](../how-to/own-loss.md#terms)."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
-    """Name of its statistic, loss/<name>; that of the function or class unless given."""
+    """Name of its statistic, loss/<name>; by default that of the function or class."""
     network: Literal["generator", "discriminator"] = "generator"
-    """The network whose loss it enters. D's terms read what D returns, or gradients."""
+    """Network whose loss it enters. D's terms read what D returns, or gradients."""
     weight: float = 1.0
     """Weight relative to the loss on logits."""
     every: PositiveInt = 1
-    """Apply it on every so many steps of D, or updates of G, that many times as strongly."""
+    """Steps of D, or updates of G, of which it is in one, so many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
-    """The images whose gradients it takes (``real_gradients``, ``fake_gradients``): those of D's logits. They are
-    computed by the method of the penalties."""
+    """Images at which it takes gradients of D's logits, by the penalties' method."""
     arguments: dict[str, Any] = Field(default={})
-    """Further arguments of the function, or those of the class."""
+    """Further arguments of the function or class."""
 
     @property
     def label(self) -> str:
@@ -220,38 +216,34 @@ class Objective(Section):
     ] = "hinge"
     """Loss of D's logits; ``package.module:Class`` for your own."""
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Updates of D before each update of G; each takes a batch of its own."""
+    """Updates of D before each of G, each with a batch of its own."""
     schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
-    """D's steps come first (``exact``), or G's update does; or each network learns from the other as it was an update
-    ago (``overlapped``), another game that lets networks on their own ranks compute at once."""
+    """D's steps first (``exact``), or G's update; with ``overlapped``, another game, each network learns from the other
+    [as it was an update ago](../how-to/separate-ranks.md#let-updates-overlap)."""
     reuse_fakes: bool = False
-    """Let G's update and D's last step, or the first with ``generator_first``, have the same latents and images."""
+    """G's update and D's last step (with ``generator_first`` the first) share latents and images."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Images of earlier updates that are kept for each sample of a batch. D sees one of these half the time (CycleGAN);
-    0 for none."""
+    """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
-    """Labels of G's images: classes drawn uniformly, or as often as the data has them, or those of the real images
-    beside them, so that a relativistic loss compares images of one class. ``data`` needs ``reuse_fakes``. Labels that
-    are vectors are drawn from the data's images unless it is ``data``."""
+    """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
+    relativistic loss needs (with ``reuse_fakes``). Vectors are drawn from the data's unless it is ``data``."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between G's images and their targets: those of pairs, or what G reads."""
+    """Weight of the mean absolute difference between G's images and their targets: pairs', or what G reads."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None
     perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and of the targets of pairs, or of an
-    autoencoder's inputs."""
+    """Weight of the mean absolute difference between D's features of G's images and of the targets."""
     kl: NaturalFloat = 0.0
-    """Weight of the divergence of an autoencoder's latents from a standard normal distribution: the mean over images of
-    the sum over latents. It reads G's output ``moments``: means and log variances, side by side."""
+    """Weight of the divergence of latents from a standard normal distribution, summed over latents, mean over images.
+    It reads G's output ``moments``: means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between images of two domains and the translations of their translations,
-    G's output ``again``: the sum over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
+    """Weight of the mean absolute difference between images and the translations of their translations, G's output
+    ``again``, summed over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
-    """Weight of the same difference from what each generator makes of images of its target domain, G's output
-    ``same``."""
+    """Weight of the same difference from translations of images of the target domain, G's output ``same``."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None
@@ -266,7 +258,7 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
     adversarial: Adversarial = Adversarial()
     discriminator_from_nimg: NaturalInt = 0
-    """Images before which D does not learn: its loss is 0; ``orthogonal`` and weight decay go on."""
+    """Images before which D's loss is 0; ``orthogonal`` and weight decay go on."""
     terms: list[OwnTerm] = Field(default=[])
     """Parts of the losses from your own code."""
 

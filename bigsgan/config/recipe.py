@@ -56,32 +56,32 @@ class Recipe(Section):
     seed: NaturalInt = 0
     """Seed of initialization, data order, latents, labels and noise."""
     total_nimg: PositiveInt
-    """Images after which the run is complete; each update sees ``batch`` images."""
+    """Images after which the run is complete."""
     batch: BatchSize
     """Images in a batch, over all ranks and micro-batches."""
     accumulation: PositiveInt = 1
-    """Micro-batches in a batch, which are computed one after the other."""
+    """Micro-batches in a batch, computed one after the other."""
     report_nimg: PositiveInt
     """Images between two reports."""
     monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
-    """Where reports go in addition to ``metrics.jsonl``: TensorBoard, Weights & Biases, ``metrics.csv``, or none."""
+    """Where reports go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, ``metrics.csv``, or nowhere."""
     sample_nimg: PositiveInt
     """Images between two sample grids."""
     sample_statistics: Literal["running", "batch"] = "running"
-    """Statistics of batch norm in samples: running ones (for the EMA: standing), or each batch's, as in training."""
+    """Batch norm's statistics in samples: running ones (for the EMA: standing), or each batch's."""
     checkpoint_nimg: PositiveInt
     """Images between two checkpoints."""
     checkpoints: Checkpoints = Checkpoints()
     statistics: Literal["every_update", "every_pass"] = "every_update"
-    """When running statistics of batch norm, vectors of spectral norm and StyleGAN2's `w_avg` move: in the first
-    micro-batch of a network's update, or, as in public trainers, in each pass that makes images, trains or judges."""
+    """When batch norm's running statistics, spectral norm's vectors and ``w_avg`` move: in the first micro-batch of a
+    network's update, or, as in public trainers, in each of its passes."""
     batch_statistics: Literal["global", "host"] = "global"
-    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those of them on one host,
-    which spares messages between hosts; the model then depends on the number of ranks on a host."""
+    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those on one host, whose
+    number then changes the model."""
     max_rollbacks: NaturalInt = 10
-    """How often a run may return to a checkpoint after a non-finite update; after that it ends."""
+    """Returns to a checkpoint after non-finite updates before the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
-    """The run ends if for so long no rank makes progress: no task of an update, report or grid of samples begins."""
+    """Seconds in which no rank begins a task of an update, a report or a sample grid, after which the run ends."""
     deterministic: bool = False
     """Use deterministic kernels, which may be slower."""
     data: Data

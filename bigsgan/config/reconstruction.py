@@ -9,20 +9,17 @@ class Huber(Section):
     """weight * E[x^2 / 2 where |x| < delta, else delta (|x| - delta / 2)], x the difference from the targets."""
 
     weight: PositiveFloat
-    """Weight relative to the loss on logits."""
+    """Weight."""
     delta: PositiveFloat = 1.0
-    """Difference from which on it grows along a line."""
+    """Difference from which on it grows linearly."""
 
 
 class PerceptualNetwork(Section):
-    """The frozen network whose features a perceptual distance compares (Zhang et al. 2018, arXiv 1801.03924: LPIPS).
-
-    See [perceptual distance](../how-to/image-games.md#perceptual-distance).
-    """
+    """The frozen network of a [perceptual distance](../how-to/image-games.md#perceptual-distance)."""
 
     path: PathText
-    """LPIPS with VGG-16 or torchvision's VGG-16, a state dict (.pth, .pt or .safetensors); or a program of torch.export
-    (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, H, W)."""
+    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program of
+    torch.export (.pt2) or torch.jit.save from images to a tuple of feature maps."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
 
@@ -30,23 +27,23 @@ class PerceptualNetwork(Section):
 class Perceptual(PerceptualNetwork):
     """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
 
-    A frozen network computes the features (Zhang et al. 2018, arXiv 1801.03924, equation 1: LPIPS); see
+    LPIPS (Zhang et al. 2018, arXiv 1801.03924, equation 1), or like it, by a frozen network: see
     [perceptual distance](../how-to/image-games.md#perceptual-distance).
     """
 
     weight: PositiveFloat = 1.0
-    """Weight relative to the loss on logits."""
+    """Weight."""
 
 
 class CodeEntropy(Section):
     """weight * (E[H(p)] - diversity * H(E[p])): each latent is sure of its code, and all codes are used alike.
 
-    p is the softmax of ``generator.bottleneck.temperature`` over the codes, H the entropy (Yu et al. 2023, arXiv
-    2310.05737, section 3). E[p] is over a micro-batch on all ranks.
+    p is the softmax of ``generator.bottleneck.temperature`` (Yu et al. 2023, arXiv 2310.05737, section 3). E[p] is over
+    a micro-batch on all ranks.
     """
 
     weight: PositiveFloat = 0.1
-    """Weight relative to the other parts of G's loss."""
+    """Weight."""
     diversity: NaturalFloat = 1.0
     """Weight of the second part."""
 
@@ -54,28 +51,26 @@ class CodeEntropy(Section):
 class Transport(Section):
     """weight * E[(x - z)^2], the mean squared distance of G's images to their latents, which have the same shape.
 
-    It chooses among the maps from noise to images that D cannot tell apart one that moves little (Lin et al. 2025,
-    arXiv 2511.22475).
+    It prefers a map from noise to images that moves little (Lin et al. 2025, arXiv 2511.22475).
     """
 
     weight: PositiveFloat = 0.2
-    """Weight relative to the loss on logits."""
+    """Weight."""
     final_weight: NaturalFloat | None = None
-    """The weight at ``decay_nimg`` images, reached along a cosine; constant unless given."""
+    """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight`` is reached; ``total_nimg`` unless given."""
+    """Images until ``final_weight``; ``total_nimg`` unless given."""
 
 
 class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 
-    The means are over all numbers (van den Oord et al. 2017, arXiv 1711.00937, equation 3), of G's outputs ``encoded``
-    and ``quantized``. ``codebook/perplexity`` tells how evenly the codes are used. The first part is left out where
-    codes have no gradient: with ``bottleneck.ema``, and of ``lfq``.
+    The means are over all numbers of G's outputs ``encoded`` and ``quantized`` (van den Oord et al. 2017, arXiv
+    1711.00937, equation 3). Codes without a gradient, with ``bottleneck.ema`` or of ``lfq``, have no first part.
     """
 
     weight: PositiveFloat = 1.0
-    """Weight relative to the other parts of G's loss."""
+    """Weight."""
     commitment: NaturalFloat = 0.25
     """Weight of the distance by which latents move."""
     entropy: CodeEntropy | None = None

@@ -105,29 +105,28 @@ class Muon(Section):
     momentum: Fraction = 0.95
     """Share of the old momentum that an update keeps."""
     nesterov: bool = True
-    """Whether an update goes along the momentum after the next step with the same gradient."""
+    """Whether an update uses the momentum after the next step with the same gradient."""
     adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral_unclamped"] = "match_rms_adamw"
-    """Factor on the learning rate of a matrix with A rows and B columns: 0.2 sqrt(max(A, B)), with which updates are as
-    large as AdamW's, sqrt(max(1, A / B)), which is torch's default, or sqrt(A / B)."""
+    """Factor on the rate of a matrix with A rows and B columns: 0.2 sqrt(max(A, B)), for updates as large as AdamW's;
+    sqrt(max(1, A / B)), torch's default; or sqrt(A / B)."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
-    """Steps of the Newton-Schulz iteration, which makes the singular values equal."""
+    """Steps of the Newton-Schulz iteration."""
     ns_coefficients: list[float] = Field(default=[3.4445, -4.775, 2.0315], min_length=3, max_length=3)
     """Coefficients of its polynomial."""
     eps: PositiveFloat = 1e-7
-    """Least norm by which a matrix is divided before the iteration."""
+    """Least norm that divides a matrix before it."""
 
 
 class ParameterGroup(Section):
     """Parameters of a network with a learning rate of their own."""
 
     parameters: Annotated[str, Field(min_length=1)]
-    """Pattern of their names, or of the ends of these after a dot, in which `*` stands for any text, and `[0-6]` for a
-    digit: `layers.0.*`, or `encoder.*` of a module from outside. A parameter is in the first group that it fits."""
+    """Pattern of parameters' names, or of their ends after a dot: ``*`` stands for any text, ``[0-6]`` for a digit. A
+    parameter is in the first group that it fits."""
     lr_multiplier: PositiveFloat = 1.0
     """Their learning rate, relative to ``lr``."""
     frozen_from_nimg: NaturalInt | None = None
-    """Images from which on their learning rate is 0, so that they stay as they are. Their gradients are still computed,
-    and count in ``clip_norm``; buffers, such as running statistics, go on."""
+    """Images from which on their rate is 0. Gradients are still computed and count in ``clip_norm``; buffers go on."""
 
     def is_frozen(self, nimg: int) -> bool:
         """Whether they stay as they are in the update that begins at so many images."""
@@ -138,18 +137,17 @@ class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
     kind: Literal["adam", "adamw", "sgd", "rmsprop", "muon"] = "adam"
-    """``adamw`` applies weight decay to the weights themselves (Loshchilov and Hutter 2019, arXiv 1711.05101). ``muon``
-    (Jordan 2024) orthogonalizes the updates of the matrices in a transformer's blocks, and is AdamW for all other
-    parameters."""
+    """``adamw`` applies weight decay to the weights (Loshchilov and Hutter 2019, arXiv 1711.05101). ``muon``
+    orthogonalizes the updates of a transformer's matrices, and is AdamW for all other parameters."""
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
-    """Width of the network for which ``lr`` and ``final_lr`` are given: they are multiplied by it and divided by this
-    network's own width, as GAT does (arXiv 2509.24935). Without it, they are used unchanged."""
+    """Width of the network for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this
+    network's, as in GAT (arXiv 2509.24935)."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator of Adam, in ``muon`` too, and of ``rmsprop``."""
+    """Added to the denominator of Adam, also in ``muon``, and of ``rmsprop``."""
     momentum: Fraction = 0.0
     """Momentum of ``sgd`` and ``rmsprop``."""
     muon: Muon | None = None
@@ -157,24 +155,24 @@ class Optimizer(Section):
     weight_decay: NaturalFloat = 0.0
     """Added to the gradient, but for ``adamw`` and ``muon``."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay. ``matrices`` have two or more dimensions, as embeddings and learned constants have too;
-    biases, gains and scalars do not decay then."""
+    """Parameters that decay. ``matrices`` have two or more dimensions, with embeddings and learned constants, without
+    biases, gains and scalars."""
     clip_norm: PositiveFloat | None = None
-    """Scale gradients down to this norm if their norm is larger. Off unless given."""
+    """Norm to which larger gradients are scaled down."""
     warmup_nimg: NaturalInt = 0
-    """Images over which the learning rate rises to ``lr``; below ``total_nimg``."""
+    """Images, below ``total_nimg``, over which the learning rate rises to ``lr``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Curve of the learning rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
+    """Curve of the rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
     """Needs a ``decay`` other than ``constant``."""
     final_beta2: Fraction | None = None
-    """Adam's second decay rate at ``decay_nimg``, reached along the same curve; constant unless given."""
+    """Adam's second decay rate at ``decay_nimg``, along the same curve."""
     decay_from_nimg: NaturalInt | None = None
-    """Images at the beginning of the decay; the end of the warm-up unless given."""
+    """Images at the decay's beginning; the end of the warm-up unless given."""
     decay_nimg: PositiveInt | None = None
-    """Images at the end of the decay; ``total_nimg`` unless given."""
+    """Images at the decay's end; ``total_nimg`` unless given."""
     groups: list[ParameterGroup] = Field(default=[])
-    """Parameters with learning rates of their own, beside ``lr`` and its schedule."""
+    """Parameters with learning rates of their own."""
 
     @property
     def is_adam(self) -> bool:
@@ -250,12 +248,12 @@ class PowerEMA(Section):
     """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
 
     widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
-    """Width of each average: sigma_rel, the standard deviation of its profile divided by the images averaged over.
-    Each average takes as much memory as the EMA."""
+    """sigma_rel of each average: the standard deviation of its profile divided by the images averaged over. Each takes
+    as much memory as the EMA."""
     snapshot_nimg: PositiveInt
-    """Images between two snapshots of the averages; the end of the run gets one too."""
+    """Images between two snapshots of the averages; there is one at the end too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
-    """Precision of snapshots, which take 4 or 2 bytes for each parameter and width."""
+    """Precision of snapshots: 4 or 2 bytes for each parameter and width."""
 
     @model_validator(mode="after")
     def _check(self) -> PowerEMA:
@@ -272,12 +270,12 @@ class EMA(Section):
     start_nimg: NaturalInt = 0
     """Images during which the EMA is a copy of the weights."""
     ramp: PositiveFloat | None = None
-    """Limit the half-life to this share of the images seen so far, which shortens the memory early in a run."""
+    """Largest half-life, as a share of the images seen so far."""
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
     reset_nimg: PositiveInt | None = None
-    """Every so many images G begins again from the EMA, as late in the training of adversarial flow models (Lin et al.
-    2025, arXiv 2511.22475); its optimizer goes on. Never unless given."""
+    """Images between two restarts of G from the EMA, with its optimizer as it is (adversarial flow models: Lin et al.
+    2025, arXiv 2511.22475)."""
     reset_from_nimg: NaturalInt = 0
     """Images before which G keeps its weights."""
     power: PowerEMA | None = None
@@ -300,7 +298,7 @@ class KeepBest(Section):
     """Which checkpoint is the best so far."""
 
     metric: str
-    """A name in metrics.jsonl, such as loss/generator. A checkpoint has the last value reported before it."""
+    """A name in metrics.jsonl, such as loss/generator; the last value before a checkpoint counts."""
     goal: Literal["min", "max"] = "min"
     """Whether a smaller or a larger value is better."""
 
@@ -311,11 +309,11 @@ class Checkpoints(Section):
     keep: PositiveInt = 3
     """How many of the newest checkpoints stay."""
     keep_every_nimg: PositiveInt | None = None
-    """Also keep the first checkpoint at or after each multiple of so many images, rather not that of a stop."""
+    """Also keep the first checkpoint at or after each multiple, rather not that of a stop."""
     keep_best: KeepBest | None = None
     """Also keep the best checkpoint by a reported metric."""
     background: bool = True
-    """Copy the state and write it while training continues; the copy takes host memory."""
+    """Write a copy of the state while training continues; it takes host memory."""
 
 
 class InitFrom(Section):
@@ -324,15 +322,15 @@ class InitFrom(Section):
     run: PathText | None = None
     """The other run's directory, or one that `bigsgan import` made."""
     generator: PathText | None = None
-    """Instead of ``run``, a safetensors file or folder for the Hub with a generator, as `bigsgan export` writes it."""
+    """Instead of ``run``, a generator of ``bigsgan export``: a safetensors file or folder for the Hub."""
     discriminator: PathText | None = None
-    """The same for a discriminator; a network without either starts from random weights."""
+    """The same for a discriminator."""
     nimg: NaturalInt | None = None
-    """Images seen by the checkpoint to use; the newest checkpoint unless given."""
+    """Images of the checkpoint to use; by default the newest."""
     weights: Literal["ema", "live"] = "ema"
     """Begin with the generator's EMA, or with its live weights."""
     freeze_discriminator: NaturalInt = 0
-    """How many of D's first layers keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
+    """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
     @model_validator(mode="after")
     def _check(self) -> InitFrom:
@@ -357,21 +355,20 @@ class Engine(Section):
     ds_config: PathText = "ds_configs/zero0.json"
     """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
     accumulation: PositiveInt | None = None
-    """Micro-batches in this network's batch, if different from the recipe's ``accumulation``."""
+    """Micro-batches of this network, if other than the recipe's."""
     activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: saves memory and takes about a third more time. Exact penalties are
-    then computed in forward mode, unless their ``method`` says otherwise."""
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
     compile: Literal["none", "layers", "whole"] = "none"
-    """What torch.compile compiles at a time for training: faster updates, after some minutes at the start."""
+    """What torch.compile compiles at a time: faster updates after some minutes."""
     cuda_graphs: bool = False
-    """Replay compiled code as CUDA graphs: less work for the host, and more GPU memory."""
+    """Replay compiled code as CUDA graphs: less work for the host, more GPU memory."""
     pipeline_stages: PositiveInt = 1
-    """Stages that the layers are divided into, each on its own ranks; ranks / stages replicas share the batch."""
+    """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """Give this network its own ranks: their number, or their share of all; the other network gets the rest. ``auto``
-    divides the ranks for the shortest updates. By default each rank holds a part of both networks."""
+    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or their share of all; ``auto`` divides
+    for the shortest updates. By default each rank holds a part of both networks."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
-    """How to divide layers into equal stages: by parameters, by number, or by time, measured once on this machine."""
+    """Divide layers into stages equally by parameters, by number, or by time, measured once on this machine."""
 
 
 class Engines(Section):
@@ -380,13 +377,13 @@ class Engines(Section):
     generator: Engine = Engine()
     discriminator: Engine = Engine()
     stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
-    """Which engines keep DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
+    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
 
 
 class Pipeline(Section):
     """How updates run through pipelines; without effect if no network has pipeline stages."""
 
     generator_phase: Literal["keep", "recompute"] = "keep"
-    """While D judges G's images, keep G's activations of all micro-batches, or recompute them afterwards."""
+    """Keep G's activations of all micro-batches while D judges, or recompute them."""
     schedule: Literal["joint", "phases"] = "joint"
-    """Let the phases of an update overlap, or fill and drain the pipelines for each phase."""
+    """Let an update's phases overlap, or fill and drain the pipelines for each."""

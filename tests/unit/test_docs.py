@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigsgan.config.sections import EMA
-from bigsgan.engines.deepspeed.touched import TOUCHED, VERSION
+from bigsgan.engines.deepspeed.touched import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -58,8 +58,6 @@ def test_the_site_and_its_first_page_have_every_page_in_one_order():
         ("reference/recipes.md", 9),
         ("reference/deepspeed-files.md", 9),
         ("reference/commands.md", 9),
-        ("explanation/deepspeed.md", 1),
-        ("how-to/diagnose.md", 3),
     ],
 )
 def test_tables_are_generated(page, num_tables, generate):
@@ -71,9 +69,9 @@ def test_tables_are_generated(page, num_tables, generate):
 
 
 def test_tables_say_what_the_schema_says(generate):
-    assert "| `batch` | integer > 0, <= 1,048,576 | required | Images in a batch," in generate.keys_table("recipe")
+    assert "| `batch` | integer 1 to 1,048,576 | required | Images in a batch," in generate.keys_table("recipe")
     assert "| `betas` | list of numbers >= 0, < 1 | `[0.0, 0.999]` |" in generate.keys_table("optimizer")
-    assert "| `<network>.widths` | list of integers > 0, <= 65,536 | required |" in generate.keys_table("family r3gan")
+    assert "| `<network>.widths` | list of sizes | required |" in generate.keys_table("family r3gan")
     assert "| `r1.form` | `exact`, `finite_difference` | `exact` |" in generate.keys_table("objective")
     assert "`<network>.depth`, `<network>.width`, " in generate.keys_table("family cat")
     assert "| as of [`gat`](#family-gat) |" in generate.keys_table("family cat")
@@ -86,14 +84,9 @@ def test_tables_say_what_the_schema_says(generate):
     )
 
 
-def test_the_table_of_deepspeed_says_what_is_touched(generate):
-    table = generate.touched_table(VERSION)
-    assert table.count("\n") == len(TOUCHED) + 1
-    assert "| `utils/groups.py` | `engines/deepspeed/leftovers.py` | replaces `mpu`, `_WORLD_GROUP` |" in table
-    text = (generate.DOCS / "explanation" / "deepspeed.md").read_text()
+def test_the_page_on_deepspeed_is_of_the_version_that_is_touched():
+    text = (ROOT / "docs" / "explanation" / "deepspeed.md").read_text()
     assert f"It describes **DeepSpeed {VERSION}**" in text
-    with pytest.raises(KeyError, match=f"of DeepSpeed {VERSION}, not of 0.1"):
-        generate.refreshed(text.replace(f"<!-- touched: {VERSION} -->", "<!-- touched: 0.1 -->"))
 
 
 def test_a_missing_table_is_noticed(generate):

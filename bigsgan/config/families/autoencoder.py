@@ -15,22 +15,18 @@ from bigsgan.errors import UserError
 
 
 class Revival(Section):
-    """Lets codes that are hardly used begin anew at latents of the batch, drawn at random (Dhariwal et al. 2020).
-
-    (arXiv 2005.00341, section 3.1.)
-    """
+    """Codes that are hardly used begin anew at random latents of the batch (arXiv 2005.00341, section 3.1)."""
 
     below: Annotated[float, Field(gt=0, lt=1)] = 0.03
-    """Average uses of a code below which it is replaced, as a share of those that each has if all are used alike."""
+    """Average uses below which a code is replaced, as a share of even use."""
     most: PositiveInt = 1024
-    """Codes replaced after one update at most, those used least; no more than a batch has pixels of latents."""
+    """Codes replaced after one update at most, those used least; at most the pixels of a batch's latents."""
 
 
 class CodebookAverages(Section):
     """Codes that follow moving averages of the latents nearest to them (van den Oord et al. 2017, appendix A.1).
 
-    The averages are over the whole batch, the same in any layout. A code begins with the uses that each has if all are
-    used alike.
+    The averages are over the whole batch, in any layout, and begin with even use.
     """
 
     decay: Fraction = 0.99
@@ -39,7 +35,7 @@ class CodebookAverages(Section):
 
 
 class Bottleneck(Section):
-    """What makes the latents out of what the encoder returns.
+    """How the encoder's output becomes latents.
 
     ``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114). ``vq`` takes the nearest of
     learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq`` rounds each channel to a few levels (Mentzer et
@@ -48,19 +44,18 @@ class Bottleneck(Section):
     """
 
     kind: Literal["kl", "vq", "fsq", "lfq", "none"] = "kl"
-    """How latents are made. ``kl`` needs ``objective.kl`` to keep them near a normal distribution; ``vq`` and ``lfq``
-    need ``objective.codebook`` to bring latents and codes together."""
+    """``kl`` needs ``objective.kl``, which keeps latents near a normal distribution; ``vq`` and ``lfq`` need
+    ``objective.codebook``, which brings latents and codes together."""
     num_codes: Annotated[int, Field(gt=1, le=2**20)] = 16384
     """Number of codes of ``vq``."""
     normalized: bool = True
-    """Whether ``vq`` divides codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
+    """Divide ``vq``'s codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
     ema: CodebookAverages | None = None
     temperature: PositiveFloat | None = None
-    """Temperature of a softmax of minus the squared distances of a latent from the codes of ``vq`` or ``lfq``, for
-    ``objective.codebook.entropy``. Of ``lfq`` it is computed for up to nine channels at a time (Zhao et al. 2024, arXiv
-    2406.07548)."""
+    """Temperature of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
+    ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
-    """Levels of each channel of ``fsq``: as many as ``latent_channels``. bf16 has no more in [-1, 1]."""
+    """Levels of each channel of ``fsq``, ``latent_channels`` of them. bf16 has no more than 256 in [-1, 1]."""
 
 
 _KEYS = {"vq": ("num_codes", "normalized", "ema", "temperature"), "fsq": ("levels",), "lfq": ("temperature",)}
@@ -85,24 +80,21 @@ class AutoencoderGenerator(NetworkSection):
     channels: Width = 128
     """Channels of the finest feature map."""
     multipliers: list[Annotated[int, Field(gt=0, le=64)]] = Field(default=[1, 2, 4, 4], min_length=1, max_length=8)
-    """Channels of each level's feature map, from fine to coarse, divided by ``channels``. Each level but the first
-    halves the sides of the one before."""
+    """Channels of each level from fine to coarse, divided by ``channels``; each level but the first halves the
+    sides."""
     num_blocks: Depth = 2
-    """Residual blocks of a level of the encoder; the decoder has one more."""
+    """Residual blocks of an encoder's level; the decoder has one more."""
     attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])
-    """Levels with self-attention after each block, where 0 is the finest. Between encoder and decoder there is one
-    anyway."""
+    """Levels with self-attention after each block, 0 the finest; the middle has one anyway."""
     norm_groups: Width = 32
     """Groups of channels that are normalized together."""
     latent_channels: Width = 4
     """Channels of the latents."""
     encoder_channels: Width | None = None
-    """Channels between the encoder and the map to latents, and between these and the decoder; ``latent_channels``
-    unless given."""
+    """Channels between the encoder and the map to latents, and behind the latents; ``latent_channels`` unless given."""
     bottleneck: Bottleneck = Bottleneck()
     frozen: Literal["none", "encoder"] = "none"
-    """The part that keeps its weights, of a run that begins with others' (``init_from``): with the codes, if there are
-    any. It computes in float32."""
+    """Part that keeps the weights of ``init_from``, with the codes if there are any; computed in float32."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

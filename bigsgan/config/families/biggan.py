@@ -47,13 +47,13 @@ class ScaledSection(BlockSection):
     """The size of a network, and the variant of its convolutions."""
 
     channels: Width = 96
-    """Width of the network: layers have multiples of it."""
+    """Width: layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
-    """Factor of all channels. Unless it is 1, products are rounded to the nearest multiple of 8, and are at least 8."""
+    """Factor of all channels; unless 1, they are rounded to multiples of 8, at least 8."""
     depth: Depth = 1
-    """Blocks for each step of the tables; blocks after the first keep resolution and channels."""
+    """Blocks a step; those after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])
-    """Resolutions of the feature maps after which self-attention comes: of their shorter side, if they have one."""
+    """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
 
     def widths(self, multipliers: Sequence[int]) -> list[int]:
         """Return the channels of feature maps, given their multiples of ``channels``."""
@@ -66,9 +66,9 @@ class NormSection(Section):
 
     normalizes_batch: ClassVar[bool] = True
     norm_eps: PositiveFloat = 1e-5
-    """Added to the variance by the blocks' batch norm (BigGAN-PyTorch's ``BN_eps``)."""
+    """Added to the variance by the blocks' batch norm (``BN_eps`` of BigGAN-PyTorch)."""
     output_norm_eps: PositiveFloat = 1e-5
-    """Added to the variance by the last batch norm, before the image; BigGAN-PyTorch's is 1e-5 with any ``BN_eps``."""
+    """The same of the last batch norm; 1e-5 in BigGAN-PyTorch with any ``BN_eps``."""
 
 
 class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
@@ -76,15 +76,15 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
 
     family: Literal["biggan"] = "biggan"
     latent_size: Width = 120
-    """Numbers in a latent; with ``hierarchical`` they are cut into equal chunks, one for the input and each block."""
+    """Numbers in a latent."""
     embedding_size: Width = 128
-    """Size of the class embedding that all blocks share."""
+    """Size of the class embedding."""
     hierarchical: bool = True
-    """Cut the latent into equal chunks, one for the input and one for each block."""
+    """Give the input and each block its own chunk of the latent."""
     shared_embedding: bool = True
-    """Compute gains and biases of batch norm linearly from one embedding; otherwise each has its own embedding."""
+    """Batch norm's gains and biases are linear in one embedding; otherwise each has its own."""
     multiples: Annotated[list[PositiveInt], Field(max_length=16)] | None = None
-    """Channels of the feature maps from 4x4 on, in units of ``channels``; null for the published ones. StudioGAN's at
+    """Channels of the feature maps from 4x4 on, divided by ``channels``; null for the published ones. StudioGAN's at
     64x64 are [16, 8, 4, 2, 1]."""
 
     def steps(self, resolution: int) -> list[int]:
@@ -117,7 +117,7 @@ class BigGANDiscriminator(ScaledSection, NetworkSection):
 
     family: Literal["biggan"] = "biggan"
     rectified_shortcut: bool = False
-    """Let a block's shortcut begin behind its first ReLU, as in StudioGAN, whose ReLU overwrites the block's input."""
+    """Begin a block's shortcut behind its first ReLU, as StudioGAN does."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

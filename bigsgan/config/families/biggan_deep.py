@@ -32,11 +32,11 @@ class DeepSection(Section):
     """The size of a network."""
 
     channels: Width = 128
-    """Width of the network: layers have multiples of it."""
+    """Width: layers have multiples of it."""
     depth: Depth = 2
-    """Blocks for each step of the tables; one of them changes the resolution."""
+    """Blocks a step, one of which changes the resolution."""
     attention: list[int] = Field(default=[])
-    """Resolutions of the feature maps after which self-attention comes: of their shorter side, if they have one."""
+    """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
 
 
 class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
@@ -45,7 +45,7 @@ class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):
     family: Literal["biggan_deep"] = "biggan_deep"
     latent_size: Width = 128
     embedding_size: Width = 128
-    """Size of the class embedding that all blocks share."""
+    """Size of the class embedding."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

@@ -13,13 +13,13 @@ class BlockSection(Section):
     """The variant of a network's convolutions. Convolutions that read or write an image are always full."""
 
     block: Literal["standard", "depthwise_separable", "grouped", "inverted_residual"] = "standard"
-    """Full convolutions; one filter a channel and a 1x1 convolution (Howard et al. 2017, arXiv 1704.04861); groups of
-    channels (Xie et al. 2017, arXiv 1611.05431); or a wide depthwise convolution with squeeze-and-excitation between
-    two 1x1 convolutions (Sandler et al. 2018, arXiv 1801.04381; Howard et al. 2019, arXiv 1905.02244)."""
+    """Full convolutions; depthwise and 1x1 (Howard et al. 2017, arXiv 1704.04861); grouped (Xie et al. 2017, arXiv
+    1611.05431); or a wide depthwise one with squeeze-and-excitation between two 1x1 (Sandler et al. 2018, arXiv
+    1801.04381; Howard et al. 2019, arXiv 1905.02244)."""
     groups: Width = 8
     """Groups of ``grouped`` convolutions."""
     expansion: Width = 4
-    """Channels inside an ``inverted_residual`` per channel of its output."""
+    """Channels inside an ``inverted_residual``, divided by those of its output."""
 
 
 def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:

@@ -19,8 +19,7 @@ class CATNetwork(LeveledTransformer):
 
     sizes = SIZES
     size: Literal["B", "M", "H"] | None = None
-    """A published size, which gives depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The
-    published D is always B."""
+    """Published depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The published D is always B."""
 
 
 class CATGenerator(CATNetwork, TransformerGenerator):
@@ -28,8 +27,7 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 
     family: Literal["cat"] = "cat"
     shift: bool = True
-    """Blocks and heads also add a shift of each feature, computed from w. The published numbers of parameters include
-    it."""
+    """Blocks and heads also shift each feature, computed from w, as the published sizes suggest."""
 
 
 class CATDiscriminator(CATNetwork):
@@ -38,7 +36,7 @@ class CATDiscriminator(CATNetwork):
     has_tokens = True
     family: Literal["cat"] = "cat"
     embedding_size: Width = 2048
-    """Features that the head projects on the class's embedding; ignored without classes."""
+    """Features that the head projects on the class embedding."""
 
     def sizes_of(self, size: Size) -> list[Size]:
         """Return the size at which each level is judged, from coarse to fine; the last is the image's."""

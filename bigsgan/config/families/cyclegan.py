@@ -26,7 +26,7 @@ class CycleGANGenerator(Pix2PixGenerator):
     norm: _Norm = "instance"
     """Norm of the layers; only convolutions before an instance norm have a bias."""
     dropout: bool = False
-    """In training, drop half the features of a U-Net's coarsest enlarging layers, or inside each residual block."""
+    """Drop half the features, in training, of a U-Net's coarsest enlarging layers, or inside each residual block."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

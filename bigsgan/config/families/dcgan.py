@@ -30,11 +30,11 @@ class DCGANGenerator(_DCGAN, GeneratorSection):
     normalizes_batch = True
     latent_size: Width = 100
     embedding_size: Width = 32
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
 
 class DCGANDiscriminator(_DCGAN):
     """DCGAN's discriminator, with a projection head if there are classes."""
 
     norm: Literal["batch", "spectral", "none"] = "batch"
-    """Batch norm as published, or spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""
+    """Batch norm as published, spectral norm (Miyato et al. 2018, arXiv 1802.05957), or neither."""

@@ -18,8 +18,7 @@ class GATNetwork(LeveledTransformer):
 
     sizes = SIZES
     size: Literal["S", "B", "L", "XL"] | None = None
-    """A published size, which gives depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 24 x 1024 x 16 or
-    28 x 1152 x 16."""
+    """Published depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 24 x 1024 x 16 or 28 x 1152 x 16."""
 
 
 class GATGenerator(GATNetwork, TransformerGenerator):
@@ -35,7 +34,7 @@ class GATDiscriminator(GATNetwork):
     has_tokens = True
     family: Literal["gat"] = "gat"
     embedding_size: Width = 2048
-    """Features that the head projects on the class's embedding; ignored without classes."""
+    """Features that the head projects on the class embedding."""
     min_info: Fraction = 0.125
     """Share of the image that noise leaves in the coarsest level."""
     noise_floor: Fraction = 0.01

@@ -20,7 +20,7 @@ class MLPGenerator(GeneratorSection):
     depth: Depth = 3
     """Hidden layers."""
     embedding_size: Width = 32
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
 
 class MLPDiscriminator(NetworkSection):

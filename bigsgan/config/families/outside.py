@@ -29,14 +29,12 @@ class _Outside(NetworkSection):
     normalizes_batch = True  # it may
     family: str = OUTSIDE
     arguments: dict[str, JsonValue] = Field(default={})
-    """What it is called with, by name, besides those of ``latent_size``, ``num_classes``, ``condition_size``,
-    ``resolution`` and ``image_channels`` that its signature names."""
+    """Its arguments, besides those that the recipe gives."""
     seeds: bool = False
-    """Whether it gets a seed for each sample, (N,) integers, as its last input. ``bigsgan.models.noise`` draws from
-    these the same random numbers in any layout."""
+    """Give it a seed for each sample, (N,) integers, as its last input, for ``bigsgan.models.noise``."""
     exact: bool = True
-    """Whether a run on several ranks must be the same as on one. ``false`` allows networks that draw from torch's
-    generators or change buffers when they compute, or compare a batch's samples, and then no layout equals another."""
+    """Whether several ranks must train what one does. ``false`` allows networks that draw from torch's generators,
+    change buffers or compare samples; then no layout equals another."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -57,11 +55,11 @@ class OutsideGenerator(_Outside):
 
     network: ClassVar[str] = "generator"
     latent_size: Width | None = None
-    """Numbers in a latent; for a generator from latents."""
+    """Numbers in a latent; needed by a generator from latents."""
     reads: Literal["latents", "images"] = "latents"
-    """What it makes images from: latents, or the real images themselves, as an autoencoder does."""
+    """Whether it makes images from latents or from the real images, as an autoencoder does."""
     outputs: Names = Field(default=[])
-    """Names of what it returns after the images. D does not see it; terms of G may read it by these names."""
+    """Names of what it returns after the images, for terms of G; D does not see it."""
 
 
 class OutsideDiscriminator(_Outside):
@@ -71,5 +69,4 @@ class OutsideDiscriminator(_Outside):
     """
 
     outputs: Names = Field(default=[])
-    """Names of what it returns after the logits, each (N, ...). Terms of both networks may read them where D computes,
-    as ``fake_NAME`` of G's images and ``real_NAME`` of real ones."""
+    """Names of what it returns after the logits, which terms read as ``fake_NAME`` and ``real_NAME``."""

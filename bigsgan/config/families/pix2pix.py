@@ -32,14 +32,12 @@ class Pix2PixGenerator(NetworkSection):
     channels: Width = 64
     """Channels of the finest feature map; coarser ones have up to eight times as many."""
     num_blocks: Depth = 9
-    """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, and 6 below."""
+    """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, else 6."""
     norm: Norm = "batch"
     """Norm of the layers; only convolutions before an instance norm have a bias."""
     dropout: bool = True
-    """In training, drop half the features of a U-Net's coarsest enlarging layers, or inside each residual block.
-
-    This takes the place of a latent.
-    """
+    """Drop half the features, in training, of a U-Net's coarsest enlarging layers, or inside each residual block, in
+    place of a latent."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

@@ -31,7 +31,7 @@ class R3GANNetwork(NetworkSection):
     expansion: Depth = 2
     """Channels inside a block, divided by its stage's width."""
     bf16_stages: NaturalInt = 0
-    """How many of the finest stages compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
+    """Finest stages that compute in bf16 with float32 weights; without effect in a bf16 or fp16 engine."""
 
     @property
     def computes_in(self) -> str | None:
@@ -68,7 +68,7 @@ class R3GANGenerator(R3GANNetwork, GeneratorSection):
     family: Literal["r3gan"] = "r3gan"
     latent_size: Width = 64
     embedding_size: Width = 64
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
 
 class R3GANDiscriminator(R3GANNetwork):
@@ -76,4 +76,4 @@ class R3GANDiscriminator(R3GANNetwork):
 
     family: Literal["r3gan"] = "r3gan"
     embedding_size: Width = 768
-    """Features that the head projects on the class embedding; ignored without classes."""
+    """Features that the head projects on the class embedding."""

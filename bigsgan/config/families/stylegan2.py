@@ -27,22 +27,20 @@ class _StyleGAN2(NetworkSection):
     without_half = "half_resolutions=0"
     family: Literal["stylegan2"] = "stylegan2"
     channel_base: PositiveInt = 32_768
-    """Channels times resolution; published: 32768, and half of it at 256."""
+    """Channels times resolution; 32768 as published, and half of it at 256."""
     channel_max: Width = 512
     """Largest number of channels of a feature map."""
     mapping_lr_multiplier: PositiveFloat = 0.01
-    """Learning rate of the mapping network's layers relative to the others; it is part of these layers' scale."""
+    """Relative learning rate of the mapping network, part of its layers' scale."""
     conv_clamp: PositiveFloat | None = 256.0
-    """Clamp activations to plus or minus this, which fp16 needs; null for no limit."""
+    """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
-    """How many of the highest resolutions are computed in half precision, whatever the weights' type; 4 as published.
-
-    4x4 never is, whatever the number. Other resolutions are computed in the engine's own precision.
-    """
+    """Highest resolutions in half precision, whatever the weights' type; 4 as published. 4x4 and
+    the others have the engine's precision."""
     half_type: Literal["bf16", "fp16"] = "bf16"
-    """Type of these resolutions. Published: fp16, without a loss scale for these blocks."""
+    """Type of these resolutions; as published fp16, without a loss scale."""
     filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)
-    """Taps of the filter that resamples feature maps and images, in both directions; their sum is made 1."""
+    """Taps of the filter that resamples feature maps and images, both ways, normalized to a sum of 1."""
 
     @property
     def computes_in(self) -> str | None:
@@ -78,20 +76,20 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     truncates_w: ClassVar[bool] = True
     latent_size: Width = 512
     mapping_layers: Depth0 = 8
-    """Layers of the mapping network. With 0, a style vector is the normalized latent, without classes."""
+    """Layers of the mapping network. With 0, w is the normalized latent, without classes."""
     relu: list[Literal["mapping", "blocks"]] = Field(default=[])
-    """Parts whose activation is a ReLU; that of the others is leaky, as published."""
+    """Parts with ReLU instead of the published leaky one."""
     noise: bool = True
-    """Add noise to the feature maps, with a learned strength."""
+    """Add noise with a learned strength."""
     architecture: Literal["skip", "orig", "resnet"] = "skip"
-    """The image is a sum over the resolutions (``skip``, as published), or comes from the last one: ``resnet`` has
-    residual blocks, ``orig`` has none."""
+    """The image is a sum over the resolutions (``skip``, as published), or the last one, with residual blocks
+    (``resnet``) or none (``orig``)."""
     w_size: Width = 512
-    """Numbers in a style vector, the mapping network's output."""
+    """Numbers in w, the mapping network's output."""
     w_avg_beta: Share = 0.995
-    """Share of the style vectors' moving average that an update keeps; 0.995 in StyleGAN2-ADA, 0.998 in StyleGAN3."""
+    """Share of w's moving average that an update keeps; 0.998 in StyleGAN3."""
     style_mixing: Share = 0.9
-    """Share of the training images whose finer layers take the style of a second latent."""
+    """Share of training images whose finer layers take the w of a second latent."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data, or if latents are to be styles and cannot be."""
@@ -109,20 +107,18 @@ class StyleGAN2Discriminator(_StyleGAN2):
 
     of_classes = ("mapping_layers", "mapping_lr_multiplier", "projection_size")
     architecture: Literal["resnet", "orig", "skip"] = "resnet"
-    """Residual connections, or none (``orig``, published for CIFAR-10), or each block gets the image (``skip``)."""
+    """Residual connections, none (``orig``, published for CIFAR-10), or the image in each block (``skip``)."""
     mapping_layers: Depth0 = 8
     """Layers of the label's mapping network. With 0, D projects on the label's normalized embedding."""
     projection_size: Width | None = None
-    """Features that D projects on the mapped label; null for the channels at 4x4."""
+    """Features that D projects on the mapped label; by default the channels at 4x4."""
     relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
-    """Parts whose activation is a ReLU; that of the others is leaky, as published."""
+    """Parts with ReLU instead of the published leaky one."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images over which a minibatch standard deviation is taken; divides each rank's micro-batch.
-
-    null takes all images; then one rank has to see the whole batch at once. Fewer images than a group are a group.
-    """
+    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch. null takes all
+    images, and needs the whole batch on one rank at once."""
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
-    """Feature maps that show the deviation to the last layers; 0 leaves it out."""
+    """Feature maps with the deviation; 0 leaves it out."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

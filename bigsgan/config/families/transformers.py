@@ -35,8 +35,8 @@ class TransformerNetwork(NetworkSection):
     patch: Literal[1, 2, 4, 8] = 2
     """Pixels a side of a token's patch."""
     bf16: bool = False
-    """Compute matrix products in bf16 with float32 weights, and sums, norms and logits in float32, as the published
-    code does; without effect in a bf16 or fp16 engine."""
+    """Matrix products in bf16 with float32 weights; sums, norms and logits in float32, as published. Without effect in
+    a bf16 or fp16 engine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +79,7 @@ class LeveledTransformer(TransformerNetwork):
     """Keys of both networks where G makes several images of a sample, and D judges them together."""
 
     levels: Annotated[int, Field(ge=2, le=16)] = 4
-    """Images that G makes for a sample from coarse to fine, after equal shares of its blocks, and D judges together."""
+    """Images that G makes of a sample, coarse to fine, after equal shares of its blocks; D judges them together."""
 
     @property
     def images_per_sample(self) -> int:
@@ -94,7 +94,7 @@ class TransformerGenerator(LeveledTransformer, GeneratorSection):
     has_guidance = True
     latent_size: Width = 64
     embedding_size: Width = 64
-    """Size of the class embedding beside the latent; ignored without classes."""
+    """Size of the class embedding."""
 
     def check(self, data: Data) -> None:
         """Raise UserError as for both networks, or if levels do not divide the blocks."""

@@ -1,7 +1,7 @@
 """All undocumented parts of DeepSpeed that bigsgan uses, by DeepSpeed's file.
 
 tests/unit/test_touched.py compares the table with the installed DeepSpeed and with bigsgan's code, and lists names that
-vanish with another version or are missing here. docs/explanation/deepspeed.md shows the table.
+vanish with another version or are missing here. docs/explanation/deepspeed.md says what is replaced, and why.
 """
 
 from __future__ import annotations
