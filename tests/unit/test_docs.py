@@ -39,6 +39,13 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), f"{path}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_code_are_closed(page):
+    fences = re.findall(r"^ *```(.*)", page.read_text(), re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert not any(fences[1::2]), "a closing fence has no name of a language"
+
+
 def test_links_are_found():
     assert len(PAGES) > 25
     recipes = (ROOT / "docs" / "reference" / "recipes.md").read_text()
