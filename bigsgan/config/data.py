@@ -140,9 +140,9 @@ class Data(Section):
     dataset: str | None = None
     """Class in ``torchvision.datasets``, such as CIFAR10."""
     resolution: Annotated[ImageSize, SizeOrAuto()] = Size(16, 16)
-    """Pixels a side of square images, or height and width, such as ``[128, 256]``. ``auto 64`` takes the size of the
-    images of ``folder``, ``zip``, ``tar``, ``huggingface`` or ``hdf5``, or one near it that the networks can have; 64
-    if 1,000 images have several sizes, or a side above 64."""
+    """Pixels a side of square images, or height and width, such as ``[128, 256]``. ``auto 64`` takes one near
+    that of the images of ``folder``, ``zip``, ``tar``, ``huggingface`` or ``hdf5``, of no more pixels than 64x64, that
+    the networks can have; 64 if 1,000 images have several proportions, or several sizes within 64x64."""
     fit: Fit = "crop"
     """How images of other proportions fit: cut out their middle, add black at two sides, or stretch them."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1

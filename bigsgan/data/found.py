@@ -50,7 +50,13 @@ class _Found:
 
     keys: dict[str, Any] = field(default_factory=dict)  # of the section data
     texts: list[str] = field(default_factory=list)  # tell it
-    sizes: set[Size] = field(default_factory=set)  # of some images
+    # Of some images, with no more pixels than the largest size, and the first that has it.
+    sizes: dict[Size, Size] = field(default_factory=dict)
+
+    def add(self, size: Size, largest: Size) -> None:
+        """Add the size of an image."""
+        share = min(1.0, (largest.num_pixels / size.num_pixels) ** 0.5)
+        self.sizes.setdefault(Size(*(max(1, round(side * share)) for side in size)), size)
 
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {"range": range_text, "resolution": lambda size: size.text}
@@ -90,22 +96,20 @@ def _with_keys(recipe: Recipe, keys: dict[str, Any]) -> Recipe:
 
 
 def _choose_size(recipe: Recipe, found: _Found) -> None:
-    """Find the size of a recipe: that of all images, or the nearest that its networks can have; else the largest."""
+    """Find the size of a recipe: near that of the images, which networks can have; the largest if they have several."""
     largest = recipe.data.resolution
-    if any(size.longer > largest.longer for size in found.sizes):
-        found.texts.append(f"images with sides above {largest.longer}")
-    elif len(found.sizes) != 1:
-        found.texts.append("images of several sizes" if found.sizes else "no readable images")
-    else:
-        (own,) = found.sizes
-        found.texts.append(f"images of {own}")
-        for size in dict.fromkeys(own.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
-            with suppress(UserError):
-                found.keys["resolution"] = size
-                _with_keys(recipe, found.keys)
-                return
-            found.texts[-1] = f"images of {own}, which the networks cannot have"
     found.keys["resolution"] = Size(*largest)
+    if len(found.sizes) != 1:
+        found.texts.append("images of several proportions or sizes" if found.sizes else "no readable images")
+        return
+    ((within, own),) = found.sizes.items()
+    found.texts.append(f"images of {own}")
+    for size in dict.fromkeys(within.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
+        if size.num_pixels <= largest.num_pixels:
+            with suppress(UserError):
+                _with_keys(recipe, found.keys | {"resolution": size})
+                found.keys["resolution"] = size
+                return
 
 
 def _listed(data: Data) -> _Listed:
@@ -213,12 +217,12 @@ def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
             with _opened(*read()) as image:
                 channels.add(own_channels(image))
                 if "resolution" in left:
-                    found.sizes.add(upright_size(image))
+                    found.add(upright_size(image), data.resolution)
         except Exception:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
             continue
         if 3 in channels:
             left.discard("image_channels")
-        if len(found.sizes) > 1 or any(size.longer > data.resolution.longer for size in found.sizes):
+        if len(found.sizes) > 1:
             left.discard("resolution")
         if not left:
             break
@@ -250,7 +254,7 @@ def _read_numbers(data: Data, images: Iterable[_Read], found: _Found) -> None:
             assert not isinstance(content, Image.Image)  # of kinds without a range
             numbers = channels_last(read_numbers(path, content, given), path, given)
             low, high = extent(numbers, path)
-            found.sizes.add(Size(*numbers.shape[:2]))
+            found.add(Size(*numbers.shape[:2]), data.resolution)
             channels.add(numbers.shape[2])
             lows.append(low)
             highs.append(high)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,6 +32,8 @@ from bigsgan.images.codec import decode, images_of
 from bigsgan.images.reading import CorruptImage
 from bigsgan.images.size import Size
 from bigsgan.runtime.signals import kept_from_children
+
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores: most wait for a disk
 
 _SHARED_MEMORY = "/dev/shm"
 _MORE_SHARED_MEMORY = "lower data.num_workers or data.prefetch, or give the container more (docker run --shm-size)"

@@ -342,10 +342,13 @@ def orientation(image: Image.Image) -> int | None:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Return the size of ``upright(image)``; decode only a TIFF, whose size may turn when it is loaded."""
+    """Return the size of ``upright(image)``; decode only a TIFF, whose size may turn when it is loaded.
+
+    A PNG file's orientation counts if it stands before the pixels.
+    """
     if image.format == "TIFF":
         image = upright(image)
-    elif orientation(image) in _ON_ITS_SIDE:
+    elif (image.format != "PNG" or "exif" in image.info) and orientation(image) in _ON_ITS_SIDE:
         return Size(image.width, image.height)
     return Size(image.height, image.width)
 

@@ -183,37 +183,39 @@ def test_unreadable_images_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("size", "largest", "expected", "what"),
+    ("size", "largest", "expected"),
     [
-        ((32, 32), 64, 32, "images of 32x32"),
-        ((24, 40), 64, [24, 40], "images of 24x40"),
-        ((50, 50), 64, 48, "images of 50x50, which the networks cannot have"),
-        ((9, 70), 64, 64, "images with sides above 64"),
-        ((70, 9), 64, 64, "images with sides above 64"),
-        ((64, 48), 64, [64, 48], "images of 64x48"),
-        ((3, 3), 8, 8, "images of 3x3, which the networks cannot have"),
+        ((32, 32), 64, 32),
+        ((24, 40), 64, [24, 40]),
+        ((24, 40), 32, [24, 40]),  # fewer pixels than 32x32
+        ((50, 50), 64, 48),
+        ((64, 48), 64, [64, 48]),
+        ((270, 480), 64, [48, 80]),
+        ((480, 270), 256, [320, 192]),
+        ((9, 70), 64, [10, 70]),
+        ((3, 3), 8, 8),
+        ((90, 9), 8, 8),  # which leaves 2 of 8 pixels
     ],
 )
-def test_the_size_is_that_of_the_images(size, largest, expected, what):
+def test_the_size_is_near_that_of_the_images(size, largest, expected):
     write("1.png", "2.png", size=size)
-    recipe, keys, text = with_found(own(f"data.resolution=auto {largest}"))
+    recipe, keys, text = with_found(own(f"data.resolution=auto {largest}", "generator.channel_base=512"))
     assert recipe.data.resolution.value == expected
     assert keys[2] == f"data.resolution={expected}".replace(" ", "")
-    assert text.startswith(f"photos has no classes, 1 channel and {what}: ")
-    assert recipe == own(*keys)
+    assert text.startswith(f"photos has no classes, 1 channel and images of {size[0]}x{size[1]}: ")
+    assert recipe == own(*keys, "generator.channel_base=512")
     images = [image for image, _ in build_dataset(recipe.data)]
     assert {image.shape[1:] for image in images} == {tuple(recipe.data.resolution)}
 
 
-def test_images_of_several_sizes_get_the_largest():
-    write("1.png", "2.png", size=(24, 40))
-    write("3.png", size=(40, 24))
+def test_images_of_several_sizes_become_squares():
+    write("1.png", "2.png", size=(240, 400))
+    write("3.png", size=(480, 800))
+    assert with_found(own("data.resolution=auto 64"))[0].data.resolution.value == [48, 80]  # the same proportions
+    write("4.png", size=(400, 240))
     recipe, _, text = with_found(own("data.num_classes=0", "data.image_channels=1"))
     assert recipe.data.resolution.value == 32
-    assert text == "photos has images with sides above 32: data.resolution=32"
-    recipe, _, text = with_found(own("data.resolution=auto 64"))
-    assert recipe.data.resolution.value == 64
-    assert "and images of several sizes: " in text
+    assert text == "photos has images of several proportions or sizes: data.resolution=32"
 
 
 def test_a_size_is_that_of_an_upright_image():
@@ -244,7 +246,7 @@ def test_what_was_found_is_told_and_is_a_recipe_of_numbers(capsys):
     write("cat/1.png", "dog/2.png")
     recipe, keys, text = with_found(own())
     assert keys == ["data.num_classes=2", "data.image_channels=1", "data.resolution=[10,8]"]
-    what = "2 classes (cat, dog), 1 channel and images of 9x7, which the networks cannot have"
+    what = "2 classes (cat, dog), 1 channel and images of 9x7"
     assert text == f"photos has {what}: {' '.join(keys)}"
     assert recipe == own(*keys)
     assert with_found(recipe) == (recipe, [], "")
