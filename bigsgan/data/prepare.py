@@ -49,7 +49,7 @@ def main(origin: Origin, destination: Path, format: str, workers: int | None) ->
     made, data, what = prepare(origin, destination, format, workers), origin.data, "image"
     keys: dict[str, Any] = {"kind": format, "root": destination}
     if data.has_inputs:
-        keys |= {"kind": "side_by_side", "input_channels": made.image_channels}
+        keys |= {"kind": "side_by_side", "input_side": "left", "input_channels": made.image_channels}
         what = "pair"
     keys |= {} if data.range is None else {"range": range_text(data.range)}
     describe(made, counted(made.num_images, what), keys | origin.keys_of_vectors, data.fitting)
