@@ -198,9 +198,9 @@ def test_files_of_labels_that_cannot_be_read(tmp_path, problem):
     assert caught.value.field == "data.labels_file"
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_columns_may_have_other_separators(tmp_path, separator):
-    root, path = images(tmp_path / "data", ["a, b.png", "c.png"]), tmp_path / "labels.csv"
+@pytest.mark.parametrize(("separator", "suffix"), [(";", "csv"), ("\t", "csv"), ("\t", "tsv")])
+def test_columns_may_have_other_separators(tmp_path, separator, suffix):
+    root, path = images(tmp_path / "data", ["a, b.png", "c.png"]), tmp_path / f"labels.{suffix}"
     path.write_text(f'file{separator}kind\n"a, b.png"{separator}"dog, big"\nc.png{separator}cat\n')
     dataset = build_dataset(section(root, labels_file=str(path), num_classes=2))
     assert (dataset.labels.tolist(), dataset.class_names) == ([1, 0], ["cat", "dog, big"])
