@@ -115,8 +115,9 @@ def checked_vectors(data: Data, found: np.ndarray, field: str, value: object) ->
     """
     width = data.condition_width
     if found.dtype.kind not in "biuf" or found.ndim != 2 or found.shape[1] != width or not len(found):
-        problem = f"must hold vectors of {counted(width, 'number')}, got {found.dtype} of shape {found.shape}"
-        raise UserError(field, None if value is None else str(value), problem, "give all numbers of each label")
+        problem, remedy = f"must hold vectors of {counted(width, 'number')}", "give all numbers of each label"
+        detail = f"it is {found.dtype} of shape {found.shape}"
+        raise UserError(field, None if value is None else str(value), problem, remedy, detail)
     found = found.astype(np.float32)
     if not np.isfinite(found).all():
         problem = "has numbers that are not finite"

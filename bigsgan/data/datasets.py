@@ -25,7 +25,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
-from bigsgan.data.listing import Files, data_directory, files_below, unreadable_root
+from bigsgan.data.listing import Files, data_directory, files_below, some_names, unreadable_root
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.codec import images_of
@@ -88,8 +88,8 @@ class ImageDataset(Protocol):
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
     """Return up to ``num`` readable images, spread over the data set: (n, C, H, W) in [-1, 1] on the host.
 
-    Warns of images of other proportions, and of more than 8 bits that use a part of their range. Latents are decoded on
-    ``device``.
+    Warns of classes without images, of images of other proportions, and of more than 8 bits that use a part of their
+    range. Latents are decoded on ``device``.
 
     Raises:
         UserError: None of them is readable, or their autoencoder cannot be read.
@@ -106,6 +106,11 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
         have = "1 has" if others == 1 else f"{others} have"
         text = "%s: of %s, %s other proportions: %s (data.fit=%s)"
         _log.warning(text, data.root, counted(len(kept), "image"), have, data.fitting.text, data.fit)
+    if data.num_classes > 1 and not data.has_vectors and (labels := dataset.labels) is not None:
+        empty = np.flatnonzero(np.bincount(labels, minlength=data.num_classes) == 0)  # as class 0 of those from 1 on
+        if len(empty):
+            have = "1 class has" if len(empty) == 1 else f"{len(empty)} classes have"
+            _log.warning("%s: %s no images%s", data.root or data.kind, have, some_names([str(each) for each in empty]))
     if not found:
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
         raise UserError("data.root", data.root, "contains no readable images", "repair its images", detail)

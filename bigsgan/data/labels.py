@@ -120,7 +120,7 @@ def labels_of_images(data: Data, files: Files) -> tuple[np.ndarray, list[str]] |
         UserError: It cannot be read, does not list an image, lists one that is not there, or has other labels than the
             recipe says.
     """
-    if str(data.labels_file).lower().endswith(".csv"):
+    if str(data.labels_file).lower().endswith((".csv", ".tsv")):
         listing = Listing(*read_table(data, set(files.images)))
     elif data.labels_file is None and files.labels is None:
         _check_root(data, files)
@@ -146,7 +146,7 @@ def _listing(data: Data, files: Files) -> Listing:
             raise unreadable_root(data, error) from error
         problem = f"cannot be read: {reason(error, data.labels_file)}"
         raise UserError(
-            "data.labels_file", data.labels_file, problem, "give a file of labels (.csv or .json)"
+            "data.labels_file", data.labels_file, problem, "give a file of labels (.csv, .tsv or .json)"
         ) from error
 
 

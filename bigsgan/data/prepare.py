@@ -49,7 +49,7 @@ def main(origin: Origin, destination: Path, format: str, workers: int | None) ->
     made, data, what = prepare(origin, destination, format, workers), origin.data, "image"
     keys: dict[str, Any] = {"kind": format, "root": destination}
     if data.has_inputs:
-        keys |= {"kind": "side_by_side", "input_channels": made.image_channels}
+        keys |= {"kind": "side_by_side", "input_side": "left", "input_channels": made.image_channels}
         what = "pair"
     keys |= {} if data.range is None else {"range": range_text(data.range)}
     describe(made, counted(made.num_images, what), keys | origin.keys_of_vectors, data.fitting)
@@ -183,8 +183,8 @@ def _already_joined(task: Task) -> Prepared:
     _check_plan(task, comment.get("plan"))
     shutil.rmtree(task.work, ignore_errors=True)
     num_unreadable, ignored = len(task.source.labels) - num, task.source.ignored.text()
-    channels, about = comment["image_channels"], task.source.about_vectors
-    return Prepared(num, len(task.source.classes), channels, num_unreadable, [], ignored, **about)
+    channels, size = comment["image_channels"], task.source.label_size
+    return Prepared(num, len(task.source.classes), channels, num_unreadable, [], ignored, label_size=size)
 
 
 def _check_plan(task: Task, found: Any) -> None:
@@ -284,7 +284,8 @@ def _listing(task: Task) -> list[tuple[str, bytes]]:
     left = {index for report in _reports(task) for index, _ in report["unreadable"]}
     each = enumerate(task.source.vectors.tolist())
     labels = [[f"{task.name(index)}{task.suffix}", vector] for index, vector in each if index not in left]
-    return [(LABELS_FILE, json.dumps({"labels": labels}).encode())]
+    about = {"labels": labels} | ({"class_names": task.source.names} if task.source.names else {})
+    return [(LABELS_FILE, json.dumps(about).encode())]
 
 
 def _sum_up(task: Task) -> Prepared:
@@ -312,7 +313,7 @@ def sum_up(task: Task, reports: Sequence[dict[str, Any]]) -> Prepared:
     values = used_range(noted) if task.values is None else outside_range(noted, task.values)
     values = f"of {counted(len(noted), 'image')}, {values}" if values and task.values else values
     counts = num - len(named), len(source.classes), channels, len(named)
-    return Prepared(*counts, named, source.ignored.text(), values, **source.about_vectors)
+    return Prepared(*counts, named, source.ignored.text(), values, source.label_size)
 
 
 def _join(task: Task) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bigsgan.errors import counted
@@ -27,7 +26,6 @@ class Prepared(NamedTuple):
     ignored: str = ""  # the files beside images, described
     values: str = ""  # the range of images of more than 8 bits, described if they use a part of it
     label_size: int = 0  # numbers of a label, if labels are vectors
-    names: Sequence[str] = ()  # of the classes that are marked in vectors
 
 
 def describe(
@@ -49,7 +47,6 @@ def describe(
     print(f"{data['root']}: {what} of {classes}, {fitting.text}")
     overrides = {**data, "resolution": fitting.size.text}
     overrides |= {"image_channels": made.image_channels, "num_classes": data.get("num_classes", made.num_classes)}
-    overrides |= {"class_names": json.dumps(made.names)} if made.names else {}
     overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}
     print(*(shlex.quote(f"data.{key}={value}") for key, value in overrides.items()))
     if made.ignored:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from bigsgan.config.class_names import with_class_names
 from bigsgan.config.data import Data
 from bigsgan.config.origin import Origin, by_option
 from bigsgan.data.conversion import in_order, label_of
@@ -76,9 +77,9 @@ class Source(NamedTuple):
         return self.classes or list(self.names)
 
     @property
-    def about_vectors(self) -> dict[str, Any]:
-        """What ``Prepared`` says of labels that are vectors."""
-        return {} if self.vectors is None else {"label_size": self.vectors.shape[1], "names": self.names}
+    def label_size(self) -> int:
+        """The numbers of a label; 0 if labels are no vectors."""
+        return 0 if self.vectors is None else self.vectors.shape[1]
 
     def member(self, index: int) -> list[tuple[str, bytes]]:
         """Return the suffix and the content of the file beside an image in a shard that tells its label."""
@@ -105,7 +106,7 @@ def open_source(origin: Origin, workers: int) -> Source:
         raise UserError("SRC", data.root, "contains no images", "give a source with images", found.ignored.text())
     if num_classes and not data.has_vectors and num_classes != len(found.classes):
         raise wrong_num_classes(data, len(found.classes), "classes")
-    return found
+    return found._replace(names=with_class_names(data, found.names).class_names or [])
 
 
 def channels_of(source: Source) -> int:

@@ -167,6 +167,7 @@ def test_pairs_become_images_of_both_halves(kind, capsys, caplog):
     words += ["--kind", kind]
     data = prepared(capsys, keys["root"], *words, format="folder")
     assert (data.kind, data.input_channels, data.image_channels) == ("side_by_side", 3, 3)
+    assert "input_side" in data.model_fields_set  # as pix2pix_facades has another
     shape = {"resolution": SIZE, "num_classes": 0, "image_channels": 3, "input_channels": 3}
     dataset, expected = build_dataset(data), build_dataset(Data(kind=kind, **keys, **shape))
     assert len(dataset) == NUM - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,16 @@ def test_a_dry_run_tells_which_part_of_their_range_images_use(place, caplog):
         Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(f"photos/{name}/1.png")
     assert cli.main(train_arguments("out=new", FOLDER % 2, "--dry-run")) == 0
     assert "photos: of 2 images, 2 images of more than 8 bits have values from 0 to 4095, and use 6.25 %" in caplog.text
+
+
+def test_a_dry_run_tells_which_classes_have_no_images(place, caplog):
+    """As where labels begin with 1."""
+    assert cli.main(train_arguments("out=new", FOLDER % 2, "--dry-run")) == 0
+    assert "no images" not in caplog.text
+    labels = [[path.relative_to("photos").as_posix(), 2] for path in Path("photos").rglob("*.*")]
+    Path("photos/dataset.json").write_text(json.dumps({"labels": labels}))
+    assert cli.main(train_arguments("out=new", FOLDER % 3, "--dry-run")) == 0
+    assert "photos: 2 classes have no images (0, 1)" in caplog.text
 
 
 def test_the_data_of_a_recipe_that_ships_is_an_example(tmp_path, monkeypatch, capsys):
