@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.data import Data
-from bigsgan.data.listing import plain_name
+from bigsgan.data.listing import is_image, plain_name
 from bigsgan.errors import UserError, reason
 from bigsgan.runtime.paths import read_text
 
@@ -24,9 +24,9 @@ _SEPARATORS = ",;\t"
 def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the label of each image in ``data.labels_file``, and the names of classes if it tells them.
 
-    A first row is a head unless its path is one of ``images``. One column of texts names classes, which are numbered
-    by these names in order. With ``data.multi_label``, the names of the first columns are those of classes; -1 counts
-    as 0, as CelebA writes it. Empty cells are a missing label.
+    A first row is a head unless its path is one of ``images``, or has the suffix of one. One column of texts names
+    classes, which are numbered by these names in order. With ``data.multi_label``, the names of the first columns are
+    those of classes; -1 counts as 0, as CelebA writes it. Empty cells are a missing label.
 
     Raises:
         UserError: It cannot be read, or is not of this form.
@@ -48,7 +48,8 @@ def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], lis
             raise refused("has no image in its first column", remedy)
     except (OSError, ValueError, csv.Error) as error:
         raise refused(f"cannot be read: {reason(error, path)}") from None
-    head = rows.pop(0) if plain_name(rows[0][0], in_archive) not in images else []
+    first = plain_name(rows[0][0], in_archive)
+    head = [] if first in images or is_image(first, arrays=True) else rows.pop(0)
     if uneven := [row for row in rows if not len(row) == len(head or rows[0]) > 1]:
         raise refused(f"has rows of other lengths than its first one, or of one column, such as {','.join(uneven[0])}")
     cells = {plain_name(name, in_archive): row for name, *row in rows}

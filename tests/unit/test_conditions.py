@@ -310,6 +310,10 @@ def test_a_first_row_of_an_image_is_no_head(tmp_path):
     assert list(dataset.class_names) == ["cat", "owl"]
     with pytest.raises(UserError, match=r"must be 2 with this data"):
         build_dataset(section(tmp_path / "data", **{**keys, "num_classes": 3}))
+    path.write_text("gone.png,1,0\na.png,0,1\nb.png,1,1\nsub/c.png,0,0\n")  # whose image is not there
+    dataset = build_dataset(section(tmp_path / "data", num_classes=2, multi_label=True, labels_file=str(path)))
+    np.testing.assert_array_equal(dataset.labels, np.float32([[0, 1], [1, 1], [0, 0]]))
+    assert not dataset.class_names
     path.write_text("a.png,10\nb.png,9\nsub/c.png,x\n")
     with pytest.raises(UserError, match=r"has a cell that is no number in the row of sub/c\.png"):
         build_dataset(section(tmp_path / "data", **keys))
