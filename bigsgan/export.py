@@ -89,6 +89,9 @@ def main(run: Path, out: Path, options: Options) -> None:
             package is missing, or torch cannot export the generator.
     """
     form = options.form or {suffix: form for form, suffix in SUFFIXES.items()}.get(out.suffix, "safetensors")
+    if options.direction and (form != "pix2pix" or not read_saved_recipe(run).data.joins_domains):
+        detail = "other formats have both of CycleGAN's generators"
+        raise UserError("--direction", options.direction, "needs CycleGAN, and --format pix2pix", "remove it", detail)
     if form == UNIVERSAL:
         _write_universal(run, out, options)
         return
@@ -208,9 +211,6 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
             raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
         autoencoder_folder.refuse_unfit(read_saved_recipe(run), out)
         return
-    if options.direction and (form != "pix2pix" or not read_saved_recipe(run).data.joins_domains):
-        detail = "other formats have both of CycleGAN's generators"
-        raise UserError("--direction", options.direction, "needs CycleGAN, and --format pix2pix", "remove it", detail)
     if form in public_weights.FORMS:
         given = {"--dtype": options.dtype != "fp32", "--guidance": options.guidance is not None}
         for flag in [flag for flag, each in given.items() if each]:

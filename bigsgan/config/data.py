@@ -162,7 +162,7 @@ class Data(Section):
     missing_labels: Literal["refuse", "accept"] = "refuse"
     """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
-    """CSV or JSON file of labels, instead of dataset.json or class folders
+    """File of labels (.csv, .tsv or .json), instead of dataset.json or class folders
     ([form](../tutorials/your-images.md#other-labels-than-one-class))."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
     """Names of the classes by number, up to 5,000. By default those of the data, if it has some."""

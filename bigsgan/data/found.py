@@ -17,6 +17,7 @@ from PIL import Image
 from bigsgan.config.data import Data
 from bigsgan.config.from_data import AUTO
 from bigsgan.config.recipe import Recipe, parse_recipe
+from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.data.datasets import directory_files
 from bigsgan.data.hdf5 import read_hdf5
 from bigsgan.data.huggingface import read_huggingface
@@ -32,6 +33,8 @@ from bigsgan.images.size import Size
 from bigsgan.images.wide import channels_last, extent, range_text, read_numbers
 
 _MOST_OPENED = 1_000
+_ALIKE = 32
+"""Sides that differ by no more than one of so many pixels are alike."""
 _Read: TypeAlias = Callable[[], tuple[str, bytes | Image.Image | None]]
 """Tells the name and the content of an image, None for that of the file of this name."""
 
@@ -50,13 +53,19 @@ class _Found:
 
     keys: dict[str, Any] = field(default_factory=dict)  # of the section data
     texts: list[str] = field(default_factory=list)  # tell it
-    # Of some images, with no more pixels than the largest size, and the first that has it.
-    sizes: dict[Size, Size] = field(default_factory=dict)
+    sizes: set[Size] = field(default_factory=set)  # of some images
+    within: set[Size] = field(default_factory=set)  # the same with no more pixels than the largest size
 
     def add(self, size: Size, largest: Size) -> None:
         """Add the size of an image."""
         share = min(1.0, (largest.num_pixels / size.num_pixels) ** 0.5)
-        self.sizes.setdefault(Size(*(max(1, round(side * share)) for side in size)), size)
+        self.sizes.add(size)
+        self.within.add(Size(*(max(1, round(side * share)) for side in size)))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all sizes are the same but for the rounding of thumbnails."""
+        return all(max(sides) - min(sides) <= max(sides) / _ALIKE for sides in zip(*self.within, strict=True))
 
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {"range": range_text, "resolution": lambda size: size.text}
@@ -74,6 +83,11 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
     data = recipe.data
     if not data.left_to_data or not (data.root and os.path.exists(data.root)):
         return recipe, [], ""
+    if begun := _begun_with(recipe):
+        found_recipe, keys, text = with_found(_with_keys(recipe, begun))
+        written = _overrides(begun)
+        texts = [f"{recipe.out} began with {' '.join(written)}", text]
+        return found_recipe, [*written, *keys], "\n".join(filter(None, texts))
     listed = _listed(data)
     found = _Found()
     if "num_classes" in data.left_to_data:
@@ -84,9 +98,26 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
         (_read_pictures if data.range is None else _read_numbers)(data, listed.read(_some(listed.images)), found)
     if "resolution" in data.left_to_data:
         _choose_size(recipe, found)
-    keys = [f"data.{key}={_WRITTEN.get(key, str)(each)}" for key, each in found.keys.items()]
+    keys = _overrides(found.keys)
     told = ", ".join(found.texts[:-1]) + " and " * (len(found.texts) > 1) + found.texts[-1]
     return _with_keys(recipe, found.keys), keys, f"{data.root} has {told}: {' '.join(keys)}"
+
+
+def _begun_with(recipe: Recipe) -> dict[str, Any]:
+    """Return what the run in ``out`` has for keys that are left to the data, which may have got other images since.
+
+    Classes are left out, as labels have to fit their number.
+    """
+    try:
+        begun = read_saved_recipe(Path(recipe.out), "out").data
+    except UserError:  # there is none, or resuming tells what is wrong with it
+        return {}
+    left = set(recipe.data.left_to_data) - {"num_classes"} - set(begun.left_to_data)
+    return {key: getattr(begun, key) for key in sorted(left) if getattr(begun, key) is not None}
+
+
+def _overrides(keys: dict[str, Any]) -> list[str]:
+    return [f"data.{key}={_WRITTEN.get(key, str)(each)}" for key, each in keys.items()]
 
 
 def _with_keys(recipe: Recipe, keys: dict[str, Any]) -> Recipe:
@@ -99,17 +130,24 @@ def _choose_size(recipe: Recipe, found: _Found) -> None:
     """Find the size of a recipe: near that of the images, which networks can have; the largest if they have several."""
     largest = recipe.data.resolution
     found.keys["resolution"] = Size(*largest)
-    if len(found.sizes) != 1:
+    if not found.sizes or not found.are_alike:
         found.texts.append("images of several proportions or sizes" if found.sizes else "no readable images")
         return
-    ((within, own),) = found.sizes.items()
-    found.texts.append(f"images of {own}")
+    own, within, problem = min(found.sizes, key=tuple), min(found.within, key=tuple), ""
+    found.texts.append(f"images of {own}" + " and others of these proportions" * (len(found.sizes) > 1))
     for size in dict.fromkeys(within.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
-        if size.num_pixels <= largest.num_pixels:
-            with suppress(UserError):
-                _with_keys(recipe, found.keys | {"resolution": size})
-                found.keys["resolution"] = size
-                return
+        if size.num_pixels > largest.num_pixels:
+            continue
+        try:
+            _with_keys(recipe, found.keys | {"resolution": size})
+        except UserError as error:
+            problem = problem or f" ({error.field} {error.problem})"
+        else:
+            found.keys["resolution"] = size
+            break
+    taken = found.keys["resolution"]
+    if taken != within and (within == own or taken == Size(*largest)):  # no shrunk image is told its rounding
+        found.texts[-1] += problem
 
 
 def _listed(data: Data) -> _Listed:
@@ -214,7 +252,7 @@ def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
     channels, left = set[int](), set(data.left_to_data) & {"image_channels", "resolution"}
     for read in images:
         try:
-            with _opened(*read()) as image:
+            with accepting_truncated(data.accepts_truncated), _opened(*read()) as image:
                 channels.add(own_channels(image))
                 if "resolution" in left:
                     found.add(upright_size(image), data.resolution)
@@ -222,7 +260,7 @@ def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
             continue
         if 3 in channels:
             left.discard("image_channels")
-        if len(found.sizes) > 1:
+        if found.sizes and not found.are_alike:
             left.discard("resolution")
         if not left:
             break

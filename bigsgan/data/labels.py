@@ -120,7 +120,10 @@ def labels_of_images(data: Data, files: Files) -> tuple[np.ndarray, list[str]] |
         UserError: It cannot be read, does not list an image, lists one that is not there, or has other labels than the
             recipe says.
     """
-    if str(data.labels_file).lower().endswith((".csv", ".tsv")):
+    suffix = Path(str(data.labels_file)).suffix.lower()
+    if data.labels_file is not None and suffix not in (".csv", ".tsv", ".json"):
+        raise UserError("data.labels_file", data.labels_file, "must end in .csv, .tsv or .json", "name it so")
+    if suffix in (".csv", ".tsv"):
         listing = Listing(*read_table(data, set(files.images)))
     elif data.labels_file is None and files.labels is None:
         _check_root(data, files)

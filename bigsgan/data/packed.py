@@ -226,7 +226,9 @@ def zip_members(data: Data) -> dict[str, zipfile.ZipInfo]:
         raise UserError("data.root", data.root, problem, "give the zip file with the images")
     try:
         if tarfile.is_tarfile(root):
-            remedy = "name it *.tar and set data.kind=tar, or unpack it and set data.kind=folder"
+            remedy = "unpack it and set data.kind=folder, or read it with data.kind=tar if it is a shard (*.tar)"
+            if data.kind == "latents":
+                remedy = "give the directory of the shards"
             raise UserError("data.root", data.root, "must be a zip file", remedy, "it is a tar archive")
         with zipfile.ZipFile(root) as archive:
             return _by_plain_name(data, archive.infolist())

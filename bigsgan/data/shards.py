@@ -261,7 +261,9 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
             read = threads.map(partial(read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        _unsaved[index] = _packed_index({state: known[state] for state in states}, key)
+        # Of one shard alone, the index keeps those of the others.
+        kept = known if len(states) == 1 else {state: known[state] for state in states}
+        _unsaved[index] = _packed_index(kept, key)
     return [known[state] for state in states]
 
 

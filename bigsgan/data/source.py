@@ -236,6 +236,11 @@ def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
         data = data.model_copy(update={"num_classes": int(wants_classes)})  # with 0, classes are not read
     found = read_shards(data, streams=True)
     check_shards(data, found, "SRC")
+    folders = {os.path.dirname(name) for name in found.names}
+    if wants_classes and len(found.archives) == 1 and len(found.unlabelled) == len(found.names) and len(folders) > 1:
+        problem, detail = f"has folders{some_names(sorted(folders))} and no labels", "folders in shards are no classes"
+        remedy = "unpack it and give its folder, or give data.num_classes=0"
+        raise UserError("SRC", str(data.root), problem, remedy, detail)
     root, labels, names = Path(str(data.root)), found.entries["label"], names_beside(Path(str(data.root)))
     images = PackedOriginals(PackedFiles(found.archives, found.names, found.entries, tar_content), data)
     if data.has_vectors:

@@ -48,7 +48,11 @@ _OTHERWISE_TOLD = {
     *("bf16", "half_type", "style_mixing"),  # training alone, or rounding
     *("size", "filter", "channel_base", "channel_max"),  # the shapes are the same
 }
-_UNREAD = (("embedding_size", "shared_embedding", False), ("depth", "architecture", "pixels"))
+_UNREAD = (
+    ("embedding_size", "shared_embedding", False),
+    ("depth", "architecture", "pixels"),
+    ("num_blocks", "architecture", "unet"),
+)
 """Keys of a section that are not read where another one has this value."""
 _REMEDY = "use --format safetensors"
 

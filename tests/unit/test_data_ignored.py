@@ -254,7 +254,7 @@ def test_compressed_shards_are_refused(tmp_path, names):
 def test_an_archive_of_another_format_is_named(tmp_path):
     with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as archive:
         archive.add(write("folder", tmp_path / "data", ["a.png"]))
-    with pytest.raises(UserError, match=r"data.root: must be a zip file, got '.*' \(it is a tar archive\); name it"):
+    with pytest.raises(UserError, match=r"data.root: must be a zip file, got '.*' \(it is a tar archive\); unpack it"):
         opened("zip", tmp_path / "data.tar.gz")
 
 

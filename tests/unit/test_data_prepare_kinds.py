@@ -252,6 +252,19 @@ def test_the_only_shard_may_be_given_itself(suffix, capsys):
         assert build_dataset(read).labels.tolist() == found.labels.tolist() == LABELS[5:].tolist()
 
 
+def test_an_archive_of_class_folders_is_no_shard(capsys):
+    """Its folders would be lost."""
+    write_folder("images", folders=NAMES)
+    with tarfile.open("images.tar", "w") as archive:
+        archive.add("images")
+    words = ["data", "prepare", "images.tar", "made", "--resolution", "6", "--format", "tar"]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err
+    assert "SRC: 'images.tar' has folders (" in told
+    assert "; unpack it and give its folder, or give data.num_classes=0" in told
+    assert cli.main([*words, "data.num_classes=0"]) == 0
+
+
 def test_compressed_shards_are_prepared_before_training(capsys):
     write_shards(".gz")
     with pytest.raises(Exception, match=r"\(gunzip\), or convert them once, as `bigsgan data prepare` reads them"):

@@ -17,6 +17,7 @@ from PIL import ExifTags, Image
 from bigsgan import Recipe, cli
 from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.recipe import parse_recipe
+from bigsgan.config.run_directory import write_recipe
 from bigsgan.data import build_dataset, shards
 from bigsgan.data.found import with_found
 from bigsgan.errors import UserError
@@ -202,7 +203,9 @@ def test_the_size_is_near_that_of_the_images(size, largest, expected):
     recipe, keys, text = with_found(own(f"data.resolution=auto {largest}", "generator.channel_base=512"))
     assert recipe.data.resolution.value == expected
     assert keys[2] == f"data.resolution={expected}".replace(" ", "")
-    assert text.startswith(f"photos has no classes, 1 channel and images of {size[0]}x{size[1]}: ")
+    assert text.startswith(f"photos has no classes, 1 channel and images of {size[0]}x{size[1]}")
+    if size == (50, 50):
+        assert "images of 50x50 (data.resolution must be a multiple of 8 with StyleGAN2): data" in text
     assert recipe == own(*keys, "generator.channel_base=512")
     images = [image for image, _ in build_dataset(recipe.data)]
     assert {image.shape[1:] for image in images} == {tuple(recipe.data.resolution)}
@@ -211,7 +214,10 @@ def test_the_size_is_near_that_of_the_images(size, largest, expected):
 def test_images_of_several_sizes_become_squares():
     write("1.png", "2.png", size=(240, 400))
     write("3.png", size=(480, 800))
-    assert with_found(own("data.resolution=auto 64"))[0].data.resolution.value == [48, 80]  # the same proportions
+    write("5.png", size=(400, 668))  # as a thumbnail is rounded
+    recipe, _, text = with_found(own("data.resolution=auto 64"))
+    assert recipe.data.resolution.value == [48, 80]
+    assert "images of 240x400 and others of these proportions: " in text
     write("4.png", size=(400, 240))
     recipe, _, text = with_found(own("data.num_classes=0", "data.image_channels=1"))
     assert recipe.data.resolution.value == 32
@@ -227,12 +233,30 @@ def test_a_size_is_that_of_an_upright_image():
     assert recipe.data.resolution.value == [40, 24]
 
 
+def test_a_run_keeps_the_size_that_it_began_with(tmp_path):
+    """Also when an image of another size has come; what it cannot keep is told as ever."""
+    write("1.png", "2.png", size=(24, 40))
+    recipe = own("data.resolution=auto 32", "out=run")
+    write_recipe(with_found(recipe)[0], Path("run"), {})
+    write("3.png", size=(9, 90))
+    found_recipe, keys, text = with_found(recipe)
+    assert found_recipe.data.resolution.value == [24, 40]
+    assert keys == ["data.image_channels=1", "data.resolution=[24,40]", "data.num_classes=0"]
+    assert text.splitlines()[0] == "run began with data.image_channels=1 data.resolution=[24,40]"
+    Path("run/config.yaml").write_text("no recipe")
+    assert with_found(recipe)[0].data.resolution.value == 32
+
+
 def test_an_unreadable_image_has_no_size():
     write("1.png", size=(24, 40))
     Path("photos/0.png").write_text("no image")
     assert with_found(own("data.resolution=auto 64"))[0].data.resolution.value == [24, 40]
     Path("photos/1.png").write_text("no image")
     assert "no readable images: " in with_found(own("data.resolution=auto 64"))[2]
+    write("1.tif", size=(24, 40))
+    Path("photos/1.tif").write_bytes(Path("photos/1.tif").read_bytes()[:-100])
+    kept = with_found(own("data.resolution=auto 64", "data.truncated=accept"))[0]
+    assert kept.data.resolution.value == [24, 40]
 
 
 @pytest.mark.parametrize("kind", ["tar", "hdf5", "huggingface"])
@@ -246,7 +270,7 @@ def test_what_was_found_is_told_and_is_a_recipe_of_numbers(capsys):
     write("cat/1.png", "dog/2.png")
     recipe, keys, text = with_found(own())
     assert keys == ["data.num_classes=2", "data.image_channels=1", "data.resolution=[10,8]"]
-    what = "2 classes (cat, dog), 1 channel and images of 9x7"
+    what = "2 classes (cat, dog), 1 channel and images of 9x7 (data.resolution must be at least 8 with StyleGAN2)"
     assert text == f"photos has {what}: {' '.join(keys)}"
     assert recipe == own(*keys)
     assert with_found(recipe) == (recipe, [], "")

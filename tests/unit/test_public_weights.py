@@ -231,6 +231,16 @@ REFUSED = {
         UNPAIRED,
         "--direction: 'b_to_a' needs CycleGAN, and --",
     ),
+    "a direction in a folder": (
+        ["hub", "--direction", "b_to_a"],
+        UNPAIRED,
+        "--direction: 'b_to_a' needs CycleGAN, and --",
+    ),
+    "a direction for DeepSpeed": (
+        ["universal", "--direction", "a_to_b"],
+        UNPAIRED,
+        "--direction: 'a_to_b' needs Cycle",
+    ),
     "no CycleGAN": (
         ["pix2pix", "--direction", "b_to_a"],
         SQUARE["pix2pix"],
