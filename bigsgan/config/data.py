@@ -184,7 +184,7 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Possible images that may go unread at a start; by default as many as there are images."""
+    """Files that may be images and are not read, with which a run starts; by default as many as there are images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share of all. By default 10, or one in a
     thousand images if that is more."""

@@ -37,6 +37,7 @@ def read_table(data: Data, images: Collection[str]) -> tuple[dict[str, Any], lis
         return UserError("data.labels_file", str(path), problem, remedy)
 
     in_archive = os.path.isfile(str(data.root))
+    csv.field_size_limit(_MOST_BYTES)  # a row of many numbers is one field with another separator
     try:
         lines = read_text(path, _MOST_BYTES).removeprefix("\ufeff").splitlines()
         for separator in _SEPARATORS:

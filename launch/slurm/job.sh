@@ -69,7 +69,9 @@ stage() {
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c '
         part=$2.$SLURM_JOB_ID.$SLURM_NODEID
         [ -e "$2" ] && exit
-        mkdir -p "${2%/*}" && cp -rL "$1" "$part" && mv -T "$part" "$2" && exit
+        names=${1%/*}/classes.json # of the classes in a single shard
+        mkdir -p "${2%/*}" && { [ -d "$1" ] || [ ! -e "$names" ] || cp "$names" "${2%/*}"; } &&
+            cp -rL "$1" "$part" && mv -T "$part" "$2" && exit
         rm -rf "$part"; [ -e "$2" ]' stage "$root" "$copy" || return # of a node, as a full disk is, or of a signal
     staged=(--data-root "$copy")
 }
