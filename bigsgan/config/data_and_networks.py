@@ -28,6 +28,25 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_transport(recipe)
     _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
+    _check_frozen_programs(recipe)
+
+
+def _check_frozen_programs(recipe: Any) -> None:
+    """Refuse tangents through a program, some of whose operations torch cannot differentiate so, and CUDA graphs."""
+    for network in NETWORKS:
+        family, engine = getattr(recipe, network).family, recipe.engine(network)
+        if family != "features":
+            continue
+        if engine.cuda_graphs:
+            field, problem = f"engines.{network}.cuda_graphs", f"must be false with {network}.family={family}"
+            raise UserError(field, True, problem, "remove it", "its program is not compiled")
+        for name, method in recipe.objective.methods(network).items():
+            if method == "forward_mode" or engine.pipeline_stages > 1:
+                problem = f"must be null with {network}.family={family}"
+                problem += "" if method == "forward_mode" else f" in {engine.pipeline_stages} stages"
+                remedy = "remove it, or give r1 or r2 with form: finite_difference"
+                detail = "its program has no tangents, which forward mode needs"
+                raise UserError(f"objective.{name}", f"method={method}", problem, remedy, detail)
 
 
 def _check_images_per_sample(recipe: Any) -> None:
