@@ -1,6 +1,8 @@
 """Networks that read a frozen program's feature maps: against torch's layers, their files, and what is refused."""
 
+import math
 import shutil
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from bigsgan.config import plan_run
 from bigsgan.config.run_directory import compare_recipes, flat
 from bigsgan.doctor.reference import Reference
 from bigsgan.errors import UserError
+from bigsgan.inference.graphs import write_graph
+from bigsgan.models import noise
 from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import initialize
@@ -20,9 +24,9 @@ from bigsgan.planner import memory
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import count_layers, count_work
 from bigsgan.training.rank_consistency import checked_frozen
-from tests.features import judged
+from tests.features import decoded, judged
 from tests.perceptual import TinyFeatures, write_program
-from tests.tiny import both, stages, tiny_plan, tiny_recipe
+from tests.tiny import awake, both, stages, tiny_plan, tiny_recipe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
@@ -112,6 +116,40 @@ def test_a_program_is_never_trained(tmp_path):
     assert {name.split(".")[1] for name in moved} == {"1", "2"}
 
 
+def test_a_decoder_is_torchs_transformer(tmp_path):
+    """Behind patches with the sines of their places, and a token of its own."""
+    network = build_network(recipe := tiny_recipe(tmp_path, *decoded(tmp_path)), "generator")
+    with awake():
+        initialize(network, 0)
+    own, images = dict(network.named_parameters()), drawn(3, 1, 16, 16)
+    with torch.no_grad():
+        for parameter in own.values():
+            parameter.add_(0.2 * drawn(*parameter.shape))
+        (h,) = TinyFeatures(num_maps=1)(images.expand(-1, 3, -1, -1))
+    x = F.linear(h.flatten(2).mT, own["layers.1.linear.weight"], own["layers.1.linear.bias"])
+    waves = [10_000 ** (-k / 4) for k in range(4)]
+    places = [[f(p * w) for p in at for f in (math.sin, math.cos) for w in waves] for at in product(range(8), range(8))]
+    places = [row[8:] + row[:8] for row in places]  # columns come first
+    x = torch.cat([own["layers.1.token"].expand(3, 1, -1), x + torch.tensor(places)], dim=1)
+    names = {"self_attn.in_proj_": "attention.qkv.", "self_attn.out_proj.": "attention.out.", "norm1.": "norm1."}
+    names |= {"linear1.": "perceptron.expand.", "linear2.": "perceptron.contract.", "norm2.": "norm2."}
+    for number in (2, 3):
+        options = {"activation": F.gelu, "layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
+        block = nn.TransformerEncoderLayer(16, 2, 24, 0.0, **options)
+        parts = [(f"{a}{e}", f"layers.{number}.{b}{e}") for a, b in names.items() for e in ("weight", "bias")]
+        block.load_state_dict({theirs: own[ours] for theirs, ours in parts})
+        x = block(x)
+    weight, bias, *linear = (value for name, value in own.items() if name.startswith("layers.4."))
+    patches = F.linear(F.layer_norm(x[:, 1:], (16,), weight, bias, 1e-6), *linear).view(3, 8, 8, 2, 2)
+    expected = patches.transpose(2, 3).reshape(3, 1, 16, 16)
+    seeds = torch.arange(3)
+    assert_close(network.eval()(images, torch.zeros(3), seeds), expected, rtol=1e-4, atol=1e-4)
+
+    noisy = network.train().layers["0"](images, torch.zeros(3), seeds)[0] - h
+    assert_close(noisy, recipe.generator.noise * noise.uniform(seeds, 0, (1, 1, 1)) * noise.normal(seeds, 1, (4, 8, 8)))
+    assert 0.05 < noisy.std() < recipe.generator.noise
+
+
 @pytest.mark.slow
 def test_what_a_program_costs(tmp_path):
     """Its operations in D's steps are those of forward passes, as nothing goes backward there."""
@@ -157,6 +195,22 @@ def refused(tmp_path, field, problem, *overrides):
 )
 def test_maps_that_do_not_fit(tmp_path, keys, field, problem):
     refused(tmp_path, f"discriminator.{field}", problem, *judged(tmp_path, **keys))
+
+
+@pytest.mark.parametrize(
+    "maps, problem",
+    [
+        (
+            "[[4,8,8],[6,4,4]]",
+            r"maps: must have one map, got \[\[4, 8, 8\], \[6, 4, 4\]\]; give a program that makes one",
+        ),
+        ("[[4,8,4]]", "must have a pixel for each patch of images of 16x16, a square, got"),
+        ("[[4,32,32]]", "must have a pixel for each patch of images of 16x16, a square, got"),
+        ("[[5,8,8]]", r"must be \[\[4, 8, 8\]\] with the program '.*g\.pt', got"),
+    ],
+)
+def test_maps_that_a_decoder_does_not_take(tmp_path, maps, problem):
+    refused(tmp_path, "generator.maps", problem, *decoded(tmp_path, maps=maps))
 
 
 class Detached(nn.Module):
@@ -219,3 +273,13 @@ def test_a_run_resumes_with_its_own_program_alone(tmp_path):
 def test_a_plan_needs_no_program(tmp_path):
     recipe = tiny_recipe(tmp_path, *judged(tmp_path, path="away.pt"), *stages(1, 2), "accumulation=2")
     assert plan_run(recipe, 2).placement("discriminator").num_stages == 2
+
+
+def test_a_decoder_needs_no_gradient_of_its_program(tmp_path):
+    """And no graph holds it."""
+    path = tmp_path / "detached.pt"
+    torch.jit.script(Detached()).save(str(path))
+    recipe = tiny_recipe(tmp_path, *decoded(tmp_path, path=path, maps="[[3,16,16]]"))
+    assert checked_frozen(recipe, {}).keys() == {"generator"}
+    with pytest.raises(UserError, match=r"--format: 'onnx' cannot hold a generator of family features \(its frozen"):
+        write_graph(recipe, build_network(recipe, "generator"), "onnx", {}, tmp_path / "g.onnx")
