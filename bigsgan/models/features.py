@@ -11,9 +11,9 @@ D: (map (N, C, h, w) of each head to come..., logits (N, P) of those before), an
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,23 @@ _OPENED: dict[tuple[object, ...], Features] = {}
 """Programs that layers have opened: layers are built again and again on the meta device."""
 
 
+class _File(NamedTuple):
+    """What tells programs apart."""
+
+    network: str
+    path: str
+    changed: int | None  # nanoseconds at which the file was changed; None if there is none
+    maps: str
+    size: Size
+
+    @classmethod
+    def of(cls, section: FeaturesNetwork, size: Size) -> _File:
+        """Look at the file of a section."""
+        path = Path(section.path)
+        changed = path.stat().st_mtime_ns if path.exists() else None
+        return cls(section.network, section.path, changed, str(section.maps), size)
+
+
 class FrozenMaps(TwiceDifferentiable):
     """The feature maps that a frozen program makes of images. It has neither parameters nor buffers.
 
@@ -49,6 +66,7 @@ class FrozenMaps(TwiceDifferentiable):
     def __init__(self, section: FeaturesNetwork, size: Size) -> None:
         super().__init__()
         self.section, self.size = section, size
+        self._file = _File.of(section, size)  # a run needs it no more once it is open
 
     @torch.compiler.disable
     def forward(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -69,22 +87,17 @@ class FrozenMaps(TwiceDifferentiable):
 
     def program(self, device: torch.device) -> Features | None:
         """The program on a device; None on the meta device if it is not there, or does not run there."""
-        path = Path(self.section.path)
-        if device.type != "meta":
-            return self._opened(path, device)
+        key = (*self._file, device)
         try:
-            return self._opened(path, device) if path.exists() else None
+            if device.type == "meta" and self._file.changed is None:
+                return None
+            if key not in _OPENED:
+                _OPENED[key] = open_maps(self.section, self.size, device)
+            return _OPENED[key]
         except UserError as error:
-            if not error.problem.startswith("fails at"):
+            if device.type != "meta" or not error.problem.startswith("fails at"):
                 raise
             return None
-
-    def _opened(self, path: Path, device: torch.device) -> Features:
-        changed = os.stat(path).st_mtime_ns if path.exists() else 0
-        key = self.section.network, str(path), changed, str(self.section.maps), self.size, device
-        if key not in _OPENED:
-            _OPENED[key] = open_maps(self.section, self.size, device)
-        return _OPENED[key]
 
 
 class RingConvolution(SpectralLayer):
@@ -92,12 +105,13 @@ class RingConvolution(SpectralLayer):
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, bias: bool) -> None:
         super().__init__((out_channels, in_channels, kernel), bias)
+        self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, in the weight's type."""
-        around = self.weight.shape[2] // 2
+        x, around = x.to(self.weight.dtype), self.kernel // 2
         x = F.pad(x, (around, around), mode="circular") if around else x
-        return F.conv1d(x.to(self.weight.dtype), self.normalized_weight(), self.bias)
+        return F.conv1d(x, self.normalized_weight(), self.bias)
 
 
 class HeadBlock(nn.Module):

@@ -28,12 +28,11 @@ LAYOUTS = {
     "layout, suffix, more",
     [
         ("ZeRO 3", ".pt", {}),
-        pytest.param("one rank", ".pt2", {"norm": "batch"}, marks=SLOW),
-        *(pytest.param(name, ".pt", {"norm": "batch"}, marks=SLOW) for name in ("ZeRO 1", "stages")),
-        pytest.param("compiled", ".pt2", {}, marks=SLOW),
+        pytest.param("stages", ".pt2", {"norm": "batch"}, marks=SLOW),
+        *(pytest.param(name, ".pt2", {"norm": "batch"}, marks=pytest.mark.nightly) for name in ("one rank", "ZeRO 1")),
         *(
-            pytest.param(name, suffix, {}, marks=pytest.mark.nightly)
-            for name, suffix in (("ZeRO 2", ".pt2"), ("ZeRO 3, recomputed", ".pt2"), ("ranks of their own", ".pt"))
+            pytest.param(name, ".pt2", {}, marks=pytest.mark.nightly)
+            for name in ("ZeRO 2", "ZeRO 3, recomputed", "ranks of their own", "compiled")
         ),
     ],
 )
@@ -42,7 +41,21 @@ def test_updates_with_judged_maps(ranks, tmp_path, layout, suffix, more):
     check_updates(ranks(world_size), [*judged(tmp_path, suffix, **more), *options], ds, 2)
 
 
-@pytest.mark.parametrize("layout", ["one rank", "ZeRO 3", "stages", "compiled"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_a_penalty_goes_back_twice_through_a_program(ranks, tmp_path, suffix):
+    game = [each.replace("{l1: 3,", "{l1: 3, r1: {weight: 1},") for each in judged(tmp_path, suffix)]
+    assert game != judged(tmp_path, suffix)
+    check_updates(ranks(2), game, both(1), 2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("ZeRO 3", marks=SLOW),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("one rank", "stages", "compiled")),
+    ],
+)
 def test_updates_of_a_decoder(ranks, tmp_path, layout):
     world_size, options, ds = LAYOUTS[layout]
     check_updates(ranks(world_size), [*decoded(tmp_path), *options], ds, 2)
