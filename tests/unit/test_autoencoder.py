@@ -189,7 +189,9 @@ def test_codes_begin_with_the_centres_of_k_means(normalized):
     averages = {"decay": 0.75, "kmeans_steps": 6, "revival": {"below": 0.9, "most": 2}}
     section = {"kind": "vq", "num_codes": 5, "normalized": normalized, "ema": averages}
     generator, drawn = AutoencoderGenerator(latent_channels=3, bottleneck=section), torch.Generator().manual_seed(2)
-    latents = F.normalize(torch.randn(40, 6, 3, generator=drawn), dim=2)
+    latents = torch.randn(40, 6, 3, generator=drawn)
+    latents[::2] = 0.2 * latents[::2] + torch.tensor([1.0, 0.0, 0.0])  # near each other: a mean that is longer
+    latents = F.normalize(latents, dim=2)
     for order in (torch.arange(40), torch.randperm(40, generator=drawn)):
         codes, statistics = torch.randn(5, 3, generator=drawn), Statistics(CPU)
         term = AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)
