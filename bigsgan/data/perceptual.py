@@ -90,19 +90,22 @@ class Features:
         Raises:
             UserError: A program fails, or returns something else.
         """
-        images = images.float().expand(-1, 3, -1, -1)
-        shown = f"images {tuple(images.shape)}"
-        # The profiling executor would change the arithmetic from one call to the next.
+        shown = f"images {(len(images), 3, *images.shape[2:])}"
         is_ours = isinstance(self._network, VGG)
-        naming = nullcontext() if is_ours else naming_program(self._path, self._field, shown, _REMEDY)
-        with naming, torch.jit.optimized_execution(False):
-            found: Any = self._network(images)
+        with nullcontext() if is_ours else naming_program(self._path, self._field, shown, _REMEDY):
+            found = self.made(images)
         maps = found if isinstance(found, list | tuple) else ()
         if not maps or not all(isinstance(x, Tensor) and x.dim() == 4 and len(x) == len(images) for x in maps):
             raise UserError(
                 self._field, self._path, f"must make a tuple of feature maps (n, C, H, W) of {shown}", _REMEDY
             )
         return [each.float() for each in maps]
+
+    def made(self, images: Tensor) -> Any:
+        """Return what the network makes of the same images, and raise what it raises."""
+        # The profiling executor would change the arithmetic from one call to the next.
+        with torch.jit.optimized_execution(False):
+            return self._network(images.float().expand(-1, 3, -1, -1))
 
 
 def distances(features: Features, images: Tensor, targets: Tensor) -> list[Tensor]:

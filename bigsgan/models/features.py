@@ -77,7 +77,7 @@ class FrozenMaps(TwiceDifferentiable):
             return tuple(linked.expand(-1, *each).contiguous() for each in self.section.maps)
         # torch's fast attention has no second derivatives.
         with sdpa_kernel(SDPBackend.MATH) if self.exact else nullcontext():
-            return tuple(features(images))
+            return tuple(each.float() for each in features.made(images))
 
     @property
     def frozen_program(self) -> list[Tensor]:
