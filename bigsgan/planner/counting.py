@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
@@ -136,6 +137,8 @@ def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
 
 def count_frozen(plan: RunPlan, network: str) -> int:
     """Operations of a forward pass for one image through the frozen program with which a network begins, if any."""
+    if not isinstance(getattr(plan.recipe, network), FeaturesNetwork):
+        return 0
     layers = network_on_meta(plan.recipe, network).layers.values()
     return sum(flop for flop, layer in zip(count_layers(plan, network), layers, strict=True) if frozen_tensors(layer))
 
