@@ -239,6 +239,11 @@ def test_files_that_are_no_programs_of_maps(tmp_path, content, problem):
     "overrides, field, problem",
     [
         (["data.image_channels=2", "data.kind=synthetic"], "data.image_channels", "must be 1 or 3 with discriminator"),
+        (
+            ["data.kind=unpaired_digits", "data.input_channels=1"],
+            "discriminator.family",
+            "a family for images of two dom",
+        ),
         (["data.codec={kind: dct}"], "data.codec.kind", "must be pixels with discriminator.family=features"),
         (["data.num_classes=10", "generator={latent_size: 12}"], "data.num_classes", "must be 0 with discriminator"),
         (["objective=r1: {weight: 1, method: forward_mode}"], "objective.r1", "must be null with discriminator.family"),

@@ -30,6 +30,9 @@ class FeaturesNetwork(NetworkSection):
         if data.codec.kind != "pixels":
             detail = "its program reads images"
             raise UserError("data.codec.kind", data.codec.kind, f"must be pixels with {what}", "remove it", detail)
+        if data.joins_domains:
+            problem, detail = "must be a family for images of two domains", "its program reads one image"
+            raise UserError(f"{name}.family", self.family, problem, f"set {name}.family=cyclegan", detail)
         if data.channels not in (1, 3):
             problem, detail = f"must be 1 or 3 with {what}", "its program looks at colours"
             raise UserError("data.image_channels", data.channels, problem, f"choose another {name}.family", detail)
