@@ -20,7 +20,7 @@ from bigsgan.errors import UserError
 from bigsgan.planner import report
 from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
-from bigsgan.planner.teaching import PROGRAMS, left_out
+from bigsgan.planner.teaching import PROGRAMS, left_out, programs_left_out
 from bigsgan.runtime import comm, memory
 
 
@@ -51,7 +51,7 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
         if flop is not None:
             lines.append(f"{name:14}{'':15}{flop / 1e9:>26.3f}  of its program in an update")
         lines.append(left_out(plan.recipe, flop is not None, name))
-    lines.append(_describe_statistics(plan.recipe, "ranks"))
+    lines += [*programs_left_out(plan.recipe), _describe_statistics(plan.recipe, "ranks")]
     return "\n".join(filter(None, lines))
 
 
@@ -148,6 +148,7 @@ def survey(path: Path, overrides: Sequence[str], resources: Resources, as_json: 
     else:
         recipe = surveyor.recipe([])
         about = [left_out(recipe, surveyor.traces.program(recipe, name) is not None, name) for name in PROGRAMS]
+        about += programs_left_out(recipe)
         about.append(_describe_statistics(recipe, f"{resources.gpus // resources.nodes} ranks"))
         print("\n".join(filter(None, [report.table(found, resources), *about])))
     report.check(found, resources)

@@ -216,7 +216,7 @@ def type_of(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is list:
         one = type_of(get_args(annotation)[0])
-        several = re.sub("^(integer|number|section|size)", r"\1s", one)
+        several = re.sub(r"\b(integer|number|section|size|list)\b", r"\1s", one)
         return f"list of {several}" + limits([rule for rule in metadata if isinstance(rule, OrAuto)])
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"

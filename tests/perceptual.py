@@ -10,24 +10,25 @@ from torch.export import Dim, export, save
 
 
 class TinyFeatures(nn.Module):
-    """Two maps, of ``width`` and 6 channels and a half and a quarter of the side."""
+    """Two maps, of ``width`` and 6 channels and a half and a quarter of the side; or the first of them."""
 
-    def __init__(self, width: int = 4) -> None:
+    def __init__(self, width: int = 4, num_maps: int = 2) -> None:
         super().__init__()
+        self.num_maps = num_maps
         drawn = torch.Generator().manual_seed(7)
         self.first, self.second = nn.Conv2d(3, width, 4, 2, 1), nn.Conv2d(width, 6, 4, 2, 1)
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.3, generator=drawn)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(n, 3, R, R) -> (n, width, R / 2, R / 2), (n, 6, R / 4, R / 4)."""
         first = torch.tanh(self.first(images))
-        return first, torch.tanh(self.second(first))
+        return (first, torch.tanh(self.second(first)))[: self.num_maps]
 
 
-def write_program(path: Path, side: int = 16, width: int = 4) -> Path:
+def write_program(path: Path, side: int = 16, width: int = 4, num_maps: int = 2) -> Path:
     """Write ``TinyFeatures`` to a .pt or .pt2 file."""
-    program = TinyFeatures(width).eval()
+    program = TinyFeatures(width, num_maps).eval()
     if path.suffix == ".pt2":
         save(export(program, (torch.zeros(3, 3, side, side),), dynamic_shapes=({0: Dim("n")},)), path)
     else:

@@ -28,6 +28,25 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_transport(recipe)
     _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
+    _check_frozen_programs(recipe)
+
+
+def _check_frozen_programs(recipe: Any) -> None:
+    """Refuse tangents through a program, some of whose operations torch cannot differentiate so, and CUDA graphs."""
+    for network in NETWORKS:
+        family, engine = getattr(recipe, network).family, recipe.engine(network)
+        if family != "features":
+            continue
+        if engine.cuda_graphs:
+            field, problem = f"engines.{network}.cuda_graphs", f"must be false with {network}.family={family}"
+            raise UserError(field, True, problem, "remove it", "its program is not compiled")
+        for name, method in recipe.objective.methods(network).items():
+            if method == "forward_mode" or engine.pipeline_stages > 1:
+                problem = f"must be null with {network}.family={family}"
+                problem += "" if method == "forward_mode" else f" in {engine.pipeline_stages} stages"
+                remedy = "remove it, or give r1 or r2 with form: finite_difference"
+                detail = "its program has no tangents, which forward mode needs"
+                raise UserError(f"objective.{name}", f"method={method}", problem, remedy, detail)
 
 
 def _check_images_per_sample(recipe: Any) -> None:
@@ -188,8 +207,18 @@ def _check_codes(recipe: Any) -> None:
     if given and not asked:
         remedy = "remove it, or set objective.codebook.entropy={}"
         raise UserError(field, bottleneck.temperature, "must be unset without objective.codebook.entropy", remedy)
-    revival = bottleneck.ema and bottleneck.ema.revival
+    averages, field = bottleneck.ema, "generator.bottleneck.ema"
     num = recipe.batch * recipe.data.network_size.num_pixels // recipe.generator.factor**2
-    if revival and revival.most > num:
+    if averages and averages.revival and averages.revival.most > num:
         problem, remedy = f"must be at most {num}, the pixels of a batch's latents", "give a smaller number"
-        raise UserError("generator.bottleneck.ema.revival.most", revival.most, problem, remedy)
+        raise UserError(f"{field}.revival.most", averages.revival.most, problem, remedy)
+    if not averages or not averages.kmeans_steps:
+        return
+    field = f"{field}.kmeans_steps"
+    if bottleneck.num_codes > num:
+        problem = f"needs {bottleneck.num_codes} latents, one for each code, and a batch has {num}"
+        remedy = "give a larger batch, or fewer codes, or set it to 0"
+        raise UserError(field, None, problem, remedy)
+    if recipe.init_from and (recipe.init_from.run or recipe.init_from.generator):
+        problem, detail = "must be 0 with init_from", "its codes would be lost"
+        raise UserError(field, averages.kmeans_steps, problem, "remove it", detail)

@@ -291,7 +291,7 @@ def _check_recipe(recipe: Recipe) -> None:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)
         if optimizer.kind == "muon" and not section.is_transformer:
-            *others, last = (family for family, (each, _) in FAMILIES.items() if each.is_transformer)
+            *others, last = (f for f, pair in FAMILIES.items() if pair[NETWORKS.index(network)].is_transformer)
             choices = f"{', '.join(others)} or {last}"
             field, detail = f"optimizer.{network}.kind", "Muon is for the matrices of a transformer's blocks"
             problem = f"must be adam, adamw, sgd or rmsprop with {network}.family={section.family}"

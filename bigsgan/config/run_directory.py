@@ -30,7 +30,10 @@ CSV_HEADER = b"nimg,name,value\n"
 """The first line of a run's metrics.csv."""
 
 # Keys with files of networks that are never trained; a resumed run needs the same contents.
-FROZEN = ("objective.teacher.path", "objective.perceptual.path", "objective.perceptual.heads")
+FROZEN = (
+    "objective.teacher.path", "objective.perceptual.path", "objective.perceptual.heads", "generator.path",
+    "discriminator.path",
+)  # fmt: skip
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
@@ -336,7 +339,8 @@ def compare_recipes(
             continue
         is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
         fixed = _adds_state(key, saved, given)
-        fixed |= key.startswith(_FIXED) and (key != "objective.schedule" or "overlapped" in (old, new))
+        fixed |= key.startswith(_FIXED) and key not in FROZEN
+        fixed &= key != "objective.schedule" or "overlapped" in (old, new)
         if fixed or not (is_free or key in allowed):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.data.autoencoders import check_readable, naming_program
 from bigsgan.data.frozen import load_frozen, refuse_moving
@@ -89,19 +90,22 @@ class Features:
         Raises:
             UserError: A program fails, or returns something else.
         """
-        images = images.float().expand(-1, 3, -1, -1)
-        shown = f"images {tuple(images.shape)}"
-        # The profiling executor would change the arithmetic from one call to the next.
+        shown = f"images {(len(images), 3, *images.shape[2:])}"
         is_ours = isinstance(self._network, VGG)
-        naming = nullcontext() if is_ours else naming_program(self._path, self._field, shown, _REMEDY)
-        with naming, torch.jit.optimized_execution(False):
-            found: Any = self._network(images)
+        with nullcontext() if is_ours else naming_program(self._path, self._field, shown, _REMEDY):
+            found = self.made(images)
         maps = found if isinstance(found, list | tuple) else ()
         if not maps or not all(isinstance(x, Tensor) and x.dim() == 4 and len(x) == len(images) for x in maps):
             raise UserError(
                 self._field, self._path, f"must make a tuple of feature maps (n, C, H, W) of {shown}", _REMEDY
             )
         return [each.float() for each in maps]
+
+    def made(self, images: Tensor) -> Any:
+        """Return what the network makes of the same images, and raise what it raises."""
+        # The profiling executor would change the arithmetic from one call to the next.
+        with torch.jit.optimized_execution(False):
+            return self._network(images.float().expand(-1, 3, -1, -1))
 
 
 def distances(features: Features, images: Tensor, targets: Tensor) -> list[Tensor]:
@@ -150,16 +154,41 @@ def open_features(network: PerceptualNetwork, size: Size, fields: Fields, device
     if network.heads is not None:
         remedy = f"remove it, or give torchvision's VGG-16 as {fields.path}"
         raise UserError(fields.heads, network.heads, "must be null with a program", remedy)
-    features = Features(load_frozen(Path(network.path), fields.path, device), network.path, fields.path)
+    return open_program(network.path, fields.path, size, device)
+
+
+def open_program(path: str, field: str, size: Size, device: torch.device, has_gradient: bool = True) -> Features:
+    """Load a program that makes feature maps of images of a size, and try it with a few of them.
+
+    ``field`` is the key that named it. It must have a gradient at the images if it ``has_gradient``.
+
+    Raises:
+        UserError: It cannot be read, fails, or makes something else.
+    """
+    features = Features(load_frozen(Path(path), field, device), path, field)
     for num in _TRIED:
         with torch.enable_grad():
             maps = features(torch.zeros(num, 3, *size, device=device, requires_grad=True))
-        if not any(each.requires_grad for each in maps):
-            raise UserError(
-                fields.path, network.path, "has no gradient at its images", "write it without torch.no_grad"
-            )
+        if has_gradient and not any(each.requires_grad for each in maps):
+            raise UserError(field, path, "has no gradient at its images", "write it without torch.no_grad")
     ones = torch.ones(2, 3, *size, device=device)
-    refuse_moving(features.tensors, lambda: features(ones), fields.path, network.path)
+    refuse_moving(features.tensors, lambda: features(ones), field, path)
+    return features
+
+
+def open_maps(section: FeaturesNetwork, size: Size, device: torch.device) -> Features:
+    """Open a section's program, and check that it makes the maps that the section says of images of a size.
+
+    Raises:
+        UserError: It cannot be read, fails, or makes something else.
+    """
+    field = f"{section.network}.path"
+    features = open_program(section.path, field, size, device, has_gradient=section.network == "discriminator")
+    with torch.no_grad():
+        made = [list(each.shape[1:]) for each in features(torch.zeros(2, 3, *size, device=device))]
+    if made != section.maps:
+        field, problem = f"{section.network}.maps", f"must be {made} with the program {section.path!r}"
+        raise UserError(field, section.maps, problem, f"set {field}={str(made).replace(' ', '')}")
     return features
 
 

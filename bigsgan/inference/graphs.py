@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from bigsgan.config import Recipe
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.inference.mappings import set_psi
@@ -154,6 +155,9 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
     Raises:
         UserError: torch cannot export the generator, the file cannot be written, or images differ by over ``BOUND``.
     """
+    if isinstance(recipe.generator, FeaturesNetwork):
+        problem, detail = "cannot hold a generator of family features", "its frozen program is a file of its own"
+        raise UserError("--format", form, problem, _REMEDY, detail)
     network = with_images(recipe, network)
     compute_in_float32(network.cpu())
     set_styles(network, "const", None)

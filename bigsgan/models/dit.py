@@ -30,14 +30,16 @@ _HEAD_GAIN = 0.0
 class Perceptron(nn.Module):
     """Two linear maps with a GELU, approximated by tanh, of 4 times the features between: (N, T, W) -> (N, T, W)."""
 
-    def __init__(self, width: int, bf16: bool) -> None:
+    approximate = "tanh"
+
+    def __init__(self, width: int, bf16: bool, hidden: int | None = None) -> None:
         super().__init__()
-        self.expand = Linear(width, 4 * width, bf16)
-        self.contract = Linear(4 * width, width, bf16)
+        self.expand = Linear(width, hidden or 4 * width, bf16)
+        self.contract = Linear(hidden or 4 * width, width, bf16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map."""
-        return self.contract(F.gelu(self.expand(x), approximate="tanh"))
+        return self.contract(F.gelu(self.expand(x), approximate=self.approximate))
 
 
 class DiTBlock(Block):

@@ -153,6 +153,11 @@ class LayerStack(nn.Module):
         return [module for module in self.modules() if isinstance(module, TwiceDifferentiable) and module.exact]
 
 
+def frozen_tensors(network: nn.Module) -> list[Tensor]:
+    """List what the frozen programs of layers hold that no parameter or buffer is; see models/features.py."""
+    return [tensor for module in network.modules() for tensor in getattr(module, "frozen_program", [])]
+
+
 class LastImage(nn.Module):
     """Picks the last of a sample's images, which are stacked along the channels, and drops what comes after them."""
 

@@ -77,7 +77,7 @@ class VectorQuantizer(Quantizer):
         encoded, codes = full(h).flatten(2).mT, full(self.codebook)
         if self.normalized:
             encoded, codes = F.normalize(encoded, dim=2), F.normalize(codes, dim=1)
-        numbers = _nearest(encoded.detach().flatten(0, 1), codes.detach()).view(encoded.shape[:2])
+        numbers = nearest(encoded.detach().flatten(0, 1), codes.detach()).view(encoded.shape[:2])
         self.keep(numbers)
         quantized, more = F.embedding(numbers, codes), tuple[Tensor, ...]()
         passed = encoded + (quantized - encoded).detach()
@@ -127,7 +127,7 @@ def _joint(pairs: Tensor) -> Tensor:
     return found
 
 
-def _nearest(latents: Tensor, codes: Tensor) -> Tensor:
+def nearest(latents: Tensor, codes: Tensor) -> Tensor:
     """Return the number of the nearest code: (M, Z), (K, Z) -> (M,) int64; of equally near ones the first."""
     lengths, num = codes.square().sum(dim=1), max(1, _AT_A_TIME // len(codes))
     parts = [latents] if torch.compiler.is_compiling() else latents.split(num)  # a graph takes any number of images

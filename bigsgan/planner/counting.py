@@ -10,12 +10,13 @@ from typing import Any
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.network import LayerStack
+from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.teaching import PROGRAMS, trace_program
 
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
@@ -33,6 +34,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. G's
     images cost a forward pass, and later a backward pass of twice the work. D goes forward and backward over real and
     fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
+    A frozen program at the beginning of a network goes backward only there, to G's images.
     D's heads for a teacher's features go forward and backward over real images; ``heads_flop`` is their forward pass.
     ``teacher_flop`` is what the teacher's program adds to an update, and not part of it; None if there is no file.
     ``perceptual_flop`` is the same of a perceptual distance, with its gradient at G's images.
@@ -47,6 +49,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     num_made = d_steps + made_again
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator + 3 * d_steps * heads
+    update -= 2 * count_frozen(plan, "generator") + 4 * d_steps * count_frozen(plan, "discriminator")
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
     lengths = {method: _count_path_length(plan, method) for method in METHODS}
@@ -132,6 +135,14 @@ def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
     return divide_layers(layers, by, plan.placement(network).num_stages)
 
 
+def count_frozen(plan: RunPlan, network: str) -> int:
+    """Operations of a forward pass for one image through the frozen program with which a network begins, if any."""
+    if not isinstance(getattr(plan.recipe, network), FeaturesNetwork):
+        return 0
+    layers = network_on_meta(plan.recipe, network).layers.values()
+    return sum(flop for flop, layer in zip(count_layers(plan, network), layers, strict=True) if frozen_tensors(layer))
+
+
 def count_heads(plan: RunPlan) -> int:
     """Operations of what D predicts of a teacher's features of one real image; 0 without a teacher."""
     if plan.recipe.objective.teacher is None:
@@ -150,6 +161,7 @@ def count_layers(plan: RunPlan, network: str) -> list[int]:
     if key not in _FLOP_OF_LAYERS:  # a survey asks for dozens of layouts of the same network
         stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
         stack.train(network == "generator" and bool(plan.recipe.outputs))  # two translators make more in training
+        frozen_tensors(stack)  # opens programs, which tries them
         carry, found = meta_inputs(plan, network, num_samples), []
         for number in range(len(stack.layers)):
             with FlopCounterMode(display=False) as counter:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.engines.pipeline.partition import TensorSpec
 from bigsgan.models import dual
-from bigsgan.models.network import LayerStack
+from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.census import Census, Stretch
 
 Mode = Literal["train", "judge", "train with tangents"]
@@ -189,7 +189,7 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
         parameter.grad = None
         census.gradient_arrived(parameter.numel())
 
-    census.ignore([*network.parameters(), *network.buffers()])
+    census.ignore([*network.parameters(), *network.buffers(), *frozen_tensors(network)])
     census.expect_gradients(network.parameters())
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     handles = [parameter.register_post_accumulate_grad_hook(take_gradient) for parameter in trained]

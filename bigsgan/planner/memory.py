@@ -10,7 +10,7 @@ from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.connecting import num_communicators
 from bigsgan.engines.phases import game_of
-from bigsgan.models.network import LayerStack
+from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
@@ -94,7 +94,7 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
     buffers = sum(buffer.nbytes for buffer in saved_buffers(layers).values())
-    computed = sum(buffer.nbytes for buffer in layers.buffers()) - buffers
+    computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
     return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices)
 

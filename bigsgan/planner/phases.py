@@ -32,7 +32,7 @@ class Part(NamedTuple):
     num_stages: int  # number of the network's stages
     sizes: list[int]  # elements of each parameter
     buffers: int  # bytes of the buffers that are saved
-    computed: int = 0  # bytes of the buffers that are computed instead
+    computed: int = 0  # bytes of the buffers that are computed instead, and of a layer's frozen program
     in_matrices: int = 0  # elements of the matrices that Muon may update
 
     @property

@@ -18,7 +18,7 @@ from bigsgan.engines.orders import Order
 from bigsgan.engines.phases import Phase, Task, UpdateGame, phases_of
 from bigsgan.engines.pipeline.layout import build_on_meta
 from bigsgan.engines.tasks import awaited
-from bigsgan.planner.counting import count_games, count_heads, count_layers, stage_bounds
+from bigsgan.planner.counting import count_frozen, count_games, count_heads, count_layers, stage_bounds
 
 
 class StageWork(NamedTuple):
@@ -27,6 +27,7 @@ class StageWork(NamedTuple):
     whole: float  # of all its layers
     behind: float  # of those that penalties differentiate through: of G, those behind the styles
     heads: float = 0.0  # of what D's last stage predicts of a teacher's features of a real image, beside that
+    frozen: float = 0.0  # of the frozen program with which a network begins, a part of all its layers
 
 
 class UpdateKind(NamedTuple):
@@ -63,7 +64,7 @@ class UpdateWork:
         if task.kind == "forward":
             return forward
         again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
-        backward = samples * own.behind if phase.frozen else 2 * forward
+        backward = samples * own.behind if phase.frozen else 2 * (forward - samples * own.frozen)
         return backward + again + 3 * own.behind * phase.num_twice * num_replicas
 
     def program(self, kind: UpdateKind, network: str, stage: int) -> list[Task]:
@@ -84,9 +85,10 @@ def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
     flop, bounds = count_layers(plan, network), stage_bounds(plan, network, build_on_meta(plan, network))
     ahead = PathLength.ahead if network == "generator" else 0
     heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
+    frozen = count_frozen(plan, network)
     return [
-        StageWork(sum(flop[start:stop]), sum(flop[max(start, ahead) : stop]), heads.get(stop, 0.0))
-        for start, stop in pairwise(bounds)
+        StageWork(sum(flop[a:b]), sum(flop[max(a, ahead) : b]), heads.get(b, 0.0), 0.0 if a else frozen)
+        for a, b in pairwise(bounds)
     ]
 
 

@@ -17,11 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigsgan.adversarial.terms.perceptual import PerceptualDistance, build_features
 from bigsgan.adversarial.terms.teacher import build_teacher, distances
 from bigsgan.adversarial.terms.term import image_gradient
-from bigsgan.config import Recipe
+from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.families.transformers import TransformerNetwork
 from bigsgan.data import ShownImages
 from bigsgan.errors import UserError
 from bigsgan.models import dual
+from bigsgan.models.build import network_on_meta
+from bigsgan.models.network import frozen_tensors
 from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census
 
@@ -127,7 +130,20 @@ def left_out(recipe: Recipe, is_counted: bool, name: str) -> str:
     section = getattr(recipe.objective, name)
     if section is None or is_counted:
         return ""
-    absent = _absent(section)
+    return _not_counted(name, _absent(section))
+
+
+def programs_left_out(recipe: Recipe) -> list[str]:
+    """Return a line for each network that begins with a frozen program which is not counted."""
+    found = []
+    for network in NETWORKS:
+        section = getattr(recipe, network)
+        if isinstance(section, FeaturesNetwork) and not frozen_tensors(network_on_meta(recipe, network)):
+            found.append(_not_counted(network, _absent(section)))
+    return found
+
+
+def _not_counted(name: str, absent: str) -> str:
     reason = f"there is no {absent!r}" if absent else "it does not run on torch's meta device"
     return f"{name}: neither operations nor memory of its program are counted, as {reason}"
 

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bigsgan.checkpoint.files import checksum
-from bigsgan.config import Recipe, RunPlan
+from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import FROZEN, same_on_hosts
 from bigsgan.data.autoencoders import identity, weights_digest
 from bigsgan.data.datasets import ImageDataset
 from bigsgan.data.fingerprint import Fingerprint
+from bigsgan.data.perceptual import open_maps
 from bigsgan.errors import UserError, counted, shown
 from bigsgan.metrics.reference import Reference, open_reference
 from bigsgan.preflight import versions
 from bigsgan.runtime import comm
-from bigsgan.runtime.collective_errors import attempted, compared
+from bigsgan.runtime.collective_errors import attempted, by_each, compared
 
 _MOST_HOSTS_NAMED = 4
 
@@ -99,13 +100,13 @@ def checked_frozen(recipe: Recipe, saved: Mapping[str, Any]) -> dict[str, str]:
 
     Raises:
         UserError: A file cannot be read, or differs, on the hosts that the message names; or the networks have learned
-            from another one.
+            from another one; or the program of a family's network does not fit.
     """
     digests = dict[str, str]()
     for field in FROZEN:
-        _, name, part = field.split(".")
-        section = getattr(recipe.objective, name)
-        if section is None:
+        *_, name, part = field.split(".")
+        section: Any = getattr(recipe if name in NETWORKS else recipe.objective, name, None)
+        if not hasattr(section, part):
             continue
         path, key = getattr(section, part), name if part == "path" else f"{name}.{part}"
         digest = _same_file(field, path, partial(_digest_of, path, field))  # it may be null on one host alone
@@ -116,6 +117,8 @@ def checked_frozen(recipe: Recipe, saved: Mapping[str, Any]) -> dict[str, str]:
                 problem = f"must be {'given' if path is None else 'null'}, as when the run began"
             raise UserError(field, path, problem, remedy)
         digests |= {key: digest} if digest else {}
+        if name in NETWORKS:
+            by_each(comm, partial(open_maps, section, recipe.data.network_size, comm.device()))
     return digests
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from bigsgan.doctor import agreement
-from tests.codebooks import AVERAGED, OBJECTIVE, SIGNS, WithCodes, game
+from tests.codebooks import AVERAGED, MEANS, OBJECTIVE, SIGNS, WithCodes, game
 from tests.distributed.agreement import check_updates
 from tests.tiny import both, stages
 
@@ -23,6 +23,8 @@ ADAPTIVE = "adversarial: {adaptive: {parameter: conv_out.weight}}"
     "bottleneck, layout",
     [
         *(pytest.param(AVERAGED, layout, marks=SLOW) for layout in ("one rank", "ZeRO 3", "stages, recomputed")),
+        pytest.param(MEANS, "ZeRO 3", marks=SLOW),
+        *(pytest.param(MEANS, layout, marks=pytest.mark.nightly) for layout in ("one rank", "stages, recomputed")),
         pytest.param(SIGNS, "one rank", marks=SLOW),
         pytest.param(SIGNS, "ZeRO 3", marks=pytest.mark.nightly),
         pytest.param(AVERAGED, "ranks of their own", marks=pytest.mark.nightly),

@@ -16,6 +16,7 @@ from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
+from bigsgan.models import noise
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
@@ -181,6 +182,42 @@ def test_codes_follow_averages(repeats):
     assert (latents.flatten(0, 1) == codes[2]).all(1).sum() == 1
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_codes_begin_with_the_centres_of_k_means(normalized):
+    """Those of scikit-learn from the same latents, in any order of samples, though the update is skipped."""
+    cluster, found = pytest.importorskip("sklearn.cluster"), []
+    averages = {"decay": 0.75, "kmeans_steps": 6, "revival": {"below": 0.9, "most": 2}}
+    section = {"kind": "vq", "num_codes": 5, "normalized": normalized, "ema": averages}
+    generator, drawn = AutoencoderGenerator(latent_channels=3, bottleneck=section), torch.Generator().manual_seed(2)
+    latents = torch.randn(40, 6, 3, generator=drawn)
+    latents[::2] = 0.2 * latents[::2] + torch.tensor([1.0, 0.0, 0.0])  # near each other: a mean that is longer
+    latents = F.normalize(latents, dim=2)
+    for order in (torch.arange(40), torch.randperm(40, generator=drawn)):
+        codes, statistics = torch.randn(5, 3, generator=drawn), Statistics(CPU)
+        term = AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)
+        for part in order.split(8):
+            read = {"encoded": latents[part], "quantized": latents[part], "codes": torch.zeros(8, 6, dtype=torch.int64)}
+            term.loss({**read, "seeds": part}, statistics)
+        term.finish_update(0, False)
+        found.append(codes)
+        keys = torch.stack([noise.uniform(torch.arange(40), 2**32 + i, (6,)).double() for i in range(2)])
+        first = latents.flatten(0, 1)[(keys[0] + keys[1] / 2**24).flatten().argsort()[:5]].double()
+        if not normalized:
+            means = cluster.KMeans(5, init=first.numpy(), n_init=1, max_iter=6, tol=0).fit(latents.view(-1, 3).double())
+            first, labels = torch.from_numpy(means.cluster_centers_), None
+        for _ in range(6 if normalized else 0):
+            labels = (latents.flatten(0, 1).double() @ F.normalize(first, dim=1).T).argmax(dim=1)
+            first = torch.stack([latents.flatten(0, 1)[labels == k].double().mean(dim=0) for k in range(5)])
+        torch.testing.assert_close(codes.double(), first, rtol=0, atol=1e-6)
+        if labels is not None:
+            torch.testing.assert_close(term.state()["uses"], torch.bincount(labels, minlength=5) * 5 / 240)
+    assert torch.equal(*found)
+    before = codes.clone()
+    term.loss({**read, "seeds": part}, statistics)
+    term.finish_update(1, True)  # averages again
+    assert 1e-4 < (codes - before).abs().max() < 2
+
+
 def test_a_code_that_is_never_used_stays():
     term, codes = averaged(None)
     before, statistics = codes.clone(), Statistics(CPU)
@@ -224,6 +261,7 @@ def test_a_frozen_encoder_has_no_parameters(images, kind):
     assert torch.equal(network.fold(images, torch.zeros(2), *seeds)[0], whole.fold(images, torch.zeros(2), *seeds)[0])
 
 
+NO_KL = ["objective.kl=0", "objective.codebook={}"]
 REFUSED = {
     "classes": ([], "data.num_classes", "must be 0 with generator.family=autoencoder"),
     "factor": (["data.resolution=15"], "data.resolution", "must be a multiple of 2"),
@@ -267,6 +305,21 @@ REFUSED = {
     "more codes than latents": (
         ["generator.bottleneck={kind: vq, ema: {revival: {most: 513}}}", "objective.kl=0", "objective.codebook={}"],
         *("generator.bottleneck.ema.revival.most", "must be at most 512, the pixels of a batch's latents"),
+    ),
+    "more means than latents": (
+        [
+            "generator.bottleneck={kind: vq, num_codes: 513, ema: {kmeans_steps: 3}}",
+            "objective.kl=0",
+            "objective.codebook={}",
+        ],
+        *(
+            "generator.bottleneck.ema.kmeans_steps",
+            "needs 513 latents, one for each code, and a batch has 512; give a larger",
+        ),
+    ),
+    "means in place of codes": (
+        ["generator.bottleneck={kind: vq, ema: {kmeans_steps: 3}, num_codes: 8}", *NO_KL, "init_from={run: x}"],
+        *("generator.bottleneck.ema.kmeans_steps", "must be 0 with init_from"),
     ),
     "frozen from nothing": (["generator.frozen=encoder", "objective.kl=0"], "generator.frozen", "must be none without"),
     "frozen latents": (

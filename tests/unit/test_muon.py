@@ -193,7 +193,7 @@ def test_networks_without_blocks_are_refused(tmp_path, network, family):
     assert refused(tmp_path, [*game, own]) == (
         f"optimizer.{network}.kind: must be adam, adamw, sgd or rmsprop with {network}.family={family}, got 'muon' "
         f"(Muon is for the matrices of a transformer's blocks); set optimizer.{network}.kind=adamw, or "
-        f"{network}.family to cat, dit or gat"
+        f"{network}.family to cat, dit{', features' * (network == 'generator')} or gat"
     )
 
 

@@ -19,6 +19,7 @@ from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.config.families.cyclegan import CycleGANDiscriminator, CycleGANGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator
+from bigsgan.config.families.features import FeaturesDiscriminator, FeaturesGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.outside import OUTSIDE, OutsideDiscriminator, OutsideGenerator, is_outside
@@ -34,6 +35,7 @@ FAMILIES: Mapping[str, tuple[type[NetworkSection], type[NetworkSection]]] = {
     "cyclegan": (CycleGANGenerator, CycleGANDiscriminator),
     "dcgan": (DCGANGenerator, DCGANDiscriminator),
     "dit": (DiTGenerator, DiTDiscriminator),
+    "features": (FeaturesGenerator, FeaturesDiscriminator),
     "gat": (GATGenerator, GATDiscriminator),
     "mlp": (MLPGenerator, MLPDiscriminator),
     "pix2pix": (Pix2PixGenerator, Pix2PixDiscriminator),

@@ -32,6 +32,9 @@ class CodebookAverages(Section):
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
     revival: Revival | None = None
+    kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres the codes are after its update.
+    It begins with latents that are drawn at random; a centre that no latent is near stays."""
 
 
 class Bottleneck(Section):
@@ -98,8 +101,9 @@ class AutoencoderGenerator(NetworkSection):
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
-        """Whether latents are drawn, or the places of latents where codes begin anew."""
-        return self.bottleneck.kind == "kl" or bool(self.bottleneck.ema and self.bottleneck.ema.revival)
+        """Whether latents are drawn, or the places of latents where codes begin, at first or anew."""
+        averages = self.bottleneck.ema
+        return self.bottleneck.kind == "kl" or bool(averages and (averages.revival or averages.kmeans_steps))
 
     @property
     def outputs(self) -> list[str]:

@@ -13,8 +13,8 @@ from bigsgan.config.sections import Width
 from bigsgan.errors import UserError
 
 
-class TransformerNetwork(NetworkSection):
-    """Keys of both networks: transformer blocks over patches of the images.
+class TransformerBlocks(NetworkSection):
+    """Keys of transformer blocks.
 
     Attributes:
         sizes: Depth, width and heads of the published sizes, from which a family's own key ``size`` chooses.
@@ -32,8 +32,6 @@ class TransformerNetwork(NetworkSection):
     """Features of a token."""
     heads: Width = 12
     """Heads of each block's attention."""
-    patch: Literal[1, 2, 4, 8] = 2
-    """Pixels a side of a token's patch."""
     bf16: bool = False
     """Matrix products in bf16 with float32 weights; sums, norms and logits in float32, as published. Without effect in
     a bf16 or fp16 engine."""
@@ -63,16 +61,28 @@ class TransformerNetwork(NetworkSection):
         return "bf16" if self.bf16 else None
 
     def check(self, data: Data) -> None:
-        """Raise UserError if patches do not divide the image, or heads the width."""
+        """Raise UserError if heads do not divide the width."""
+        super().check(data)
         network = self.network
-        if not data.network_size.is_multiple_of(self.patch):
-            problem = f"must divide the sides of {data.network_size}"
-            raise UserError(f"{network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
         if self.width % (4 * self.heads):
             problem = f"must be a multiple of 4 for each of the {self.heads} heads"
             remedy = f"set {network}.width={-(-self.width // (4 * self.heads)) * 4 * self.heads}"
             detail = "rows and columns of a patch are told by pairs of features"
             raise UserError(f"{network}.width", self.width, problem, remedy, detail)
+
+
+class TransformerNetwork(TransformerBlocks):
+    """Keys of both networks: transformer blocks over patches of the images."""
+
+    patch: Literal[1, 2, 4, 8] = 2
+    """Pixels a side of a token's patch."""
+
+    def check(self, data: Data) -> None:
+        """Raise UserError if patches do not divide the image, or heads the width."""
+        if not data.network_size.is_multiple_of(self.patch):
+            problem = f"must divide the sides of {data.network_size}"
+            raise UserError(f"{self.network}.patch", self.patch, problem, "choose a divisor, or change data.resolution")
+        super().check(data)
 
 
 class LeveledTransformer(TransformerNetwork):
