@@ -15,8 +15,10 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.checkpoint.universal import write_universal
+from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.run_directory import read_saved_recipe, refuse_existing, refuse_output
-from bigsgan.data.autoencoders import identity
+from bigsgan.data.autoencoders import identity, weights_digest
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.grids import image_grid
@@ -25,7 +27,7 @@ from bigsgan.inference.card import model_card
 from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
 from bigsgan.inference.graphs import SUFFIXES, has_psi, write_graph
-from bigsgan.inference.loading import CODEC
+from bigsgan.inference.loading import CODEC, PROGRAM
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
@@ -113,6 +115,7 @@ def main(run: Path, out: Path, options: Options) -> None:
             "nimg": str(trained.nimg),
             "recipe": json.dumps(trained.recipe.model_dump()),
             **_codec_of(trained),
+            **_program_of(getattr(trained.recipe, network)),
             **({} if options.guidance is None else {"guidance": str(options.guidance)}),
             **({} if options.truncation is None else {"truncation": str(options.truncation)}),
         }
@@ -148,6 +151,13 @@ def _codec_of(trained: TrainedNetwork) -> dict[str, str]:
     except UserError as error:
         _log.warning("the export does not tell which autoencoder decodes it: %s", error)
         return {}
+
+
+def _program_of(section: NetworkSection) -> dict[str, str]:
+    """The header's digest of a network's frozen program; empty if it has none, or its file is not there."""
+    if not isinstance(section, FeaturesNetwork) or not Path(section.path).exists():
+        return {}
+    return {PROGRAM: weights_digest([Path(section.path)], f"{section.network}.path")}
 
 
 def _write_universal(run: Path, out: Path, options: Options) -> None:

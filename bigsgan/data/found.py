@@ -106,11 +106,14 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
 def _begun_with(recipe: Recipe) -> dict[str, Any]:
     """Return what the run in ``out`` has for keys that are left to the data, which may have got other images since.
 
-    Classes are left out, as labels have to fit their number.
+    Classes are left out, as labels have to fit their number, and so is a size above the largest.
     """
     try:
         begun = read_saved_recipe(Path(recipe.out), "out").data
-    except UserError:  # there is none, or resuming tells what is wrong with it
+        has_begun = begun.root == recipe.data.root and any(Path(recipe.out, "checkpoints").glob("[0-9]*"))
+    except (UserError, OSError):  # there is none, or resuming tells what is wrong with it
+        return {}
+    if not has_begun or begun.resolution.num_pixels > recipe.data.resolution.num_pixels:
         return {}
     left = set(recipe.data.left_to_data) - {"num_classes"} - set(begun.left_to_data)
     return {key: getattr(begun, key) for key in sorted(left) if getattr(begun, key) is not None}
@@ -134,7 +137,7 @@ def _choose_size(recipe: Recipe, found: _Found) -> None:
         found.texts.append("images of several proportions or sizes" if found.sizes else "no readable images")
         return
     own, within, problem = min(found.sizes, key=tuple), min(found.within, key=tuple), ""
-    found.texts.append(f"images of {own}" + " and others of these proportions" * (len(found.sizes) > 1))
+    found.texts.append(f"images of {own}" + f" to {max(found.sizes, key=tuple)}" * (len(found.sizes) > 1))
     for size in dict.fromkeys(within.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
         if size.num_pixels > largest.num_pixels:
             continue

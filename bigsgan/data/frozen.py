@@ -42,10 +42,10 @@ def refuse_moving(tensors: Sequence[Tensor], compute: Callable[[], Sequence[Tens
     Raises:
         UserError: It is so, as if it was exported in training mode.
     """
-    if any(each.is_meta for each in tensors):
+    before, found = [each.clone() for each in tensors], compute()
+    if any(each.is_meta for each in found):
         return
-    before = [each.clone() for each in tensors]
-    pairs = zip(compute(), compute(), strict=True)
+    pairs = zip(found, compute(), strict=True)
     far = any((first - again).abs().max() > _NEAR * first.abs().max() for first, again in pairs)
     if far or not all(map(torch.equal, before, tensors)):
         problem = "is not frozen: the same images give other features, or change it"

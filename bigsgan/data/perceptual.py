@@ -8,6 +8,7 @@ Shapes: n images, C channels of H x W pixels; layer i has feature maps (n, C_i, 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import zipfile
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.reconstruction import PerceptualNetwork
-from bigsgan.data.autoencoders import check_readable, naming_program
+from bigsgan.data.autoencoders import check_readable, naming_program, weights_digest
 from bigsgan.data.frozen import load_frozen, refuse_moving
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
@@ -239,3 +240,17 @@ def _tensors(path: str, field: str, fields: Fields) -> dict[str, Tensor]:
         problem, remedy = "must be a state dict of tensors", "save one by torch.save or safetensors"
         remedy += ", or give a program of torch.export (.pt2) or torch.jit.save" if field == fields.path else ""
         raise UserError(field, path, problem, remedy) from None
+
+
+def check_program(section: Any, digest: str | None) -> None:
+    """Refuse a file at a section's ``path`` that is not the program of a ``digest``, with which a network was trained.
+
+    Raises:
+        UserError: It is another one, or cannot be read.
+    """
+    if not digest or not isinstance(section, FeaturesNetwork) or not os.path.exists(section.path):
+        return
+    field = f"{section.network}.path"
+    if weights_digest([Path(section.path)], field) != digest:
+        problem = "is not the program that the network was trained with"
+        raise UserError(field, section.path, problem, "put that one there")

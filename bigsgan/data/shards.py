@@ -245,7 +245,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     """
     what = "-latents" if data.kind == "latents" else ""
     kind = "vectors" if data.has_vectors else "classes" if data.num_classes else "plain"
-    index = root / f".bigsgan-index{what}-{kind}.npz"
+    index = Path(os.path.abspath(root)) / f".bigsgan-index{what}-{kind}.npz"
     states = [_state(path) for path in paths]
     key = label_key(data) if data.condition_width else ""
     if data.has_vectors:  # of which other numbers are valid with other keys
@@ -261,8 +261,10 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
             read = threads.map(partial(read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        # Of one shard alone, the index keeps those of the others.
-        kept = known if len(states) == 1 else {state: known[state] for state in states}
+        names = {name for name, *_ in states}
+        kept = {state: shard for state, shard in known.items() if state in states or state[0] not in names}
+        if len(states) > 1:  # of one shard alone, the index keeps those of the others
+            kept = {state: known[state] for state in states}
         _unsaved[index] = _packed_index(kept, key)
     return [known[state] for state in states]
 

@@ -237,7 +237,12 @@ def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
     found = read_shards(data, streams=True)
     check_shards(data, found, "SRC")
     folders = {os.path.dirname(name) for name in found.names}
-    if wants_classes and len(found.archives) == 1 and len(found.unlabelled) == len(found.names) and len(folders) > 1:
+    is_flat = len(found.unlabelled) < len(found.names) or len(folders) < 2 or not wants_classes
+    if not is_flat and len(found.archives) > 1:
+        _log.warning(
+            "%s: no labels are found, and folders in shards are no classes%s", data.root, some_names(sorted(folders))
+        )
+    elif not is_flat:
         problem, detail = f"has folders{some_names(sorted(folders))} and no labels", "folders in shards are no classes"
         remedy = "unpack it and give its folder, or give data.num_classes=0"
         raise UserError("SRC", str(data.root), problem, remedy, detail)

@@ -17,6 +17,7 @@ from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.signature import typed
 from bigsgan.data.autoencoders import identity
 from bigsgan.data.codecs import Codec, build_codec
+from bigsgan.data.perceptual import check_program
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError
 from bigsgan.inference.mappings import set_guidance, set_psi
@@ -25,6 +26,8 @@ from bigsgan.models.precision import compute_in_float32
 
 CODEC = "codec_sha256"
 """Key of a header with the digest of the decoding autoencoder's weights, if the export found the autoencoder."""
+PROGRAM = "program_sha256"
+"""Key of a header with the digest of the frozen program with which the network begins, if the export found it."""
 
 _WHOLE = (torch.int64, torch.int32)
 """Types of classes that torch's embedding takes."""
@@ -174,6 +177,7 @@ def load(
         cause = next(iter(str(error).splitlines()), "")
         problem = f"must be an exported network: {type(error).__name__}: {cause}"
         raise UserError(str(path), None, problem, "give a file that `bigsgan export` wrote") from None
+    check_program(getattr(recipe, header["network"]), header.get(PROGRAM))
     if header["network"] == "generator":
         network = with_images(recipe, network)
     on_cpu = torch.device(device).type == "cpu"

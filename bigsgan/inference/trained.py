@@ -12,6 +12,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
 from bigsgan.config.run_directory import read_saved_recipe
+from bigsgan.data.perceptual import check_program
 from bigsgan.engines.base import MicroBatch
 from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import reconstruct
@@ -84,6 +85,7 @@ def open_trained(
     else:
         entry = "average" if network == "generator" and not live else network
         found = checkpoint.find_intact(run, nimg, lambda found: checkpoint.files_with(found, entry), ranks)
+        check_program(getattr(recipe, network), found.layout.get(network))
         nimg, stack = found.nimg, build_network(recipe, network)
         checkpoint.Reader(found).entry(entry).read_network(stack)
     if device.type == "cpu":  # half precision is many times slower there

@@ -35,7 +35,7 @@ from bigsgan.models.transformer import Block, Linear, Positions, SelfAttention, 
 _SLOPE, _EPSILON = 0.2, 1e-6
 _STD = 0.02
 """Of the decoder's own token. That of zeros in the public code would begin with the gradient of a norm of zeros."""
-_OPENED: dict[tuple[object, ...], Features] = {}
+_OPENED: dict[tuple[object, ...], Features | None] = {}
 """Programs that layers have opened: layers are built again and again on the meta device."""
 
 
@@ -80,10 +80,10 @@ class FrozenMaps(TwiceDifferentiable):
             return tuple(each.float() for each in features.made(images))
 
     @property
-    def frozen_program(self) -> list[Tensor]:
-        """The program's parameters and buffers, on the meta device."""
+    def frozen_program(self) -> list[Tensor] | None:
+        """The program's parameters and buffers, on the meta device; None if it is not there, or does not run there."""
         features = self.program(torch.device("meta"))
-        return features.tensors if features else []
+        return None if features is None else features.tensors
 
     def program(self, device: torch.device) -> Features | None:
         """The program on a device; None on the meta device if it is not there, or does not run there."""
@@ -97,6 +97,7 @@ class FrozenMaps(TwiceDifferentiable):
         except UserError as error:
             if device.type != "meta" or not error.problem.startswith("fails at"):
                 raise
+            _OPENED[key] = None
             return None
 
 

@@ -155,7 +155,13 @@ class LayerStack(nn.Module):
 
 def frozen_tensors(network: nn.Module) -> list[Tensor]:
     """List what the frozen programs of layers hold that no parameter or buffer is; see models/features.py."""
-    return [tensor for module in network.modules() for tensor in getattr(module, "frozen_program", [])]
+    return [tensor for program in frozen_programs(network) for tensor in program or []]
+
+
+def frozen_programs(network: nn.Module) -> list[list[Tensor] | None]:
+    """List what each frozen program of layers holds; None for one that cannot be counted."""
+    found: list[Any] = [getattr(module, "frozen_program", ()) for module in network.modules()]
+    return [each for each in found if each != ()]
 
 
 class LastImage(nn.Module):

@@ -16,7 +16,7 @@ from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.network import LayerStack, frozen_tensors
+from bigsgan.models.network import LayerStack, frozen_programs, frozen_tensors
 from bigsgan.planner.teaching import PROGRAMS, trace_program
 
 _FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
@@ -140,7 +140,11 @@ def count_frozen(plan: RunPlan, network: str) -> int:
     if not isinstance(getattr(plan.recipe, network), FeaturesNetwork):
         return 0
     layers = network_on_meta(plan.recipe, network).layers.values()
-    return sum(flop for flop, layer in zip(count_layers(plan, network), layers, strict=True) if frozen_tensors(layer))
+    return sum(
+        flop
+        for flop, layer in zip(count_layers(plan, network), layers, strict=True)
+        if any(each is not None for each in frozen_programs(layer))
+    )
 
 
 def count_heads(plan: RunPlan) -> int:

@@ -24,7 +24,7 @@ from bigsgan.data import ShownImages
 from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.network import frozen_tensors
+from bigsgan.models.network import frozen_programs
 from bigsgan.monitor import Statistics
 from bigsgan.planner.census import Census
 
@@ -138,7 +138,7 @@ def programs_left_out(recipe: Recipe) -> list[str]:
     found = []
     for network in NETWORKS:
         section = getattr(recipe, network)
-        if isinstance(section, FeaturesNetwork) and not frozen_tensors(network_on_meta(recipe, network)):
+        if isinstance(section, FeaturesNetwork) and None in frozen_programs(network_on_meta(recipe, network)):
             found.append(_not_counted(network, _absent(section)))
     return found
 

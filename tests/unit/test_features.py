@@ -3,6 +3,7 @@
 import math
 import shutil
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+from bigsgan.cli import main
 from bigsgan.config import plan_run
-from bigsgan.config.run_directory import compare_recipes, flat
+from bigsgan.config.run_directory import compare_recipes, flat, read_saved_recipe
+from bigsgan.data.frozen import refuse_moving
+from bigsgan.data.perceptual import check_program
 from bigsgan.doctor.reference import Reference
 from bigsgan.errors import UserError
 from bigsgan.inference.graphs import write_graph
+from bigsgan.inference.loading import load
 from bigsgan.models import noise
 from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.layers import SpectralLayer
@@ -26,6 +31,7 @@ from bigsgan.planner.counting import count_layers, count_work
 from bigsgan.training.rank_consistency import checked_frozen
 from tests.features import decoded, judged
 from tests.perceptual import TinyFeatures, write_program
+from tests.runs import make_run
 from tests.tiny import awake, both, stages, tiny_plan, tiny_recipe
 
 pytestmark = [
@@ -273,6 +279,34 @@ def test_a_run_resumes_with_its_own_program_alone(tmp_path):
     other = write_program(tmp_path / "other.pt2")
     with pytest.raises(UserError, match=r"^discriminator\.path: .* is another file than the one that the run began"):
         checked_frozen(tiny_recipe(tmp_path, *judged(tmp_path, path=other)), layout)
+
+
+def test_what_is_opened_has_its_own_program(tmp_path):
+    """Of a run, and of an export, which say which one that is; a file that is away is told where it is read."""
+    run, _ = make_run(tmp_path, *decoded(tmp_path))
+    recipe = read_saved_recipe(run)
+    digest = checked_frozen(recipe, {})["generator"]
+    check_program(recipe.generator, digest)
+    check_program(recipe.generator, None)
+    out = tmp_path / "g.safetensors"
+    assert main(["export", "--run", str(run), "--no-standing", "--out", str(out)]) == 0
+    load(out)
+    write_program(tmp_path / "other.pt2")
+    shutil.copy(tmp_path / "other.pt2", recipe.generator.path)
+    message = r"^generator\.path: .* is not the program that the network was trained with"
+    with pytest.raises(UserError, match=message):
+        check_program(recipe.generator, digest)
+    with pytest.raises(UserError, match=message):
+        load(out)
+    Path(recipe.generator.path).unlink()
+    check_program(recipe.generator, digest)
+
+
+def test_a_program_of_constants_is_not_tried_without_numbers():
+    refuse_moving([], lambda: [torch.zeros(2, device="meta")], "discriminator.path", "x.pt")
+    values = iter([torch.zeros(1), torch.ones(1)])
+    with pytest.raises(UserError, match="is not frozen"):
+        refuse_moving([], lambda: [next(values)], "discriminator.path", "x.pt")
 
 
 def test_a_plan_needs_no_program(tmp_path):

@@ -217,7 +217,7 @@ def test_images_of_several_sizes_become_squares():
     write("5.png", size=(400, 668))  # as a thumbnail is rounded
     recipe, _, text = with_found(own("data.resolution=auto 64"))
     assert recipe.data.resolution.value == [48, 80]
-    assert "images of 240x400 and others of these proportions: " in text
+    assert "images of 240x400 to 480x800: " in text
     write("4.png", size=(400, 240))
     recipe, _, text = with_found(own("data.num_classes=0", "data.image_channels=1"))
     assert recipe.data.resolution.value == 32
@@ -239,6 +239,9 @@ def test_a_run_keeps_the_size_that_it_began_with(tmp_path):
     recipe = own("data.resolution=auto 32", "out=run")
     write_recipe(with_found(recipe)[0], Path("run"), {})
     write("3.png", size=(9, 90))
+    assert with_found(recipe)[0].data.resolution.value == 32  # no checkpoint is there
+    Path("run/checkpoints/000000000064").mkdir(parents=True)
+    assert with_found(own("data.resolution=auto 16", "out=run"))[0].data.resolution.value == 16
     found_recipe, keys, text = with_found(recipe)
     assert found_recipe.data.resolution.value == [24, 40]
     assert keys == ["data.image_channels=1", "data.resolution=[24,40]", "data.num_classes=0"]

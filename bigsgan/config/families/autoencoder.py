@@ -34,7 +34,8 @@ class CodebookAverages(Section):
     revival: Revival | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres the codes are after its update.
-    It begins with latents that are drawn at random; a centre that no latent is near stays."""
+    It begins with latents that are drawn at random; a centre that no latent is near stays, and all codes do if a latent
+    is not finite."""
 
 
 class Bottleneck(Section):
