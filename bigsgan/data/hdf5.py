@@ -134,9 +134,11 @@ def _labels(data: Data, file: Any, num: int) -> np.ndarray | None:
         labels = np.asarray(found)  # of numbers as they are: lists of them take ten times the memory
         each = labels if labels.dtype.kind in "biuf" else labels.tolist()
         return vectors_of(data, each, lambda row: f"row {row}")
-    if found is None or getattr(found, "shape", ()) != (num,) or found.dtype.kind not in "iu":
+    is_numbers = getattr(found, "shape", ()) in ((num,), (num, 1)) and found.dtype.kind in "iuf"
+    numbers = np.asarray(found).reshape(num) if is_numbers else np.full(num, np.nan)
+    if not np.array_equal(numbers, np.round(numbers)):  # floats may count too
         what = "nothing" if found is None else f"{getattr(found, 'dtype', 'a group')} {getattr(found, 'shape', '')}"
         problem = f"has no label for each of {counted(num, 'image')} in {key!r}"
         remedy = "name them in data.label_key, or set data.num_classes=0"
         raise UserError("data.root", data.root, problem, remedy, f"it has {what.strip()}")
-    return np.asarray(found, np.int64)
+    return numbers.astype(np.int64)

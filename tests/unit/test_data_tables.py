@@ -154,6 +154,19 @@ def test_images_that_are_compressed_together_are_told(tmp_path, caplog):
     ]
 
 
+@pytest.mark.parametrize("labels", [LABELS[:, None], LABELS.astype(np.float32), LABELS[:, None].astype(np.float64)])
+def test_classes_of_hdf5_may_be_a_column_or_floats(labels, tmp_path):
+    write_hdf5(tmp_path / "data.hdf5")
+    with h5py.File(tmp_path / "data.hdf5", "a") as file:
+        del file["labels"]
+        file["labels"] = labels
+        file["halves"] = labels + 0.5
+    keys = {"kind": "hdf5", "root": str(tmp_path / "data.hdf5"), "resolution": 8, "image_channels": 3, "num_classes": 3}
+    np.testing.assert_array_equal(build_dataset(Data(**keys)).labels, LABELS)
+    with pytest.raises(UserError, match=r"has no label for each of 12 images in 'halves'"):
+        build_dataset(Data(**keys, label_key="halves"))
+
+
 @pytest.mark.parametrize(
     "written, keys, message",
     [
