@@ -124,13 +124,21 @@ class DataSource:
 class LatentSource(DataSource):
     """Draws the inputs of a generator that makes images from latents.
 
-    The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 or (n, K) float32 and, if the generator
-    draws noise, seeds (n,) int64.
+    The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 or (n, K) float32, times (n,) of 1, if the
+    generator reads some, and seeds (n,) int64, if it draws noise.
     """
 
-    def __init__(self, draws: SampleDraws, latent_size: int, conditions: Conditions, seeded: bool = False) -> None:
+    def __init__(
+        self,
+        draws: SampleDraws,
+        latent_size: int,
+        conditions: Conditions,
+        seeded: bool = False,
+        timed: bool = False,
+    ) -> None:
         super().__init__()
-        self._draws, self._latent_size, self._conditions, self._seeded = draws, latent_size, conditions, seeded
+        self._draws, self._latent_size, self._conditions = draws, latent_size, conditions
+        self._seeded, self._timed = seeded, timed
 
     def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
         """Return the generator's inputs in one phase, by number of the micro-batch."""
@@ -139,10 +147,9 @@ class LatentSource(DataSource):
         def inputs(index: int) -> MicroBatch:
             samples = part.positions(index)
             latents = self._draws.normal(f"{stream}/latent", counters, samples, (self._latent_size,))
-            labels = self._labels(stream, counters, samples)
-            if not self._seeded:
-                return latents, labels
-            return latents, labels, self._draws.seeds(f"{stream}/seed", counters, samples)
+            times = (latents.new_ones(len(latents)),) if self._timed else ()
+            seeds = (self._draws.seeds(f"{stream}/seed", counters, samples),) if self._seeded else ()
+            return latents, self._labels(stream, counters, samples), *times, *seeds
 
         return inputs
 

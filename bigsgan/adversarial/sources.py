@@ -6,6 +6,9 @@ W pixels.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import DataSource, Inputs, InputSource, LatentSource, Reals, SampleDraws
@@ -13,6 +16,9 @@ from bigsgan.config import Recipe
 from bigsgan.data import LabelledImages, RealImages, Slice
 from bigsgan.data.conditions import Conditions
 from bigsgan.engines import MicroBatch
+
+_LEAST_TIME = 1e-3
+"""An error of an estimate is divided by the time: below, it would be that of float32's rounding."""
 
 
 def build_source(
@@ -30,7 +36,9 @@ def build_source(
         return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.translates:
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
-    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)
+    if recipe.objective.flow:
+        return FlowSource(draws, recipe, own)
+    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws, recipe.generator.reads_times)
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
 
@@ -51,6 +59,37 @@ class LatentsOfClasses(DataSource):
 
         latents = self._latents.latents(drawn, stream, counters, slices)
         return Inputs(generator, lambda index: (reals()[index].labels,), latents)
+
+
+class FlowSource(DataSource):
+    """Mixes real images x (n, C, H, W) with noise z: (1 - t) x + t z (n, C * H * W), with the images' labels."""
+
+    def __init__(self, draws: SampleDraws, recipe: Recipe, own: RealImages | None = None) -> None:
+        super().__init__(own)
+        assert recipe.objective.flow is not None, "flow matching"
+        self._draws, self._times, self._seeded = draws, recipe.objective.flow.times, recipe.generator.draws
+
+    def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
+        """Return images with noise, labels, times t (n,) and, for a generator that draws, seeds."""
+        part, images = slices["generator"], self._of_generator(reals)
+
+        @functools.cache  # a repeated forward pass reads the same tensors
+        def generator(index: int) -> MicroBatch:
+            batch, samples = images()[index], part.positions(index)
+            x, labels = batch.images.flatten(1), batch.labels
+            noise = self._draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
+            times = self._drawn_times(f"{stream}/time", counters, samples)
+            seeds = (self._draws.seeds(f"{stream}/seed", counters, samples),) if self._seeded else ()
+            return torch.lerp(x.float(), noise, times[:, None]), labels, times, *seeds
+
+        return Inputs(generator, lambda index: generator(index)[1:2])
+
+    def _drawn_times(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
+        if self._times == "logit_normal":
+            drawn = self._draws.normal(stream, counters, samples, ()).sigmoid()
+        else:
+            drawn = self._draws.uniform(stream, counters, samples, ())
+        return drawn.clamp(min=_LEAST_TIME)
 
 
 class ImageSource(DataSource):

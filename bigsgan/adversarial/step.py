@@ -12,7 +12,7 @@
 
 If a step of D and G's update share their fakes, G makes images once. ``objective.schedule`` may let G's update come
 first. If it lets updates overlap, D judges first, and then trains on images that it kept in the update before
-(adversarial/stale_images.py).
+(adversarial/stale_images.py). Without a D, G trains on its own images in one phase.
 
 This is the chain rule, cut at one tensor, so it is exact. G's update leaves D's parameters and gradients untouched. The
 lines above are phases (engines/phases.py). This file gives each its inputs and its loss; the executor computes them.
@@ -40,6 +40,7 @@ from bigsgan.adversarial.stale_images import StaleImages
 from bigsgan.adversarial.terms import (
     GradientNormalization,
     InnerTerm,
+    OutputLoss,
     Term,
     due,
     image_gradient,
@@ -87,7 +88,7 @@ class AdversarialStep:
 
     Attributes:
         executor: Computes the phases.
-        generator, discriminator: The two engines.
+        generator, discriminator: The two engines; no discriminator where the generator learns alone.
     """
 
     def __init__(
@@ -110,17 +111,18 @@ class AdversarialStep:
             augmentation: Probability of D's augmentations, (1,), if this rank holds it.
         """
         self.executor = executor
-        self.generator, self.discriminator = executor.engines["generator"], executor.engines["discriminator"]
+        self.generator, self.discriminator = executor.engines["generator"], executor.engines.get("discriminator")
         self._plan, self._section, self._sources = plan, plan.objective, sources
         self._phases = functools.cache(functools.partial(phases.update_phases, plan))
         self._statistics, self._terms, self._augmentation = statistics, terms, augmentation
         self._normalization = next((term for term in terms if isinstance(term, GradientNormalization)), None)
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
-        statistics.declare("grad_norm/generator", "grad_norm/discriminator")
+        statistics.declare(*(f"grad_norm/{network}" for network in executor.engines))
         statistics.declare(*([STATISTIC] if self._section.adversarial.adaptive else []))
         self.generator.after_update = self._generator_updated
-        self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
+        if self.discriminator is not None:
+            self.discriminator.after_update = functools.partial(self._record, "discriminator", self.discriminator)
 
     def __call__(self, update: int, scheduled: Scheduled) -> None:
         """Make update number ``update`` (from 0)."""
@@ -143,6 +145,9 @@ class AdversarialStep:
 
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
+        if self.discriminator is None:
+            yield self._learn_alone(update, scheduled)
+            return
         section, num_made = self._section, self._plan.recipe.generator.images_per_sample
         objectives = [
             DiscriminatorObjective(self._terms, self._statistics, number, num_made, scheduled.discriminator_learns)
@@ -193,6 +198,19 @@ class AdversarialStep:
                 yield self._learn(phase, inputs_of(phase.d_step), update, reals, objectives, scheduled)
             elif isinstance(phase, phases.Keeps):
                 yield self._keep(phase)
+
+    def _learn_alone(self, update: int, scheduled: Scheduled) -> Work:
+        (phase,) = self._phases()
+        reals: Reals = functools.cache(self._sources.reals.next_phase)
+        inputs = self._inputs("generator", (update,), reals)
+        loss = OutputLoss(due(self._terms, "generator", update), self._plan.recipe.outputs, self._statistics)
+        return Work(
+            phase,
+            lambda j, images: inputs.generator(j),
+            of_outputs=loss,
+            targets=lambda j: self._sources.inputs.real(reals()[j])[:1],
+            rates=scheduled.generator,
+        )
 
     def _adaptive_weight(self, factor: float) -> AdaptiveWeight | None:
         section = self._section.adversarial.adaptive
@@ -328,7 +346,8 @@ class AdversarialStep:
         return (self._sources.draws.seeds(f"augment/{stream}", counters, samples),)
 
     def _generator_updated(self) -> None:
-        self.discriminator.observe_seam(self.generator.outcomes.last)
+        if self.discriminator is not None:
+            self.discriminator.observe_seam(self.generator.outcomes.last)
         self._record("generator", self.generator)
 
     def _record(self, name: str, engine: Engine) -> None:

@@ -51,7 +51,7 @@ def _check_frozen_programs(recipe: Any) -> None:
 
 def _check_images_per_sample(recipe: Any) -> None:
     made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
-    if made != judged:
+    if made != judged and len(recipe.networks) > 1:
         problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
         remedy = "give both networks the same family and the same levels"
         field, detail = "discriminator.family", f"it judges {judged}"
@@ -83,7 +83,7 @@ def _check_transport(recipe: Any) -> None:
 def _check_families(recipe: Any) -> None:
     """Refuse families for data of another form: pairs of images, images of two domains, or one image."""
     data = recipe.data
-    for network in NETWORKS:
+    for network in recipe.networks:
         section = getattr(recipe, network)
         wants_domains = data.joins_domains and network == "generator"  # D may judge both images together
         if is_outside(section.family):
@@ -105,7 +105,7 @@ def _check_images_from_images(recipe: Any) -> None:
     if recipe.objective.pool and (recipe.data.paired or recipe.data.condition_width):
         problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
         raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
-    if recipe.translates and not recipe.objective.reuse_fakes:
+    if recipe.translates and not recipe.objective.reuse_fakes and len(recipe.networks) > 1:
         problem, detail = "must be true with a generator from images", "both networks' updates read the same inputs"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
     if recipe.data.has_inputs and recipe.augmentation:

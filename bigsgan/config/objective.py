@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from bigsgan.config.adversarial_weight import Adversarial
 from bigsgan.config.outside import outside_name
-from bigsgan.config.reconstruction import Codebook, Huber, Perceptual, Transport
+from bigsgan.config.reconstruction import Codebook, Flow, Huber, Perceptual, Transport
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -253,6 +253,7 @@ class Objective(Section):
     """Weight of the mean of (D(x) + D(G(z)))^2, which keeps a relativistic D's logits near 0 (Lin et al. 2025, arXiv
     2511.22475)."""
     transport: Transport | None = None
+    flow: Flow | None = None
     path_length: PathLength | None = None
     teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
@@ -265,7 +266,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _check(self) -> Objective:
         taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
-        taken += ["kl", "codebook", "centering", "transport", "cycle", "identity"]
+        taken += ["kl", "codebook", "centering", "transport", "flow", "cycle", "identity"]
         taken += ["entropy"] if self.codebook and self.codebook.entropy else []
         for number, term in enumerate(self.terms):
             if term.label in taken:

@@ -16,6 +16,7 @@ from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
+from bigsgan.config.generator_alone import check_networks
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
 from bigsgan.config.objective import Objective, check_penalties
@@ -123,6 +124,11 @@ class Recipe(Section):
         _check_recipe(self)  # pydantic passes a UserError on unchanged, because it is not a ValueError
         return self
 
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks that learn: both, or the generator alone."""
+        return NETWORKS if self.discriminator.family != "none" else NETWORKS[:1]
+
     def engine(self, network: str) -> Engine:
         """Return the engine section of ``generator`` or ``discriminator``."""
         return getattr(self.engines, network)
@@ -130,7 +136,7 @@ class Recipe(Section):
     @property
     def compiles(self) -> bool:
         """Whether a network goes through torch.compile."""
-        return any(self.engine(network).compile != "none" for network in NETWORKS)
+        return any(self.engine(network).compile != "none" for network in self.networks)
 
     def updates_of(self, network: str) -> int:
         """Return how often a network is updated in an update: D in each of its steps."""
@@ -148,7 +154,7 @@ class Recipe(Section):
     @property
     def inputs_from_data(self) -> bool:
         """Whether G's inputs depend on the real images that D sees: the inputs of pairs, images, or labels."""
-        return self.translates or self.objective.fake_labels == "data"
+        return self.translates or self.objective.flow is not None or self.objective.fake_labels == "data"
 
     @property
     def translates(self) -> bool:
@@ -285,9 +291,10 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_metrics(recipe)
     _check_init(recipe)
     check_data_and_networks(recipe)
+    check_networks(recipe)
     _check_objective(recipe)
     check_penalties(recipe.objective)
-    for network in NETWORKS:
+    for network in recipe.networks:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)
         if optimizer.kind == "muon" and not section.is_transformer:
@@ -358,7 +365,7 @@ def _check_objective(recipe: Recipe) -> None:
         if objective.reuse_fakes:
             raise UserError("objective.reuse_fakes", None, "needs equal accumulation in both networks", remedy)
     labels = objective.fake_labels
-    if labels == "data" and not objective.reuse_fakes:
+    if labels == "data" and not objective.reuse_fakes and len(recipe.networks) > 1:
         problem = "must be uniform or frequencies without objective.reuse_fakes"
         raise UserError("objective.fake_labels", labels, problem, "set objective.reuse_fakes=true, or remove it")
     if labels != "uniform" and not recipe.data.may_have_conditions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from bigsgan.config.sections import NaturalFloat, PathText, PositiveFloat, PositiveInt, Section
 
 
@@ -60,6 +62,19 @@ class Transport(Section):
     """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
     """Images until ``final_weight``; ``total_nimg`` unless given."""
+
+
+class Flow(Section):
+    """weight * E[((x - G((1 - t) x + t z, t)) / t)^2], the error of the velocity z - x; a G that reads times learns it.
+
+    It is flow matching along straight lines (Lipman et al. 2023, arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
+    """
+
+    weight: PositiveFloat = 1.0
+    """Weight."""
+    times: Literal["uniform", "logit_normal"] = "uniform"
+    """Distribution of t in (0, 1]: uniform, or the logistic function of a standard normal number (Esser et al. 2024,
+    arXiv 2403.03206)."""
 
 
 class Codebook(Section):

@@ -142,7 +142,7 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
         recipe,
         [  # each network computes its own micro-batches and the other's: G makes D's images, and D judges G's
             (network, recipe.accumulation_of(phase), placements[network].num_replicas)
-            for network, phase in zip(2 * NETWORKS, NETWORKS + NETWORKS[::-1], strict=True)
+            for network, phase in zip(2 * recipe.networks, recipe.networks + recipe.networks[::-1], strict=True)
         ],
     )
     engines: dict[str, EnginePlan] = {}
@@ -229,7 +229,8 @@ def _place(recipe: Recipe, network: str, ranks: range) -> Placement:
     Raises:
         UserError: The stages do not divide the ranks.
     """
-    stages, num = recipe.engine(network).pipeline_stages, len(ranks)
+    # Of networks that do not learn the layout is as if they met the generator.
+    stages, num = recipe.engine(network if network in recipe.networks else "generator").pipeline_stages, len(ranks)
     if num % stages:
         problem = f"must divide the number of ranks ({num})"
         remedy = f"start a multiple of {stages} ranks, or set a number of stages that divides {num}"

@@ -238,7 +238,8 @@ class Optimizers(Section):
     """The two optimizers."""
 
     generator: Optimizer
-    discriminator: Optimizer
+    discriminator: Optimizer = Optimizer(lr=1.0)
+    """Must be given if there is a discriminator."""
 
 
 Sigma = Annotated[float, Field(ge=SMALLEST_WIDTH, le=LARGEST_WIDTH)]

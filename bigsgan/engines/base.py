@@ -116,8 +116,9 @@ class Work:
     loss: LossFunction | None = None
     # adds a loss to the phase's forward passes; of tangents only, if the network is in stages
     regularizer: Regularizer | None = None
-    # Of G's outputs: adds a loss to the phase's forward passes, given images, what G returns after them, and inputs.
-    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch], Tensor] | None = None
+    # Of G's outputs: adds a loss to the phase's forward passes, given images, what G returns after them, inputs, and
+    # the phase's targets.
+    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch, MicroBatch], Tensor] | None = None
     # Of a phase that weighs: takes the number of a micro-batch, and by how much each part of the loss would move the
     # exposed parameter. Of the one that pulls back: returns the gradient at G's images, given those parts.
     weigh: Callable[[int, Sequence[Tensor]], None] | None = None
@@ -129,8 +130,8 @@ class Work:
     # by, and dL/dx, float32; returns the gradient at G's images, or the direction of tangents
     gradient: Callable[[int, Tensor, Tensor], Tensor] | None = None
     # Returns a teacher's features, class tokens (n, W) and patch tokens (n, P, W), of the real images of a micro-batch,
-    # given its number; nothing unless the loss compares D's predictions with them. Called on the ranks that compute the
-    # loss, once a forward pass.
+    # given its number; nothing unless the loss compares D's predictions with them. Where G learns alone, the real
+    # images (n, C, H, W). Called on the ranks that compute the loss, once a forward pass.
     targets: Callable[[int], MicroBatch] = lambda index: ()
     # by micro-batch, on the ranks that compute them: images, detached, or gradients at images
     outputs: dict[int, Tensor] = field(default_factory=dict)

@@ -73,11 +73,12 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
         UserError: This machine cannot do what the recipe or a DeepSpeed file asks for.
     """
     logger.setLevel(logging.ERROR)  # its warnings (an untested optimizer, say) ask nothing of the user
-    configs = {network: checked_config(plan, network) for network in NETWORKS}
-    for network in NETWORKS:
+    networks = plan.recipe.networks
+    configs = {network: checked_config(plan, network) for network in networks}
+    for network in networks:
         check_compiler(plan, network)
         check_cuda_graphs(plan, network)
-    if any(map(plan.differentiates_forward, NETWORKS)):
+    if any(map(plan.differentiates_forward, networks)):
         dual.load_rules()
     _tell_of_fp16(plan)
     exchange, divided = build_exchange(plan), dict[str, StageDivision]()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Judges, Learns, MakesImages, Phase, Placed, PullsBack, Task, Weighs
+from bigsgan.engines.phases import Judges, Learns, LearnsAlone, MakesImages, Phase, Placed, PullsBack, Task, Weighs
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.engines.tasks import awaited, in_turn, of_micro_batch
@@ -50,7 +50,8 @@ class Order:
         num_staged = sum(num > 1 for num in self._num_stages.values())
         meets = not plan.images_travel
         self._is_whole = num_staged == 0 and not plan.is_split
-        self._is_joint = num_staged == 2 and meets and plan.recipe.pipeline.schedule == "joint"
+        self._is_joint = num_staged == len(plan.recipe.networks) == 2 and meets
+        self._is_joint &= plan.recipe.pipeline.schedule == "joint"
         self._holds_back = plan.engines["discriminator"].leaves_steps_open
         self._known: dict[tuple[Phase, ...], list[Turn]] = {}
 
@@ -109,6 +110,9 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     is alive at a time. Where G's update comes first, D's steps come last. Where updates overlap, G makes images for D's
     next steps before its own.
     """
+    if isinstance(phases[0], LearnsAlone):
+        yield from _by_phase([0], phases)
+        return
     last = next(number for number, phase in enumerate(phases) if isinstance(phase, PullsBack))
     judges = next(number for number, phase in enumerate(phases) if isinstance(phase, Judges))
     learning = [number for number, phase in enumerate(phases) if isinstance(phase, Learns)]

@@ -203,6 +203,13 @@ class PullsBack(Phase):
         return self.graphs_from is None
 
 
+@dataclass(frozen=True)
+class LearnsAlone(Phase):
+    """G trains on its own images and outputs, where there is no D."""
+
+    network, update_of, label, step = "generator", "generator", "G trains", True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keeps(Phase):
     """D keeps G's images for one of its steps of the next update, where updates overlap."""
@@ -271,6 +278,8 @@ def update_phases(
         has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
     update = _Update(plan, steps, regularized)
+    if len(plan.recipe.networks) == 1:
+        return [LearnsAlone(*update.size(LearnsAlone, begins=True))]
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
     elif plan.recipe.objective.schedule == "generator_first":
@@ -324,21 +333,19 @@ class _Update:
         made = {d_step: own if d_step == shared else self._make_images(d_step) for d_step in range(num, 2 * num)}
         self._pull_back(own, grads)
         for d_step, images in made.items():
-            self._add(Keeps(*self._size(Keeps), images_from=images, d_step=d_step))
+            self._add(Keeps(*self.size(Keeps), images_from=images, d_step=d_step))
 
     def _add(self, phase: Phase) -> int:
         self.phases.append(phase)
         return len(self.phases) - 1
 
-    def _size(
-        self, kind: type[Phase], segments: int = 1, shrink: int = 1, begins: bool = False
-    ) -> tuple[int, int, int]:
+    def size(self, kind: type[Phase], segments: int = 1, shrink: int = 1, begins: bool = False) -> tuple[int, int, int]:
         """Return a phase's ``num``, ``num_samples`` and ``num_moving``; ``begins`` is whether an update does."""
         recipe = self._plan.recipe
         num = recipe.accumulation_of(kind.update_of)
         num_samples = segments * recipe.batch // (num * self._plan.placement(kind.network).num_replicas) // shrink
         if recipe.statistics == "every_pass":
-            return num, num_samples, num if issubclass(kind, (MakesImages, Trains, Judges)) else 0
+            return num, num_samples, num if issubclass(kind, (MakesImages, Trains, Judges, LearnsAlone)) else 0
         return num, num_samples, int(begins)
 
     def _penalize_own(self, d_step: int | None) -> tuple[int | None, int]:
@@ -346,17 +353,17 @@ class _Update:
         path = self._objective.path_length
         if not (self._regularized and path):
             return None, 0
-        size = self._size(DifferentiatesStyles, shrink=path.batch_shrink)
+        size = self.size(DifferentiatesStyles, shrink=path.batch_shrink)
         if not self._plan.differentiates_forward("generator"):
             return None, size[1]
         return self._add(DifferentiatesStyles(*size, d_step=d_step)), 0
 
     def _make_images(self, d_step: int) -> int:
-        return self._add(MakesImages(*self._size(MakesImages), d_step=d_step))
+        return self._add(MakesImages(*self.size(MakesImages), d_step=d_step))
 
     def _make_images_for_own_update(self, d_step: int | None = None) -> int:
         """Make the images of G's update, which may also serve one of D's steps."""
-        keeps, size = self._keeps_graphs, self._size(MakesOwnImages, begins=True)
+        keeps, size = self._keeps_graphs, self.size(MakesOwnImages, begins=True)
         tangents, twice = self._penalize_own(d_step) if keeps else (None, 0)
         how = {"keeps_graphs": keeps, "exposes": self._exposes and not keeps}
         return self._add(MakesOwnImages(*size, d_step=d_step, tangents_from=tangents, num_twice=twice, **how))
@@ -365,27 +372,27 @@ class _Update:
         own = self._steps[d_step] if d_step < len(self._steps) else Segments()
         num, tangents = own.trains, None
         if own.checks:
-            _, num_samples, _ = self._size(Checks, num)
+            _, num_samples, _ = self.size(Checks, num)
             self._add(Checks(1, num_samples, segments=num, images_from=images, d_step=d_step))
         if own.differentiated and self._plan.differentiates_forward("discriminator"):
             at, read = own.differentiated, None if own.differentiated == 1 else images
-            size = self._size(DifferentiatesImages, at, begins=True)
+            size = self.size(DifferentiatesImages, at, begins=True)
             tangents = self._add(DifferentiatesImages(*size, segments=at, images_from=read, d_step=d_step))
-        size = self._size(Trains, num, begins=tangents is None)
+        size = self.size(Trains, num, begins=tangents is None)
         twice = size[1] if own.differentiated and tangents is None else 0
         trains = Trains(*size, segments=num, images_from=images, d_step=d_step, tangents_from=tangents, num_twice=twice)
         self._add(trains)
 
     def _judge(self, images: int) -> int:
         num = 1 + self._objective.pairs
-        return self._add(Judges(*self._size(Judges, num), segments=num, images_from=images))
+        return self._add(Judges(*self.size(Judges, num), segments=num, images_from=images))
 
     def _pull_back(self, images: int, grads: int) -> None:
         made, keeps = self.phases[images], self._keeps_graphs
         if self._weighs:
-            size = self._size(Weighs)
+            size = self.size(Weighs)
             exposing = images if self._exposes else None
             grads = self._add(Weighs(*size, grads_from=grads, graphs_from=exposing, keeps_graphs=keeps))
         tangents, twice = (made.tangents_from, made.num_twice) if keeps else self._penalize_own(made.d_step)
-        size, graphs = self._size(PullsBack), images if keeps else None
+        size, graphs = self.size(PullsBack), images if keeps else None
         self._add(PullsBack(*size, grads_from=grads, graphs_from=graphs, tangents_from=tangents, num_twice=twice))

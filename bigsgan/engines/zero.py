@@ -34,7 +34,7 @@ class Pass:
     moving: bool = False  # whether batch statistics and power iterations move
     loss: LossFunction | None = None
     regularizer: Regularizer | None = None
-    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch], Tensor] | None = None  # see ``Work``
+    of_outputs: Callable[[Tensor, Sequence[Tensor], MicroBatch, MicroBatch], Tensor] | None = None  # see ``Work``
     tangents: Tensor | None = None  # they begin after the first ``ahead`` layers, which are not compiled then
     ahead: int = 0  # without tangents, inputs enter after these layers; without a loss, only they are computed
     targets: MicroBatch = ()  # what the loss compares with the network's predictions
@@ -96,7 +96,7 @@ class Root(nn.Module):
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif run.of_outputs is not None:
                 outputs, *more = self._fold(*inputs)
-                return outputs, run.of_outputs(outputs, more, inputs)
+                return outputs, run.of_outputs(outputs, more, inputs, run.targets)
             elif loss is None:
                 return self.network.part(0, ahead).fold(*inputs) if ahead else (network(*inputs),)
             elif ahead:
@@ -221,6 +221,8 @@ class ZeroEngine(DeepSpeedBacked):
         loss, *more = graph.outputs
         if grads is not None:  # at images; the value of their product means nothing
             loss = (loss * work.weighted(index, grads)).sum() + sum(more)
+        elif more:  # behind images that no other network judges
+            (loss,) = more
         del graph, more
         internals.take(self._gradient_buffers)
         self._prefetching.back_to(self._kind)

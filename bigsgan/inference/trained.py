@@ -21,7 +21,7 @@ from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime import launched
-from bigsgan.training.sampling import Infer, shown
+from bigsgan.training.sampling import Infer, making, shown
 
 
 @dataclass
@@ -40,9 +40,13 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
-        """Compute outputs without a graph; only ``moving`` lets state move."""
+        """Make images as networks see them, or logits, without a graph; only ``moving`` lets state move."""
         with moving_state(self.network.stateful_layers(), moving):
-            return self.network(*inputs)
+            return self._make(inputs, moving)
+
+    @functools.cached_property
+    def _make(self) -> Infer:
+        return making(self.recipe, lambda inputs, moving: self.network(*inputs))
 
     @functools.cached_property
     def show(self) -> Infer:

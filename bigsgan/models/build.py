@@ -19,6 +19,7 @@ from bigsgan.models.cyclegan import Translations
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
 from bigsgan.models.outside import outside_layers
+from bigsgan.models.steps import InSteps
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
@@ -30,7 +31,9 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     section: Any = getattr(recipe, network)
     data = recipe.data
     condition = data.input_channels if section.paired or section.joins_domains else data.condition_width
-    if is_outside(section.family):
+    if section.family == "none":
+        layers: list[nn.Module] = []
+    elif is_outside(section.family):
         layers = outside_layers(recipe, network)
     else:
         layers = maker(section)(section, data.network_size, data.channels, condition)
@@ -66,9 +69,12 @@ def network_on_meta(recipe: Recipe, network: str) -> LayerStack:
 def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
     """Return the same generator, with the same layers, that returns only the last image of a sample, no other output.
 
+    One that reads times goes through all its steps.
     A codec without weights is undone; with another codec, the generator returns latents.
     """
     codec, more = recipe.data.codec, list[nn.Module]()
+    if recipe.generator.reads_times:
+        generator = LayerStack([InSteps(generator, recipe.generator.steps)])
     if recipe.generator.images_per_sample > 1 or recipe.outputs or recipe.data.joins_domains:
         more.append(LastImage(recipe.shown_channels))
     if codec.kind == "dct":

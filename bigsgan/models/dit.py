@@ -1,11 +1,16 @@
 """DiT (Peebles and Xie 2023, arXiv 2212.09748), as both networks of adversarial flow models (arXiv 2511.22475).
 
-G maps an image of noise to an image in one pass, and D judges by a class token. Neither has an embedding of time.
+G maps an image of noise to an image in one pass, and D judges by a class token. With ``times`` G maps an image with
+noise, (1 - t) * image + t * noise, to its estimate of the image: what it reads, minus t times the velocity that it
+predicts (Lipman et al. 2023, arXiv 2210.02747).
 
-Shapes: N samples, T tokens, W features, C channels, H x W' pixels. The carry of both networks: (x (N, T, W), c (N, W)).
+Shapes: N samples, T tokens, W features, C channels, H x W' pixels. The carry of both networks: (x (N, T, W), c (N, W)),
+behind which G's with ``times`` has what it reads (N, C, H, W') and the times (N, 1, 1, 1).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +27,10 @@ from bigsgan.models.transformer import Block, Linear, Modulation, Positions, Sel
 _EPSILON = 1e-6
 _STD = 0.02
 """Of embeddings and of the class token."""
+_FREQUENCIES = 128
+"""Of the embedding of times."""
 _MODULATION_GAIN = 0.0
-"""Blocks begin as the identity, and G's images as 0."""
+"""Blocks begin as the identity, and G's images, or velocities, as 0."""
 _HEAD_GAIN = 0.0
 
 
@@ -51,11 +58,11 @@ class DiTBlock(Block):
         self.attention = SelfAttention(config.width, config.heads, config.bf16)
         self.perceptron = Perceptron(config.width, config.bf16)
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, c: Tensor, *read: Tensor) -> tuple[Tensor, ...]:
         """(N, T, W), (N, W) -> the same."""
         shift, scale, gate, shift_after, scale_after, gate_after = self.modulation(c)
         x = x + gate * self.attention(modulated(x, shift, scale))
-        return x + gate_after * self.perceptron(modulated(x, shift_after, scale_after)), c
+        return x + gate_after * self.perceptron(modulated(x, shift_after, scale_after)), c, *read
 
 
 def standardized(x: Tensor) -> Tensor:
@@ -74,11 +81,31 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return standardized(x) * (1 + scale) + shift
 
 
+class TimeEmbedding(nn.Module):
+    """Cosines and sines of times, and a perceptron: (N,) in [0, 1] -> (N, W).
+
+    Frequencies fall from ``scale`` to nearly ``scale`` / 10,000 (Peebles and Xie 2023, arXiv 2212.09748).
+    """
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.expand = plain.Linear(2 * _FREQUENCIES, width, _STD)
+        self.contract = plain.Linear(width, width, _STD)
+
+    def forward(self, times: Tensor) -> Tensor:
+        """Embed."""
+        places = torch.arange(_FREQUENCIES, dtype=torch.float32, device=times.device)
+        angles = times.float()[:, None] * self.scale * torch.exp(-math.log(10_000) / _FREQUENCIES * places)
+        return self.contract(F.silu(self.expand(torch.cat([angles.cos(), angles.sin()], dim=1))))
+
+
 class Tokens(nn.Module):
-    """Patches with positions, behind a class token in D, and the condition of a label.
+    """Patches with positions, behind a class token in D, and the condition of a label, and in G maybe of a time.
 
     Attributes:
         token: The class token (W,); None in G.
+        times: The embedding of times, if G reads them.
     """
 
     def __init__(self, config: DiTNetwork, size: Size, channels: int, num_classes: int, with_token: bool) -> None:
@@ -88,19 +115,23 @@ class Tokens(nn.Module):
         self.positions = Positions(config.width, size.over(config.patch))
         self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
         self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
+        self.times = TimeEmbedding(config.width, config.time_scale) if config.reads_times else None
 
     def initialize(self, generators: Generators) -> None:
         """Draw the class token."""
         if self.token is not None:
             draw_normal(self.token, generators("token"), _STD)
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise (N, C * H * W') or images (N, C, H, W'), labels (N,) -> (N, T, W), (N, W)."""
-        patches = patches_of(images.view(-1, *self.shape), self.patch)
-        x = self.linear(patches) + self.positions.table.to(self.linear.weight.dtype)
+    def forward(self, images: Tensor, labels: Tensor, times: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Noise (N, C * H * W') or images (N, C, H, W'), labels (N,), maybe times (N,) in (0, 1] -> the carry."""
+        images = images.view(-1, *self.shape)
+        x = self.linear(patches_of(images, self.patch)) + self.positions.table.to(self.linear.weight.dtype)
         if self.token is not None:
             x = torch.cat([self.token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
-        return x, self.embedding(labels)
+        if self.times is None:
+            return x, self.embedding(labels)
+        assert times is not None, "G reads times"
+        return x, self.embedding(labels) + self.times(times), images, times[:, None, None, None]
 
 
 class Image(nn.Module):
@@ -112,9 +143,13 @@ class Image(nn.Module):
         self.modulation = Modulation(config.width, 2, config.bf16, _MODULATION_GAIN)
         self.linear = Linear(config.width, config.patch**2 * channels, config.bf16, gain=_HEAD_GAIN)
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor]:
+    def forward(self, x: Tensor, c: Tensor, *read: Tensor) -> tuple[Tensor]:
         """(N, T, W), (N, W) -> images (N, C, H, W'), float32 whatever the network's type, not bounded."""
-        return (full(images_of(self.linear(modulated(x, *self.modulation(c))), self.patch, self.size)),)
+        made = full(images_of(self.linear(modulated(x, *self.modulation(c))), self.patch, self.size))
+        if not read:
+            return (made,)
+        images, times = read
+        return (images - times * made,)
 
 
 class Logit(nn.Module):

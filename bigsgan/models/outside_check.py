@@ -143,7 +143,8 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
     if network == "discriminator":
         return images(recipe.judged_channels), labels, *([images(recipe.input_channels)] if data.paired else []), *seeds
     latents = torch.randn(num, recipe.latent_size, generator=generator)
-    return images(recipe.input_channels) if recipe.translates else latents, labels, *seeds
+    times = [1 - torch.arange(num) / num] if recipe.generator.reads_times else []
+    return images(recipe.input_channels) if recipe.translates else latents, labels, *times, *seeds
 
 
 def _named(layer: LayerStack) -> str:

@@ -143,7 +143,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     entries |= states(terms) | kept
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
-    reals = build_reals(plan, "discriminator", slices["discriminator"], dataset, draws, device, counters.start)
+    network = recipe.networks[-1]
+    reals = build_reals(plan, network, slices[network], dataset, draws, device, counters.start)
     source, standing = _build_source(plan, slices, sample_draws, dataset, conditions, counters)
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, augmentation)
@@ -180,8 +181,12 @@ def _build_terms(
     plan: RunPlan, recipe: Recipe, engines: Mapping[str, Engine], statistics: Statistics, own: Own
 ) -> tuple[list[Term], torch.Tensor | None]:
     """Build the terms of the losses; return the probability of D's augmentations too, if this rank holds it."""
-    sums = (engines[network].sum_over_replicas for network in NETWORKS)
-    ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
+    sums = (engines[network].sum_over_replicas for network in recipe.networks)
+    if "discriminator" in engines:
+        ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
+    else:
+        makes = comm.rank() in plan.placement("generator").output_ranks()
+        ours = Termed(statistics, comm.device(), comm.sum_over_ranks, *sums, sees_images=makes)
     codes = averaged_codes(engines["generator"].network)
     ours = ours._replace(codebook=codes, place=(comm.rank(), comm.world_size()))
     return build_terms(recipe, plan.objective, ours, own), ours.augmentation
@@ -240,10 +245,11 @@ def _build_executor(plan: RunPlan, start: Start) -> tuple[Executor, dict[str, An
     by_each(comm, lambda: _check_exposed(plan, engines["generator"]))
     if start.initial is not None:
         load_initial_weights(recipe, start.initial, engines)
-    if recipe.init_from:
+    if recipe.init_from and "discriminator" in engines:
         freeze_first_layers(engines["discriminator"], recipe.init_from.freeze_discriminator)
     layout: dict[str, Any] = {"world_size": plan.world_size}
-    for network, engine in plan.engines.items():
+    for network in engines:
+        engine = plan.engines[network]
         layout[f"{network}.stage"] = engine.file.stage
         layout[f"{network}.offload"] = engine.file.offload_optimizer
         layout[f"{network}.precision"] = engine.file.precision
@@ -281,7 +287,7 @@ def _entries(
 def _restore(
     found: checkpoint.Checkpoint, entries: dict[str, checkpoint.StateEntry], layout: dict[str, Any], recipe: Recipe
 ) -> None:
-    networks = {network: network_on_meta(recipe, network) for network in NETWORKS}
+    networks = {network: network_on_meta(recipe, network) for network in recipe.networks}
     checkpoint.restore(found, entries, comm, networks={**networks, AVERAGE: networks["generator"]})
     saved, given = dict(found.layout), dict(layout)
     before, now = saved.pop(DATA, None), given.pop(DATA, {})
@@ -367,7 +373,9 @@ def build_reals(
     if shows and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
     # G's last stage needs G's inputs, as path length's seeds and terms of its outputs do.
-    if network == "generator" and (recipe.objective.path_length or recipe.outputs):
+    if network == "generator" and (
+        recipe.objective.path_length or recipe.outputs or "discriminator" not in recipe.networks
+    ):
         stages.add(place.num_stages - 1)
     reads = place.stage(comm.rank()) in stages
     return RealImages(dataset, recipe.data, draws, slices[network], device, start=start, reads=reads, shows=shows)
@@ -391,10 +399,10 @@ def _build_source(
         conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]
     own = None
-    if recipe.inputs_from_data and places[0].input_ranks() != places[1].input_ranks():
+    if recipe.inputs_from_data and len(recipe.networks) > 1 and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
     source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
     if not recipe.translates and has_standing_statistics(recipe):
-        latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)
+        latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)  # without times
         standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
     return source, standing

@@ -94,7 +94,7 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
     Raises:
         UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
-    for network in NETWORKS:
+    for network in recipe.networks:
         if not initial.has(network):
             if network == "discriminator":
                 _refuse_freezing(recipe, initial)
@@ -112,7 +112,7 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
     """
     found = initial.checkpoint
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size()) if found else None
-    for network in NETWORKS:
+    for network in recipe.networks:
         entry, other = _entry(network, initial), initial.recipe_of(network) if initial.has(network) else None
         if other is None:
             _log.warning("%s has no %s: it starts from random weights", initial.where, network)
@@ -220,7 +220,8 @@ def check_freezing(recipe: Recipe) -> None:
     Raises:
         UserError: It has no further layers than those to freeze.
     """
-    most = max(int(number) for number in network_on_meta(recipe, "discriminator").layers) if recipe.init_from else 0
+    numbers = network_on_meta(recipe, "discriminator").layers if recipe.init_from else ()
+    most = max(map(int, numbers), default=0)
     if recipe.init_from and (num := recipe.init_from.freeze_discriminator) > most:
         problem = f"must be less than {most + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num, problem, f"give {most} or less")

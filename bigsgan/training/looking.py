@@ -27,6 +27,7 @@ from bigsgan.training.sampling import (
     LARGEST_NUM,
     column_labels,
     generator_inputs,
+    making,
     sample,
     shown,
     stand_statistics,
@@ -64,13 +65,14 @@ def sampled(
     columns = _columns(run, classes, conditions)
     labels = columns[torch.arange(num) % len(columns)]
     inputs = generator_inputs(recipe, Draws(seed), "sample", 0, labels, None, comm.device())
-    infer, statistics = shown(recipe, generator.infer_everywhere), recipe.sample_statistics
+    infer, statistics = making(recipe, generator.infer_everywhere), recipe.sample_statistics
+    show = shown(recipe, infer)
     run.rank_log.phase = "samples"
     if live:
-        return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
+        return sample(generator.network, show, inputs, run.sampling_batch, statistics)
     with run.ema.swapped():
-        stand_statistics(generator.network, generator.infer_everywhere, run.standing)
-        return sample(generator.network, infer, inputs, run.sampling_batch, statistics)
+        stand_statistics(generator.network, infer, run.standing)
+        return sample(generator.network, show, inputs, run.sampling_batch, statistics)
 
 
 def _columns(run: Run, classes: Sequence[int] | None, conditions: Tensor | None) -> Tensor:

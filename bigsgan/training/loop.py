@@ -15,7 +15,7 @@ from bigsgan import checkpoint
 from bigsgan.adversarial import AdversarialStep, InputSource, Scheduled
 from bigsgan.config import Recipe
 from bigsgan.data import RealImages
-from bigsgan.engines import MicroBatch
+from bigsgan.engines import MicroBatch, Rates
 from bigsgan.errors import UserError
 from bigsgan.metrics.outside import MetricError
 from bigsgan.monitor import RankLog, Reporter, Statistics
@@ -32,7 +32,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.reports import REPORTS, Report, Reports
-from bigsgan.training.sampling import SampleGrid, sample, stand_statistics
+from bigsgan.training.sampling import SampleGrid, making, sample, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
 from bigsgan.training.state import Counters
@@ -234,12 +234,13 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: Clock) ->
     if run.reals.reads:
         statistics.add_host("data_wait", clock.data_wait())
     metrics = _reduce(statistics, own_peak)
-    for name, rates in (("generator", numbers.generator), ("discriminator", numbers.discriminator)):
+    for name in step.executor.engines:
+        rates: Rates = getattr(numbers, name)
         metrics[f"lr/{name}"] = rates.lr
         if rates.beta2 is not None:
             metrics[f"beta2/{name}"] = rates.beta2
     metrics.update({f"penalty_weight/{name}": weight for name, weight in numbers.penalty_weights.items()})
-    for name, engine in (("generator", step.generator), ("discriminator", step.discriminator)):
+    for name, engine in step.executor.engines.items():
         metrics[f"loss_scale/{name}"] = engine.loss_scale
         metrics[f"skipped/{name}"] = engine.outcomes.num_skipped
         if f"grad_norm/{name}" not in metrics:
@@ -263,7 +264,7 @@ def _report_metrics(run: Run, numbers: Scheduled, decay: float, clock: Clock) ->
 
 def _add_spectral_norms(run: Run) -> None:
     """Add each network's largest spectral norm on this rank; the mean over the ranks is reported."""
-    for name, engine in (("generator", run.step.generator), ("discriminator", run.step.discriminator)):
+    for name, engine in run.step.executor.engines.items():
         run.statistics.declare(f"spectral_norm/{name}")  # a pipeline stage may have no spectral layers
         sigmas = [layer.sigma for layer in engine.network.spectral_layers() if layer.sigma is not None]
         if sigmas:
@@ -293,16 +294,17 @@ def _report_samples(run: Run) -> None:
     run.rank_log.phase = "samples"
     generator, nimg = run.step.generator, run.counters.nimg
     grid, batch, statistics = run.grid, run.sampling_batch, run.recipe.sample_statistics
-    infer = grid.makes(run.recipe, generator.infer_everywhere)
+    infer = making(run.recipe, generator.infer_everywhere)
+    make = grid.makes(run.recipe, infer)
 
     def report(tag: str) -> Tensor:
-        images = sample(generator.network, infer, grid.inputs, batch, statistics)
+        images = sample(generator.network, make, grid.inputs, batch, statistics)
         run.reporter.images(tag, grid.frame(images), grid.columns, nimg)
         return images
 
     report("samples/live")
     with run.ema.swapped():
-        stand_statistics(generator.network, generator.infer_everywhere, run.standing)
+        stand_statistics(generator.network, infer, run.standing)
         images = report("samples/ema")
     if grid.reals is not None:
         run.reports.diversity = alarms.diversity(images, grid.columns, grid.reals)

@@ -47,6 +47,7 @@ from bigsgan.training.sampling import (
     FORWARD,
     Infer,
     generator_inputs,
+    making,
     sampling_mode,
     shown,
     stand_statistics,
@@ -114,7 +115,8 @@ class Measuring:
         A collective of the generator's ranks. ``standing`` are inputs for standing statistics, ``nimg`` the images
         seen so far.
         """
-        recipe, network, infer = self._recipe, generator.network, generator.infer_everywhere
+        recipe, network = self._recipe, generator.network
+        infer = making(recipe, generator.infer_everywhere)
         self._tell("standing statistics")
         with ema.swapped():
             stand_statistics(network, infer, standing)

@@ -56,9 +56,10 @@ class Recovery:
         self._entries, self._saver, self._most = entries, saver, most
         self._moved = moved
         # If D's input gradients overflow in fp16, so do G's gradients.
-        self._is_split = not (step.generator.is_held and step.discriminator.is_held)
-        scaled = step.discriminator.scales_loss
-        self._engines = [e for e in (step.generator, step.discriminator) if not (scaled or e.scales_loss)]
+        engines = step.executor.engines.values()
+        self._is_split = not all(engine.is_held for engine in engines)
+        scaled = step.discriminator is not None and step.discriminator.scales_loss
+        self._engines = [engine for engine in engines if not (scaled or engine.scales_loss)]
         self._known_skipped = self._num_skipped()
         self._pending: list[tuple[Attempt, HostCopy]] = []  # attempts whose outcome the host does not know yet
         self._restored: tuple[str, int] | None = None  # checksum of the checkpoint last restored, and its next update
@@ -118,7 +119,7 @@ class Recovery:
         """Repeat an update, and return its earliest non-finite value, which causes the others, with its rank."""
         self._rewind(failed.read[0])
         comm.barrier()  # all ranks count their seconds from here, whatever their clocks show
-        with first_not_finite({"generator": self._step.generator, "discriminator": self._step.discriminator}) as first:
+        with first_not_finite(self._step.executor.engines) as first:
             self._step(failed.update, failed.scheduled)
         found = comm.gather_objects(first[0] if first else None) or []
         firsts = [(*each, rank) for rank, each in enumerate(found) if each]

@@ -21,6 +21,7 @@ from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack
+from bigsgan.models.steps import in_steps
 
 STANDING_BATCHES, STANDING_IMAGES = 16, 1600
 UNCONDITIONAL_COLUMNS = 10
@@ -33,6 +34,20 @@ LEAST_TRUNCATION = 0.02
 
 Infer = Callable[[MicroBatch, bool], Tensor]
 """(inputs, moving) -> images on every rank, without a graph."""
+
+
+def making(recipe: Recipe, infer: Infer) -> Infer:
+    """Return a function that makes images as networks see them: ``infer``, or so many passes as samples take.
+
+    Its inputs are those of ``generator_inputs``, without times.
+    """
+    if not recipe.generator.reads_times:
+        return infer
+
+    def make(inputs: MicroBatch, moving: bool) -> Tensor:
+        return in_steps(lambda *more: infer(more, moving), recipe.generator.steps)(*inputs)
+
+    return make
 
 
 def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroBatch]) -> None:

@@ -16,6 +16,7 @@ from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook, averag
 from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.adversarial.terms.cycle import cycle_terms
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
+from bigsgan.adversarial.terms.flow import velocity_error
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
@@ -23,7 +24,7 @@ from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs
 from bigsgan.adversarial.terms.latents import CodebookTerm, CodeEntropy, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
-from bigsgan.adversarial.terms.outputs import OutputTerm, output_loss
+from bigsgan.adversarial.terms.outputs import OutputLoss, OutputTerm, output_loss
 from bigsgan.adversarial.terms.own import OfMeans, Own
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.adversarial.terms.perceptual import PerceptualDistance, build_features
@@ -69,6 +70,7 @@ __all__ = [
     "GradientNormalization",
     "InnerTerm",
     "JudgedOutputs",
+    "OutputLoss",
     "Own",
     "Sum",
     "Term",
@@ -146,13 +148,17 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
     judged = JudgedOutputs(judged_outputs(recipe.discriminator), rank.output_sizes)
-    found += [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
+    if "discriminator" in recipe.networks:
+        found += [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
     if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)
         found.append(FunctionTerm("consistency", "generator", objective.consistency.weight, ("images",), value))
     found += reconstruction_terms(objective)
     if objective.transport:
         found.append(TransportCost(objective.transport))
+    if objective.flow:
+        reads = ("images", "real_images", "times")
+        found.append(OutputTerm("flow", "generator", objective.flow.weight, reads, velocity_error))
     if objective.perceptual:
         features = build_features(recipe, device) if rank.sees_images else None
         found.append(PerceptualDistance(objective.perceptual, features))

@@ -19,23 +19,27 @@ class OutputTerm(FunctionTerm):
 
 
 class OutputLoss:
-    """The sum of an update's terms of G's outputs, as a loss of one of G's passes."""
+    """The sum of terms of an update, as a loss of one of G's passes."""
 
     def __init__(self, terms: Sequence[Term], names: Sequence[str], statistics: Statistics) -> None:
         """Take the terms that are due, and the outputs' names in the order in which G returns them."""
         self._terms, self._names, self._statistics = terms, names, statistics
 
-    def __call__(self, images: Tensor, outputs: Sequence[Tensor], inputs: MicroBatch) -> Tensor:
+    def __call__(
+        self, images: Tensor, outputs: Sequence[Tensor], inputs: MicroBatch, targets: MicroBatch = ()
+    ) -> Tensor:
         """Return the mean loss over this rank's samples of a micro-batch, a scalar.
 
         Args:
             images: (n, C, H, W).
             outputs: What G returns after them, each (n, ...).
-            inputs: G's inputs: latents or images, labels (n,), and seeds (n,) if it draws.
+            inputs: G's inputs: latents or images, labels (n,), times (n,) if it reads some, and seeds if it draws.
+            targets: The real images (n, C, H, W), if G learns alone.
         """
-        read = dict(zip(("input_images", "labels", "seeds"), inputs, strict=False))
+        read = dict(zip(("input_images", "labels", "times"), inputs, strict=False))
         read |= {"images": images, "latents": inputs[0]}
         read |= zip(self._names, outputs, strict=True)
+        read |= zip(("real_images",), targets, strict=False)
         return torch.stack([term.loss(read, self._statistics) for term in self._terms]).sum()
 
 

@@ -195,7 +195,8 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
 def _judged(recipe: Recipe) -> tuple[str, ...]:
     """Return what terms may read where D's logits are computed, each of G's images and of real ones in turn."""
     names = judged_outputs(recipe.discriminator)
-    return (*LOGITS, *(f"{segment}_{name}" for name in names for segment in ("fake", "real")))
+    found = (*LOGITS, *(f"{segment}_{name}" for name in names for segment in ("fake", "real")))
+    return found if "discriminator" in recipe.networks else ()
 
 
 def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -294,7 +295,7 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
     sizes: Sequence[tuple[int, ...]] = [(_NUM_PATCHES,) if recipe.translates else ()]
     if judged_outputs(recipe.discriminator):
         sizes = _judged_sizes(recipe)
-    found |= zip(_judged(recipe), (judged(*each) for each in sizes for _ in LOGITS), strict=True)
+    found |= zip(_judged(recipe), (judged(*each) for each in sizes for _ in LOGITS), strict=False)  # none without D
     found |= {"fake_gradients": images(made), "real_gradients": images(recipe.data.channels)}
     if recipe.translates:
         return found | {"input_images": images(recipe.input_channels)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Discriminator, Tag
 
 from bigsgan.config.families.autoencoder import AutoencoderDiscriminator, AutoencoderGenerator
-from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.base import NetworkSection, NoDiscriminator
 from bigsgan.config.families.biggan import BigGANDiscriminator, BigGANGenerator
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
@@ -65,4 +65,4 @@ if TYPE_CHECKING:
     AnyDiscriminator = NetworkSection
 else:
     AnyGenerator = _any_of({family: sections[0] for family, sections in _SECTIONS.items()})
-    AnyDiscriminator = _any_of({family: sections[1] for family, sections in _SECTIONS.items()})
+    AnyDiscriminator = _any_of({f: sections[1] for f, sections in _SECTIONS.items()} | {"none": NoDiscriminator})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ class NetworkSection(Section):
     Attributes:
         network: The section's key, ``generator`` or ``discriminator``.
         family: Name of the family, which selects the class of the section.
+        reads_times: Whether the inputs of a generator carry a time for each sample, behind the labels.
         draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
         truncates_w: Whether truncation by psi moves the mapping network's output towards its mean; otherwise latents
@@ -41,6 +42,7 @@ class NetworkSection(Section):
     """
 
     network: ClassVar[str] = "discriminator"
+    reads_times: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     has_styles: ClassVar[bool] = False
     truncates_w: ClassVar[bool] = False
@@ -146,6 +148,28 @@ def nearest_doubled(size: Size) -> Size:
 def bottom_of(size: Size) -> Size:
     """Return the smallest feature map of a network whose maps double from it to ``size``."""
     return size.over(size.nominal // BOTTOM)
+
+
+class NoDiscriminator(NetworkSection):
+    """No discriminator: G alone learns, from terms that read its images and outputs."""
+
+    family: Literal["none"]
+    convolves = has_statistics = False
+
+
+class TimedGenerator(NetworkSection):
+    """Keys of a generator that may read times, and then make images in several steps."""
+
+    times: bool = False
+    """Let it read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z;
+    1 stands for noise z alone."""
+    steps: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Steps of equal length from noise to an image, by which samples are made (Euler's method)."""
+
+    @property
+    def reads_times(self) -> bool:  # type: ignore[override]
+        """Whether its inputs carry a time for each sample."""
+        return self.times
 
 
 class GeneratorSection(NetworkSection):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from bigsgan.config.data import Data
-from bigsgan.config.families.base import GeneratorSection
+from bigsgan.config.families.base import GeneratorSection, TimedGenerator
 from bigsgan.config.families.transformers import TransformerNetwork
+from bigsgan.config.sections import PositiveFloat
 from bigsgan.errors import UserError
 
 SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "M": (16, 1024, 16), "L": (24, 1024, 16), "XL": (28, 1152, 16)}
@@ -16,8 +17,8 @@ SIZES = {"S": (12, 384, 6), "B": (12, 768, 12), "M": (16, 1024, 16), "L": (24, 1
 class DiTNetwork(TransformerNetwork):
     """Keys of both networks, diffusion transformers (Peebles and Xie 2023, arXiv 2212.09748).
 
-    They are conditioned by their norms, and not by a time: G makes an image of noise in one pass, as in adversarial
-    flow models (Lin et al. 2025, arXiv 2511.22475).
+    They are conditioned by their norms. G makes an image of noise in one pass, as in adversarial flow models (Lin et
+    al. 2025, arXiv 2511.22475), unless it reads times.
     """
 
     of_classes: ClassVar[tuple[str, ...]] = ()
@@ -25,12 +26,15 @@ class DiTNetwork(TransformerNetwork):
     size: Literal["S", "B", "M", "L", "XL"] | None = None
     """Published depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 16 x 1024 x 16, 24 x 1024 x 16 or 28 x 1152 x
     16."""
+    time_scale: ClassVar[float] = 1.0
 
 
-class DiTGenerator(DiTNetwork, GeneratorSection):
-    """Maps noise of an image's shape to an image."""
+class DiTGenerator(DiTNetwork, TimedGenerator, GeneratorSection):
+    """Maps noise of an image's shape to an image; with times, an image with noise to its estimate of the image."""
 
     family: Literal["dit"] = "dit"
+    time_scale: PositiveFloat = 1000.0  # type: ignore[misc]
+    """Factor of times before the cosines and sines that embed them; 1 in SiT."""
 
     def check(self, data: Data) -> None:
         """Raise UserError as for both networks, or if latents do not have the shape of images."""

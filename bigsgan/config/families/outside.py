@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from bigsgan import plugins
-from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.base import NetworkSection, TimedGenerator
 from bigsgan.config.sections import Width
 
 OUTSIDE = "package.module:function"
@@ -47,7 +47,7 @@ def judged_outputs(section: NetworkSection) -> list[str]:
     return section.outputs if isinstance(section, OutsideDiscriminator) else []
 
 
-class OutsideGenerator(_Outside):
+class OutsideGenerator(_Outside, TimedGenerator):
     """A generator from outside the package: latents (N, Z), or images, and labels (N,) -> images, and further outputs.
 
     With pairs of images it reads their inputs.

@@ -138,7 +138,7 @@ class PipelineEngine(DeepSpeedBacked):
             if tangents is not None:
                 largest = partial(comm.largest_over_ranks, group=self._replicas)
                 carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
-            targets = work.targets(index) if self._is_last else ()
+            targets = work.targets(index) if self._is_last and work.loss is not None else ()
             outputs, features, along = self._fold(network, carry, num_segments, phase.has_tangents, targets)
             if self._is_last:
                 self._end_forward(work, index, outputs, features, along)
@@ -184,7 +184,8 @@ class PipelineEngine(DeepSpeedBacked):
             assert work.regularizer is not None, "G carries tangents for a regularizer"
             outputs.append(work.regularizer.along(along, self._known_inputs(work, index)))
         elif work.of_outputs is not None and work.phase.opens_graphs:
-            outputs.append(work.of_outputs(images, more, self._known_inputs(work, index)))
+            inputs = self._known_inputs(work, index)
+            outputs.append(work.of_outputs(images, more, inputs, work.targets(index)))
 
     def _known_inputs(self, work: Work, index: int) -> MicroBatch:
         """Return the inputs that the last stage knows: every stage draws G's alike; D's images are on the first."""
@@ -217,8 +218,11 @@ class PipelineEngine(DeepSpeedBacked):
             received = self._take()
             outputs = _floating(outputs)
         elif work.loss is None:
-            assert grads is not None, "the rank that makes the images gets the gradients"
-            received = [work.weighted(index, grads) * scale, *(torch.full_like(loss, scale) for loss in outputs[1:])]
+            received = [torch.full_like(loss, scale) for loss in outputs[1:]]
+            if grads is None:  # no other network judges the images
+                outputs = outputs[1:]
+            else:
+                received.insert(0, work.weighted(index, grads) * scale)
         else:
             received = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]

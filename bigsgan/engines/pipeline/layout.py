@@ -199,4 +199,5 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
         return images(recipe.judged_channels), labels, *inputs, *seeds
     latents = torch.empty(num_samples, recipe.latent_size, device="meta")
     first = images(recipe.input_channels) if recipe.translates else latents
-    return first, labels, *((numbers,) if recipe.generator.draws else ())
+    times = (torch.empty(num_samples, device="meta"),) if recipe.generator.reads_times else ()
+    return first, labels, *times, *((numbers,) if recipe.generator.draws else ())

@@ -1,0 +1,73 @@
+"""Refuses keys that do not fit a recipe whose generator learns alone, or one that has a discriminator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigsgan.errors import UserError
+
+_OF_BOTH = (
+    *("loss", "d_steps", "schedule", "reuse_fakes", "pool", "feature_matching", "r1", "r2", "gradient_penalty"),
+    *("lecam", "centering", "path_length", "teacher", "adversarial", "discriminator_from_nimg"),
+)
+"""Keys of ``objective`` that need a discriminator, or its phases."""
+
+
+def check_networks(recipe: Any) -> None:
+    """Check the keys that depend on which networks learn. ``recipe`` is a ``Recipe``.
+
+    Raises:
+        UserError: A key has no effect, or one is missing.
+    """
+    if len(recipe.networks) > 1:
+        if "discriminator" not in recipe.optimizer.model_fields_set:
+            remedy = "give it, such as optimizer.discriminator.lr=2e-4, or set discriminator.family=none"
+            raise UserError("optimizer.discriminator", None, "must be given", remedy)
+        if recipe.objective.flow:
+            problem, remedy = "needs discriminator.family=none", "set it so, or remove objective.flow"
+            raise UserError("objective.flow", f"weight={recipe.objective.flow.weight}", problem, remedy)
+    else:
+        _check_alone(recipe)
+    if recipe.objective.flow:
+        _check_flow(recipe)
+    generator = recipe.generator
+    if getattr(generator, "steps", 1) > 1 and not generator.reads_times:
+        raise UserError("generator.steps", generator.steps, "must be 1 without generator.times", "set it to true")
+    if generator.reads_times and recipe.translates:
+        raise UserError("generator.times", True, "needs a generator from latents", "remove it")
+    needed = recipe.data.channels * recipe.data.network_size.num_pixels
+    if generator.reads_times and recipe.latent_size != needed:
+        problem = f"must be {needed}, the numbers of an image as networks see it, with generator.times"
+        raise UserError("generator.latent_size", recipe.latent_size, problem, f"set generator.latent_size={needed}")
+
+
+def _check_alone(recipe: Any) -> None:
+    objective, init = recipe.objective, recipe.init_from
+    found = objective.changed("objective", _OF_BOTH)
+    found += objective.orthogonal.changed("objective.orthogonal", ["discriminator"])
+    found += recipe.changed("", ["augmentation"]) + recipe.optimizer.changed("optimizer", ["discriminator"])
+    found += recipe.pipeline.changed("pipeline", ["generator_phase", "schedule"])
+    found += init.changed("init_from", ["discriminator", "freeze_discriminator"]) if init else []
+    found += [f"objective.terms.{n}" for n, term in enumerate(objective.terms) if term.network == "discriminator"]
+    found += recipe.engines.generator.changed("engines.generator", ["ranks"])
+    for field in found:
+        raise UserError(field, None, "must be unset with discriminator.family=none", "remove it")
+    terms = [objective.l1, objective.l2, objective.huber, objective.perceptual, objective.kl, objective.codebook]
+    terms += [objective.cycle, objective.identity, objective.consistency, objective.transport, objective.flow]
+    if not any([*terms, *objective.terms]):
+        problem, remedy = "must have a part of the generator's loss with discriminator.family=none", "give one, such as"
+        raise UserError("objective", None, problem, f"{remedy} objective.flow={{}} or objective.l1=1")
+
+
+def _check_flow(recipe: Any) -> None:
+    """Refuse a generator that does not estimate images from images with noise."""
+    if not recipe.generator.reads_times:
+        remedy = "set generator.times=true, of family dit or of a network of your own"
+        raise UserError("objective.flow", None, "needs a generator that reads times", remedy)
+    others = {"transport": recipe.objective.transport, "consistency": recipe.objective.consistency}
+    for name, given in others.items():
+        if given:
+            detail = "G sees images with noise"
+            raise UserError(
+                f"objective.{name}", f"weight={given.weight}", "must be null with objective.flow", "remove it", detail
+            )
