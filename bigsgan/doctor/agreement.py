@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from bigsgan.config import Recipe
+from bigsgan.doctor.generator_alone import GeneratorAlone
 from bigsgan.doctor.reference import Reference
 from bigsgan.doctor.runs import DifferError
 
@@ -53,7 +54,7 @@ def differences(
     Raises:
         DifferError: The run and the reference begin with different states.
     """
-    plain = Reference(recipe, device)
+    plain = (Reference if "discriminator" in recipe.networks else GeneratorAlone)(recipe, device)
     generator = torch.Generator().manual_seed(0)
     with closing(plain.reals):
         far, where = worst(states[0], on_cpu(plain.result()))

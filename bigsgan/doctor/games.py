@@ -210,6 +210,15 @@ TINY_GAMES: dict[str, list[str]] = {
 }
 """Overrides that turn the tiny recipe into another game's."""
 
+FLOW = [
+    "data={kind: synthetic, resolution: [8, 12], num_images: 64, num_classes: 3, image_channels: 3}",
+    "generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2, times: true}",
+    "discriminator={family: none}",
+    "objective={flow: {weight: 2, times: logit_normal}}",
+    "optimizer={generator: {kind: sgd, lr: 1e-4}}",
+]
+"""Overrides for flow matching, in which the generator learns alone."""
+
 
 def _write_text(path: Path, text: str) -> None:
     """Write a file that other ranks may write and read at the same time, with the same text."""

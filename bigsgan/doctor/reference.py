@@ -45,7 +45,7 @@ def build_networks(recipe: Recipe) -> tuple[Any, Any]:
 
 def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
     """torch's own optimizer for a network."""
-    parameters: Any = list(network.parameters())
+    parameters: Any = list(network.parameters()) or [torch.zeros(1)]  # without D nothing learns
     if section.groups or section.weight_decay_on == "matrices":
         everything, decay = section.weight_decay_on == "all", section.weight_decay
         parameters = [

@@ -15,7 +15,7 @@ import torch
 
 from bigsgan.bench.product import EngineLoop, build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
-from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config import Recipe
 from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
 from bigsgan.doctor.smooth_activations import smooth
 from bigsgan.engines import Shard
@@ -98,8 +98,8 @@ def played(game: Game) -> list[dict[str, Any]]:
 
 def masters(run: Run) -> Iterator[tuple[str, Shard, torch.Tensor]]:
     """Yield this rank's shards of the master weights and of the EMA as entry, shard and tensor."""
-    for entry in NETWORKS:
-        for shard in getattr(run.step, entry).shards():
+    for entry, engine in run.step.executor.engines.items():
+        for shard in engine.shards():
             yield entry, shard, shard.master
     for shard, values in zip(run.step.generator.shards(), run.ema.shards, strict=True):
         yield "average", shard, values
@@ -107,7 +107,7 @@ def masters(run: Run) -> Iterator[tuple[str, Shard, torch.Tensor]]:
 
 def buffers(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """Buffers on this rank, by entry."""
-    found = {entry: saved_buffers(getattr(run.step, entry).network) for entry in NETWORKS}
+    found = {entry: saved_buffers(engine.network) for entry, engine in run.step.executor.engines.items()}
     return {**found, "average": run.ema.buffers}
 
 

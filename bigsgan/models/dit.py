@@ -115,7 +115,8 @@ class Tokens(nn.Module):
         self.positions = Positions(config.width, size.over(config.patch))
         self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
         self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
-        self.times = TimeEmbedding(config.width, config.time_scale) if config.reads_times else None
+        is_timed = isinstance(config, DiTGenerator) and config.times
+        self.times = TimeEmbedding(config.width, config.time_scale) if is_timed else None
 
     def initialize(self, generators: Generators) -> None:
         """Draw the class token."""

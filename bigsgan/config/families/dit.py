@@ -26,14 +26,13 @@ class DiTNetwork(TransformerNetwork):
     size: Literal["S", "B", "M", "L", "XL"] | None = None
     """Published depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 16 x 1024 x 16, 24 x 1024 x 16 or 28 x 1152 x
     16."""
-    time_scale: ClassVar[float] = 1.0
 
 
 class DiTGenerator(DiTNetwork, TimedGenerator, GeneratorSection):
     """Maps noise of an image's shape to an image; with times, an image with noise to its estimate of the image."""
 
     family: Literal["dit"] = "dit"
-    time_scale: PositiveFloat = 1000.0  # type: ignore[misc]
+    time_scale: PositiveFloat = 1000.0
     """Factor of times before the cosines and sines that embed them; 1 in SiT."""
 
     def check(self, data: Data) -> None:

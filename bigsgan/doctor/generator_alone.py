@@ -1,0 +1,46 @@
+"""The reference of a generator that learns alone: plain PyTorch, in one process."""
+
+from __future__ import annotations
+
+import torch
+
+from bigsgan.doctor.losses import of_outputs
+from bigsgan.doctor.reference import Reference
+
+
+class GeneratorAlone(Reference):
+    """Runs updates without a discriminator."""
+
+    def _take_turns(self, update: int) -> None:
+        part, self.last_reals = self.parts["generator"], self._read(update, 0)
+        flows = self.recipe.objective.flow is not None
+        inputs = [()] * part.accumulation if flows else self.generator_inputs("generator", (update,), part)
+        for j, (x, y) in enumerate(self.last_reals):
+            if flows:
+                loss = self._flow(update, j, x, y)
+            else:
+                images = self.forward(self.g, j == 0, *inputs[j])
+                loss = self.distance(images, self._targets(x)) + of_outputs(self.recipe, inputs[j][0], *self.outputs)
+                loss = loss + self.image_terms(update, images, self._targets(x), y)
+                loss = loss + self.output_terms(update, images, self._targets(x), y)
+            (loss / part.accumulation).backward()
+        self._g_step()
+
+    def _flow(self, update: int, j: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The squared error of the velocity that the generator's estimate means."""
+        counters, samples, section = (update,), self.parts["generator"].positions(j), self.recipe.objective.flow
+        z = self.draws.normal("generator/latent", counters, samples, x.shape[1:])
+        if section.times == "uniform":
+            t = self.draws.uniform("generator/time", counters, samples, (1, 1, 1))
+        else:
+            t = 1 / (1 + torch.exp(-self.draws.normal("generator/time", counters, samples, (1, 1, 1))))
+        noisy = x + t * (z - x)
+        velocity = (noisy - self.forward(self.g, j == 0, noisy.flatten(1), y, t.flatten())) / t
+        return section.weight * (velocity - (z - x)).pow(2).mean()
+
+    def result(self) -> dict[str, dict[str, torch.Tensor]]:
+        """State of generator and EMA: entry -> name -> tensor."""
+        return {entry: state for entry, state in super().result().items() if entry != "discriminator"}
+
+    def _learn_from_logits(self) -> None:
+        """There are none."""
