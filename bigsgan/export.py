@@ -199,6 +199,9 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
 def _check(options: Options, form: str, run: Path, out: Path) -> None:
     """Refuse options that do not fit each other, before the run is opened."""
     if options.network == "discriminator":
+        if "discriminator" not in read_saved_recipe(run).networks:
+            problem = "is not in this run, whose generator learns alone"
+            raise UserError("--network", "discriminator", problem, "remove it")
         if options.live is False:
             raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
         if options.standing:

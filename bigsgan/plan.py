@@ -27,7 +27,7 @@ from bigsgan.runtime import comm, memory
 def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
     """Return what ``count_work`` has found as a table."""
     lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
-    for network in NETWORKS:
+    for network in plan.recipe.networks:
         cost = counted[network]
         lines.append(f"{network:14}{cost['parameters']:>15,}{cost['forward_flop'] / 1e9:>26.3f}")
     if counted["heads_flop"]:

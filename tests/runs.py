@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from bigsgan.config import NETWORKS
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
@@ -24,7 +23,7 @@ def make_run(
     recipe = tiny_recipe(directory, *overrides)
     networks = {}
     with awake():
-        for seed, name in enumerate((*NETWORKS, "average")):
+        for seed, name in enumerate((*recipe.networks, "average")):
             networks[name] = build_network(recipe, "generator" if name == "average" else name)
             initialize(networks[name], seed)
     generator = torch.Generator().manual_seed(5)

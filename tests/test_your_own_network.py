@@ -74,7 +74,9 @@ def test_the_guide(folder):
     run(folder, "sample", "--run", "runs/own", "--out", "samples.png")
     run(folder, "export", "--run", "runs/own", "--out", "generator.safetensors")
     assert (folder / "samples.png").stat().st_size > 1000
-    opening = (folder / "opening.py").read_text() + "import torch\nprint(G(torch.zeros(2, 32)).shape)\n"
+    opening = (
+        folder / "opening.py"
+    ).read_text() + "import torch\nprint(G(torch.zeros(2, 32), torch.zeros(2).long()).shape)\n"
     (folder / "opening.py").write_text(opening)
     assert "torch.Size([2, 1, 16, 16])" in run(folder, "opening.py", program=())
 

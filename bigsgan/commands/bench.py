@@ -55,6 +55,9 @@ def bench_train(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     launched.check_launcher()
     recipe, _ = with_data(load_recipe(options.config, options.overrides))
+    if len(recipe.networks) == 1:
+        remedy = "use `bigsgan bench profile`"
+        raise UserError("discriminator.family", "none", "has no loop in plain PyTorch to compare with", remedy)
     if chooses_ranks(recipe) and launched.world_size() > 1:
         recipe = plan_on_ranks(recipe, launched.world_size(), options.config).recipe
     variants = chosen_variants(options.variants, recipe)

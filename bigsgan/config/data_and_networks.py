@@ -31,6 +31,29 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_frozen_programs(recipe)
 
 
+def check_batch_statistics(recipe: Any) -> None:
+    """Refuse keys of statistics that the networks of a ``Recipe`` do not have.
+
+    Raises:
+        UserError: One is given.
+    """
+    generator = f"generator.family={recipe.generator.family}"
+    if not recipe.generator.has_statistics:
+        recipe.refuse_changed("", ["sample_statistics"], generator)
+        if not recipe.discriminator.has_statistics:
+            recipe.refuse_changed("", ["statistics"], "these families, which keep none")
+    if recipe.sample_statistics == "batch" and recipe.generator.has_styles:
+        problem = f"must be running with {generator}"
+        detail = "it has no batch norm, and as in training would mix styles and not truncate them"
+        raise UserError("sample_statistics", recipe.sample_statistics, problem, "remove it", detail)
+    if recipe.batch_statistics == "host":
+        if not any(getattr(recipe, network).has_batch_norm for network in recipe.networks):
+            raise UserError("batch_statistics", "host", "needs a network with batch norm", "remove it")
+        if recipe.statistics == "every_pass":
+            problem, detail = "must be every_update with batch_statistics=host", "hosts average them once an update"
+            raise UserError("statistics", "every_pass", problem, "remove it, or batch_statistics", detail)
+
+
 def _check_frozen_programs(recipe: Any) -> None:
     """Refuse tangents through a program, some of whose operations torch cannot differentiate so, and CUDA graphs."""
     for network in NETWORKS:

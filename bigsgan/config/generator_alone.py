@@ -31,8 +31,8 @@ def check_networks(recipe: Any) -> None:
     if recipe.objective.flow:
         _check_flow(recipe)
     generator = recipe.generator
-    if getattr(generator, "steps", 1) > 1 and not generator.reads_times:
-        raise UserError("generator.steps", generator.steps, "must be 1 without generator.times", "set it to true")
+    if (steps := generator.num_steps) > 1 and not generator.reads_times:
+        raise UserError("generator.steps", steps, "must be 1 without generator.times", "set generator.times=true")
     if generator.reads_times and recipe.translates:
         raise UserError("generator.times", True, "needs a generator from latents", "remove it")
     needed = recipe.data.channels * recipe.data.network_size.num_pixels
@@ -47,7 +47,7 @@ def _check_alone(recipe: Any) -> None:
     found += objective.orthogonal.changed("objective.orthogonal", ["discriminator"])
     found += recipe.changed("", ["augmentation"]) + recipe.optimizer.changed("optimizer", ["discriminator"])
     found += recipe.pipeline.changed("pipeline", ["generator_phase", "schedule"])
-    found += init.changed("init_from", ["discriminator", "freeze_discriminator"]) if init else []
+    found += init.changed("init_from", ["discriminator", "backbone", "freeze_discriminator"]) if init else []
     found += [f"objective.terms.{n}" for n, term in enumerate(objective.terms) if term.network == "discriminator"]
     found += recipe.engines.generator.changed("engines.generator", ["ranks"])
     for field in found:

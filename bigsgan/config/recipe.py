@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import READERS, Data
-from bigsgan.config.data_and_networks import check_data_and_networks
+from bigsgan.config.data_and_networks import check_batch_statistics, check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.generator_alone import check_networks
 from bigsgan.config.messages import explain
@@ -287,7 +287,7 @@ def _check_recipe(recipe: Recipe) -> None:
         problem, detail = "must be diffaugment with deterministic=true", "torch's grid_sample is not deterministic"
         remedy = "set deterministic=false, or augmentation.kind=diffaugment"
         raise UserError("augmentation.kind", "ada", problem, remedy, detail)
-    _check_batch_statistics(recipe)
+    check_batch_statistics(recipe)
     _check_metrics(recipe)
     _check_init(recipe)
     check_data_and_networks(recipe)
@@ -307,24 +307,6 @@ def _check_recipe(recipe: Recipe) -> None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"
             raise UserError(field, optimizer.reference_width, problem, "remove it, and give lr itself", detail)
-
-
-def _check_batch_statistics(recipe: Recipe) -> None:
-    generator = f"generator.family={recipe.generator.family}"
-    if not recipe.generator.has_statistics:
-        recipe.refuse_changed("", ["sample_statistics"], generator)
-        if not recipe.discriminator.has_statistics:
-            recipe.refuse_changed("", ["statistics"], "these families, which keep none")
-    if recipe.sample_statistics == "batch" and recipe.generator.has_styles:
-        problem = f"must be running with {generator}"
-        detail = "it has no batch norm, and as in training would mix styles and not truncate them"
-        raise UserError("sample_statistics", recipe.sample_statistics, problem, "remove it", detail)
-    if recipe.batch_statistics == "host":
-        if not any(getattr(recipe, network).has_batch_norm for network in NETWORKS):
-            raise UserError("batch_statistics", "host", "needs a network with batch norm", "remove it")
-        if recipe.statistics == "every_pass":
-            problem, detail = "must be every_update with batch_statistics=host", "hosts average them once an update"
-            raise UserError("statistics", "every_pass", problem, "remove it, or batch_statistics", detail)
 
 
 def _check_metrics(recipe: Recipe) -> None:

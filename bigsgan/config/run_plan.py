@@ -135,14 +135,14 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
             kept by a metric that is not measured.
     """
     _check_keep_best(recipe)
-    shares = _ranks(recipe, world_size)
+    shares, networks = _ranks(recipe, world_size), recipe.networks
     recipe = with_ranks(recipe, {n: None for n in NETWORKS if recipe.engine(n).ranks == "auto"})
     placements = {network: _place(recipe, network, shares[network]) for network in NETWORKS}
     check_division(
         recipe,
         [  # each network computes its own micro-batches and the other's: G makes D's images, and D judges G's
             (network, recipe.accumulation_of(phase), placements[network].num_replicas)
-            for network, phase in zip(2 * recipe.networks, recipe.networks + recipe.networks[::-1], strict=True)
+            for network, phase in zip(2 * networks, networks + networks[::-1], strict=True)
         ],
     )
     engines: dict[str, EnginePlan] = {}
@@ -229,7 +229,6 @@ def _place(recipe: Recipe, network: str, ranks: range) -> Placement:
     Raises:
         UserError: The stages do not divide the ranks.
     """
-    # Of networks that do not learn the layout is as if they met the generator.
     stages, num = recipe.engine(network if network in recipe.networks else "generator").pipeline_stages, len(ranks)
     if num % stages:
         problem = f"must divide the number of ranks ({num})"

@@ -330,6 +330,9 @@ class InitFrom(Section):
     """Images of the checkpoint to use; by default the newest."""
     weights: Literal["ema", "live"] = "ema"
     """Begin with the generator's EMA, or with its live weights."""
+    backbone: bool = False
+    """Let D begin with the generator's weights in the layers that both have, such as a transformer's blocks; the rest
+    of D begins new."""
     freeze_discriminator: NaturalInt = 0
     """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
@@ -342,7 +345,8 @@ class InitFrom(Section):
         if self.run is not None and exports:
             remedy = "remove one of the two"
             raise UserError(f"init_from.{exports[0]}", None, "cannot be combined with init_from.run", remedy)
-        for key, given in (("nimg", self.nimg is not None), ("weights", self.weights == "live")):
+        others = (("nimg", self.nimg is not None), ("weights", self.weights == "live"), ("backbone", self.backbone))
+        for key, given in others:
             if given and exports:
                 detail = "an export has one network of one checkpoint"
                 value = getattr(self, key)

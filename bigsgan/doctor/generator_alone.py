@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from bigsgan.config.reconstruction import Flow
 from bigsgan.doctor.losses import of_outputs
 from bigsgan.doctor.reference import Reference
 
@@ -13,22 +16,21 @@ class GeneratorAlone(Reference):
 
     def _take_turns(self, update: int) -> None:
         part, self.last_reals = self.parts["generator"], self._read(update, 0)
-        flows = self.recipe.objective.flow is not None
-        inputs = [()] * part.accumulation if flows else self.generator_inputs("generator", (update,), part)
         for j, (x, y) in enumerate(self.last_reals):
-            if flows:
-                loss = self._flow(update, j, x, y)
+            if self.recipe.objective.flow:
+                loss = self._flow(self.recipe.objective.flow, update, j, x, y)
             else:
-                images = self.forward(self.g, j == 0, *inputs[j])
-                loss = self.distance(images, self._targets(x)) + of_outputs(self.recipe, inputs[j][0], *self.outputs)
+                inputs: Any = self.generator_inputs("generator", (update,), part)[j]
+                images = self.forward(self.g, j == 0, *inputs)
+                loss = self.distance(images, self._targets(x)) + of_outputs(self.recipe, inputs[0], *self.outputs)
                 loss = loss + self.image_terms(update, images, self._targets(x), y)
                 loss = loss + self.output_terms(update, images, self._targets(x), y)
             (loss / part.accumulation).backward()
         self._g_step()
 
-    def _flow(self, update: int, j: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _flow(self, section: Flow, update: int, j: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The squared error of the velocity that the generator's estimate means."""
-        counters, samples, section = (update,), self.parts["generator"].positions(j), self.recipe.objective.flow
+        counters, samples = (update,), self.parts["generator"].positions(j)
         z = self.draws.normal("generator/latent", counters, samples, x.shape[1:])
         if section.times == "uniform":
             t = self.draws.uniform("generator/time", counters, samples, (1, 1, 1))

@@ -74,7 +74,7 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
     """
     codec, more = recipe.data.codec, list[nn.Module]()
     if recipe.generator.reads_times:
-        generator = LayerStack([InSteps(generator, recipe.generator.steps)])
+        generator = LayerStack([InSteps(generator, recipe.generator.num_steps)])
     if recipe.generator.images_per_sample > 1 or recipe.outputs or recipe.data.joins_domains:
         more.append(LastImage(recipe.shown_channels))
     if codec.kind == "dct":

@@ -101,22 +101,28 @@ class TimeEmbedding(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Patches with positions, behind a class token in D, and the condition of a label, and in G maybe of a time.
+    """Patches with positions, behind a class token in D, and the condition of a label, and maybe of a time.
 
     Attributes:
         token: The class token (W,); None in G.
-        times: The embedding of times, if G reads them.
+        times: The embedding of times, if G reads them; in D of 0.
     """
 
-    def __init__(self, config: DiTNetwork, size: Size, channels: int, num_classes: int, with_token: bool) -> None:
+    def __init__(
+        self,
+        config: DiTGenerator | DiTDiscriminator,
+        size: Size,
+        channels: int,
+        num_classes: int,
+        with_token: bool,
+    ) -> None:
         super().__init__()
         self.patch, self.shape = config.patch, (channels, *size)
         self.linear = Linear(channels * config.patch**2, config.width, config.bf16)
         self.positions = Positions(config.width, size.over(config.patch))
         self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
         self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
-        is_timed = isinstance(config, DiTGenerator) and config.times
-        self.times = TimeEmbedding(config.width, config.time_scale) if is_timed else None
+        self.times = TimeEmbedding(config.width, config.time_scale) if config.times else None
 
     def initialize(self, generators: Generators) -> None:
         """Draw the class token."""
@@ -131,7 +137,8 @@ class Tokens(nn.Module):
             x = torch.cat([self.token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.times is None:
             return x, self.embedding(labels)
-        assert times is not None, "G reads times"
+        if times is None:
+            return x, self.embedding(labels) + self.times(torch.zeros_like(images[:, 0, 0, 0]))
         return x, self.embedding(labels) + self.times(times), images, times[:, None, None, None]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from bigsgan.models.network import LayerStack
@@ -26,7 +27,7 @@ def in_steps(make: Callable[..., Tensor], num: int) -> Callable[..., Tensor]:
         noisy, images = latents, latents
         for step in range(num):
             time = 1 - step / num
-            images = make(noisy, labels, latents.new_full((len(latents),), time), *rest)
+            images = make(noisy, labels, torch.full_like(latents[:, 0], time), *rest)
             if step < num - 1:
                 flat = images.flatten(1)
                 noisy = flat + (time - 1 / num) / time * (noisy - flat)

@@ -46,7 +46,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     segments = 1 + plan.recipe.objective.pairs
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
-    num_made = d_steps + made_again
+    num_made = d_steps + made_again if len(plan.recipe.networks) > 1 else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator + 3 * d_steps * heads
     update -= 2 * count_frozen(plan, "generator") + 4 * d_steps * count_frozen(plan, "discriminator")
@@ -129,6 +129,8 @@ def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
     Raises:
         UserError: There are fewer layers than stages.
     """
+    if not whole.layers:  # there is no such network
+        return [0] * (plan.placement(network).num_stages + 1)
     layers, partition = count(whole), plan.engines[network].section.partition
     check_divisible(plan, network, layers)
     by = "parameters" if partition == "profile" else partition

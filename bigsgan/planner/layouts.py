@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines, load_recipe
+from bigsgan.config import Recipe, RunPlan, both_engines, load_recipe
 from bigsgan.config.deepspeed_file import read_deepspeed_file
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.yaml_file import apply_overrides
@@ -114,7 +114,7 @@ _ZERO2, _ZERO2_OFFLOAD = "ds_configs/zero2{}.json", "ds_configs/zero2_offload.js
 _OFFLOADED = [
     Kind("ZeRO 2, D's optimizer on the host", _ZERO2, _PIPELINE_TIER + 3, discriminator_file=_ZERO2_OFFLOAD),
     Kind("ZeRO 2, G's optimizer on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 3, discriminator_file=_ZERO2),
-    Kind("ZeRO 2, both optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 4),
+    Kind("ZeRO 2, all optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 4),
     Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 5),
 ]
 
@@ -163,23 +163,24 @@ class Surveyor:
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
         yield from WITHOUT_STAGES
+        networks = self._recipe.networks
         most = self._num_layers()
         for stages in _STAGES:
             if stages <= most and self.resources.gpus % stages == 0:
                 yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
-        if self.resources.gpus > 1:
+        if self.resources.gpus > 1 and len(networks) > 1:
             yield from _OWN_RANKS
-        if all(self._precision(network) == "bf16" for network in NETWORKS):
-            yield from _OFFLOADED
+        if all(self._precision(network) == "bf16" for network in networks):
+            yield from (kind for kind in _OFFLOADED if len(networks) > 1 or kind.discriminator_file is None)
         else:
             refused["offloading"] = "its DeepSpeed files are in bf16, and the recipe is not"
 
     def _num_layers(self) -> int:
         """Number of layers with parameters in the network that has fewer of them."""
-        one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in NETWORKS]
+        one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in self._recipe.networks]
         alone = both_engines("pipeline_stages=1", "ranks=null")
         plan = self.plan([*one_rank, *alone], ranks=1)
-        layers = [count(self.traces.network(plan, network)) for network in NETWORKS]
+        layers = [count(self.traces.network(plan, network)) for network in self._recipe.networks]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
     def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
@@ -223,9 +224,10 @@ class Surveyor:
         """Overrides that give the recipe this layout, without those that would change nothing."""
         changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
         phase = "recompute" if recomputes else "keep"
-        if kind.stages > 1 and phase != self._recipe.pipeline.generator_phase:
+        networks = self._recipe.networks
+        if kind.stages > 1 and len(networks) > 1 and phase != self._recipe.pipeline.generator_phase:
             changes.append(f"pipeline.generator_phase={phase}")
-        for network in NETWORKS:
+        for network in networks:
             engine, field = self._recipe.engine(network), f"engines.{network}"
             is_whole = "double_backward" in self._recipe.objective.methods(network).values()
             stages = 1 if is_whole else kind.stages

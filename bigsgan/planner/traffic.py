@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigsgan.config import NETWORKS, RunPlan
+from bigsgan.config import RunPlan
 
 
 def turns(plan: RunPlan, network: str) -> int:
@@ -18,7 +18,7 @@ def turns(plan: RunPlan, network: str) -> int:
     less.
     """
     recipe, stage, updates = plan.recipe, plan.engines[network].file.stage, plan.recipe.updates_of(network)
-    passes = {n: recipe.updates_of(n) * recipe.accumulation_of(n) for n in NETWORKS}  # micro-batches of all its updates
+    passes = {n: recipe.updates_of(n) * recipe.accumulation_of(n) for n in recipe.networks}
     if stage <= 1:
         return 2 * updates
     if stage == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 import torch
 
 from bigsgan import checkpoint
-from bigsgan.adversarial import AdversarialStep, InputSource, LatentSource, SampleDraws, build_source
+from bigsgan.adversarial import AdversarialStep, SampleDraws
 from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import Own, Term, Termed, averaged_codes, build_terms, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.class_names import with_class_names
-from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset, readable_images
-from bigsgan.data.conditions import Conditions, conditions_of, keep_labels, some_conditions
+from bigsgan.data import Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data.conditions import Conditions, keep_labels, some_conditions
 from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
-from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
-from bigsgan.engines import Engine, MicroBatch
+from bigsgan.engines import Engine
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.exposing import parameter_at
@@ -47,15 +46,14 @@ from bigsgan.training.loop import Run
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
 from bigsgan.training.rank_consistency import checked_frozen, open_alike, refuse_other_codec
+from bigsgan.training.reading import batch_slices, build_reals, build_sources
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
 from bigsgan.training.returning import begin
 from bigsgan.training.sampling import (
     GRID_ROWS,
-    STANDING_BATCHES,
     SampleGrid,
     column_classes,
-    has_standing_statistics,
     latent_grid,
     translation_grid,
 )
@@ -145,7 +143,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
     network = recipe.networks[-1]
     reals = build_reals(plan, network, slices[network], dataset, draws, device, counters.start)
-    source, standing = _build_source(plan, slices, sample_draws, dataset, conditions, counters)
+    source, standing = build_sources(plan, slices, sample_draws, dataset, conditions, counters)
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, augmentation)
     rank_log.follow(executor)
@@ -181,12 +179,12 @@ def _build_terms(
     plan: RunPlan, recipe: Recipe, engines: Mapping[str, Engine], statistics: Statistics, own: Own
 ) -> tuple[list[Term], torch.Tensor | None]:
     """Build the terms of the losses; return the probability of D's augmentations too, if this rank holds it."""
-    sums = (engines[network].sum_over_replicas for network in recipe.networks)
+    sums = [engine.sum_over_replicas for engine in engines.values()]
     if "discriminator" in engines:
         ours = Termed.of(engines["discriminator"].network, statistics, comm.sum_over_ranks, *sums)
     else:
         makes = comm.rank() in plan.placement("generator").output_ranks()
-        ours = Termed(statistics, comm.device(), comm.sum_over_ranks, *sums, sees_images=makes)
+        ours = Termed(statistics, comm.device(), comm.sum_over_ranks, sums[0], sees_images=makes)
     codes = averaged_codes(engines["generator"].network)
     ours = ours._replace(codebook=codes, place=(comm.rank(), comm.world_size()))
     return build_terms(recipe, plan.objective, ours, own), ours.augmentation
@@ -345,64 +343,3 @@ def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) 
         UserError: None of them is readable, or an autoencoder cannot be read.
     """
     return readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
-
-
-def batch_slices(plan: RunPlan, rank: int) -> dict[str, dict[str, Slice]]:
-    """Return the part of a batch that each network computes on this rank in each phase: ``slices[phase][network]``."""
-    places = {network: plan.placement(network) for network in NETWORKS}
-    batch, accumulation = plan.recipe.batch, plan.recipe.accumulation_of
-    return {
-        phase: {n: Slice(batch, accumulation(phase), p.replica(rank), p.num_replicas) for n, p in places.items()}
-        for phase in NETWORKS
-    }
-
-
-def build_reals(
-    plan: RunPlan,
-    network: str,
-    slices: dict[str, Slice],
-    dataset: ImageDataset,
-    draws: Draws,
-    device: torch.device,
-    start: tuple[int, Sequence[Stretch]] = (0, ()),
-) -> RealImages:
-    """Start to read this rank's part of the data, on the ranks of the network's first stage, and who else has to."""
-    recipe, place = plan.recipe, plan.placement(network)
-    # G's reader shows images too, though nobody looks: both replace a sample whose image is corrupt.
-    shows, stages = recipe.objective.teacher is not None, {0}
-    if shows and network == "discriminator":  # D's last stage compares features with the teacher's
-        stages.add(place.num_stages - 1)
-    # G's last stage needs G's inputs, as path length's seeds and terms of its outputs do.
-    if network == "generator" and (
-        recipe.objective.path_length or recipe.outputs or "discriminator" not in recipe.networks
-    ):
-        stages.add(place.num_stages - 1)
-    reads = place.stage(comm.rank()) in stages
-    return RealImages(dataset, recipe.data, draws, slices[network], device, start=start, reads=reads, shows=shows)
-
-
-def _build_source(
-    plan: RunPlan,
-    slices: dict[str, dict[str, Slice]],
-    draws: SampleDraws,
-    dataset: ImageDataset,
-    conditions: Conditions,
-    counters: Counters,
-) -> tuple[InputSource, Sequence[MicroBatch]]:
-    """Build the source of the generator's inputs, and draw the inputs for standing statistics.
-
-    These have ``conditions``, which samples have, where fakes have the labels of reals.
-    """
-    recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
-    labels = recipe.objective.fake_labels
-    if labels != "data":
-        conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
-    places = [plan.placement(network) for network in NETWORKS]
-    own = None
-    if recipe.inputs_from_data and len(recipe.networks) > 1 and places[0].input_ranks() != places[1].input_ranks():
-        own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
-    source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
-    if not recipe.translates and has_standing_statistics(recipe):
-        latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)  # without times
-        standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
-    return source, standing

@@ -95,7 +95,11 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
         UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
     for network in recipe.networks:
-        if not initial.has(network):
+        if network == "discriminator" and _copies_backbone(recipe):
+            if not _of_backbone(recipe, initial):
+                remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
+                raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
+        elif not initial.has(network):
             if network == "discriminator":
                 _refuse_freezing(recipe, initial)
         else:
@@ -113,6 +117,13 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
     found = initial.checkpoint
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size()) if found else None
     for network in recipe.networks:
+        if network == "discriminator" and _copies_backbone(recipe):
+            assert reader is not None, "exports have no backbone"
+            reader.refuse_others(_entry("generator", initial), network_on_meta(initial.recipe, "generator"))
+            kept = _of_backbone(recipe, initial)
+            _log.info("D begins with %d tensors of the generator", len(kept))
+            _fill(engines[network], reader.entry(_entry("generator", initial)), kept)
+            continue
         entry, other = _entry(network, initial), initial.recipe_of(network) if initial.has(network) else None
         if other is None:
             _log.warning("%s has no %s: it starts from random weights", initial.where, network)
@@ -143,6 +154,16 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, e
         _log.warning("%s has other classes: the EMA starts as a copy of the generator", found.path)
         return
     EMAState(engine, ema).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry(AVERAGE))
+
+
+def _copies_backbone(recipe: Recipe) -> bool:
+    return recipe.init_from is not None and recipe.init_from.backbone
+
+
+def _of_backbone(recipe: Recipe, initial: InitialWeights) -> set[str]:
+    """Return the names of D's tensors that have those names and shapes in the other run's generator."""
+    ours, theirs = _shapes(recipe, "discriminator"), initial.shapes("generator")
+    return _kept(theirs, ours) - _of_other_labels(recipe, initial.recipe, "discriminator", ours)
 
 
 def _entry(network: str, initial: InitialWeights) -> str:

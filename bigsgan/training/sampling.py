@@ -45,7 +45,7 @@ def making(recipe: Recipe, infer: Infer) -> Infer:
         return infer
 
     def make(inputs: MicroBatch, moving: bool) -> Tensor:
-        return in_steps(lambda *more: infer(more, moving), recipe.generator.steps)(*inputs)
+        return in_steps(lambda *more: infer(more, moving), recipe.generator.num_steps)(*inputs)
 
     return make
 

@@ -294,8 +294,8 @@ def full_state(run: Run) -> dict[str, Any]:
         for piece in shard.pieces:  # what lies between the pieces is uninitialized memory at ZeRO 3
             values = tensor[piece.start : piece.start + piece.numel].cpu().float().numpy().copy()
             state[f"{entry}.shard.{kind}.{piece.name}"] = values
-    for network in ("generator", "discriminator"):
-        for name, parameter in getattr(run.step, network).network.named_parameters():
+    for network, engine in run.step.executor.engines.items():
+        for name, parameter in engine.network.named_parameters():
             state[f"{network}.parameter.{name}"] = _valid(parameter)
     return state
 

@@ -21,7 +21,6 @@ class NetworkSection(Section):
     Attributes:
         network: The section's key, ``generator`` or ``discriminator``.
         family: Name of the family, which selects the class of the section.
-        reads_times: Whether the inputs of a generator carry a time for each sample, behind the labels.
         draws: Whether the network draws random numbers, such as noise; its inputs then carry a seed for each sample.
         has_styles: Whether its first layer outputs style vectors, which path length regularization needs.
         truncates_w: Whether truncation by psi moves the mapping network's output towards its mean; otherwise latents
@@ -42,7 +41,6 @@ class NetworkSection(Section):
     """
 
     network: ClassVar[str] = "discriminator"
-    reads_times: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     has_styles: ClassVar[bool] = False
     truncates_w: ClassVar[bool] = False
@@ -65,6 +63,16 @@ class NetworkSection(Section):
 
         The last of them is the sample itself. D gets as many copies of each real image.
         """
+        return 1
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether the inputs of a generator carry a time for each sample, behind the labels."""
+        return False
+
+    @property
+    def num_steps(self) -> int:
+        """Passes of a generator that make a sample."""
         return 1
 
     @property
@@ -167,9 +175,14 @@ class TimedGenerator(NetworkSection):
     """Steps of equal length from noise to an image, by which samples are made (Euler's method)."""
 
     @property
-    def reads_times(self) -> bool:  # type: ignore[override]
+    def reads_times(self) -> bool:
         """Whether its inputs carry a time for each sample."""
         return self.times
+
+    @property
+    def num_steps(self) -> int:
+        """Passes that make a sample."""
+        return self.steps
 
 
 class GeneratorSection(NetworkSection):

@@ -1,0 +1,216 @@
+"""Generators that read times, and flow matching, where the generator learns alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bigsgan.adversarial import SampleDraws, build_source
+from bigsgan.adversarial.latents import LatentSource
+from bigsgan.adversarial.terms.flow import velocity_error
+from bigsgan.data import LabelledImages, Slice
+from bigsgan.doctor.games import FLOW
+from bigsgan.draws import Draws
+from bigsgan.engines.phases import game_of, phases_of
+from bigsgan.errors import UserError
+from bigsgan.inference.sheets import Sampler
+from bigsgan.inference.trained import open_trained
+from bigsgan.models.build import build_network
+from bigsgan.models.dit import TimeEmbedding
+from bigsgan.models.network import initialize
+from bigsgan.models.steps import in_steps
+from bigsgan.planner.counting import count_work
+from tests.runs import make_run
+from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
+
+CPU = torch.device("cpu")
+NUM, SIZE = 8, 288
+
+
+def test_many_steps_follow_the_flow_of_a_normal_distribution():
+    """Data of deviation s: E[x | x_t] is linear in x_t, and the flow ends at s z (Lipman et al. 2023, theorem 3)."""
+    s, z = 0.3, torch.linspace(-2, 2, 12).view(3, 4)
+
+    def estimate(noisy, labels, times):
+        t = times[:, None]
+        return ((1 - t) * s**2 / ((1 - t) ** 2 * s**2 + t**2) * noisy).view(3, 1, 2, 2)
+
+    found = in_steps(estimate, 400)(z, torch.zeros(3))
+    torch.testing.assert_close(found.flatten(1), s * z, rtol=0, atol=1e-2)
+
+
+def test_steps_are_those_of_eulers_method():
+    seen = []
+
+    def estimate(noisy, labels, times, seeds):
+        seen.append(float(times[0]))
+        return (noisy.sin() * times[:, None] + labels[:, None] + seeds[:, None]).view(2, 1, 1, 3)
+
+    z, y, seeds = torch.randn(2, 3), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])
+    x = z.clone()
+    for t in (1.0, 0.75, 0.5, 0.25):
+        velocity = (x - estimate(x, y, torch.full((2,), t), seeds).flatten(1)) / t
+        x = x - 0.25 * velocity
+    del seen[:]
+    found = in_steps(estimate, 4)(z, y, seeds)
+    assert seen == [1.0, 0.75, 0.5, 0.25]
+    torch.testing.assert_close(found.flatten(1), x)
+
+
+def test_times_are_embedded_as_published():
+    embedding = TimeEmbedding(6, 1000.0)
+    with torch.no_grad():
+        for parameter in embedding.parameters():
+            parameter.copy_(torch.randn(parameter.shape) / 16)
+    times = torch.tensor([0.001, 0.37, 1.0])
+    angles = 1000 * times.double().numpy()[:, None] * 10_000 ** (-np.arange(128) / 128)
+    waves = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).float()
+    first, second = embedding.expand, embedding.contract
+    expected = F.silu(waves @ first.weight.T + first.bias) @ second.weight.T + second.bias
+    torch.testing.assert_close(embedding(times), expected, rtol=1e-3, atol=1e-4)
+
+
+def built(tmp_path, *more, network="generator"):
+    with awake():
+        found = build_network(tiny_recipe(tmp_path, *FLOW, *more), network)
+        initialize(found, 0)
+    return found
+
+
+def test_an_estimate_is_what_it_reads_minus_t_times_a_velocity(tmp_path):
+    """So at time 0 it is what it reads, and its change with the velocity's last bias is -t."""
+    network = built(tmp_path)
+    noisy, labels, t = torch.randn(2, SIZE), torch.tensor([0, 2]), torch.tensor([1e-9, 0.3])
+    images = network(noisy, labels, t)
+    torch.testing.assert_close(images[0].flatten(), noisy[0], atol=1e-6, rtol=0)
+    with torch.no_grad():
+        network.layers["3"].linear.bias += 1
+    moved = network(noisy, labels, t) - images
+    torch.testing.assert_close(moved[1], torch.full_like(moved[1], -0.3), atol=1e-5, rtol=0)
+
+
+def test_the_error_is_that_of_the_velocity():
+    x, z, velocity = torch.randn(3, 4, 2, 3, 3).unbind(1)[:3]
+    t = torch.tensor([0.1, 0.5, 1.0])
+    wide = t[:, None, None, None]
+    estimate = torch.lerp(x, z, wide) - wide * velocity
+    torch.testing.assert_close(velocity_error(estimate, x, t), F.mse_loss(velocity, z - x))
+
+
+def source_of(tmp_path, *more):
+    recipe = tiny_recipe(tmp_path, *FLOW, *more)
+    return build_source(recipe, SampleDraws(Draws(recipe.seed), CPU), range(3))
+
+
+def drawn(source, num_replicas, accumulation, update=5):
+    """All samples of an update, in the order of the batch, whatever the division."""
+    x = torch.arange(NUM * SIZE).view(NUM, 3, 8, 12) / 1000
+    labels, found = torch.arange(NUM) % 3, {}
+    for replica in range(num_replicas):
+        part = Slice(NUM, accumulation, replica, num_replicas)
+        at = [torch.tensor([*part.positions(j)]) for j in range(accumulation)]
+        reals = [LabelledImages(x[own], labels[own]) for own in at]
+        inputs = source.inputs(
+            "generator", (update,), dict.fromkeys(("generator", "discriminator"), part), lambda r=reals: r
+        )
+        for j, own in enumerate(at):
+            for place, *values in zip(own.tolist(), *inputs.generator(j), strict=True):
+                found[place] = values
+    return x.flatten(1), [torch.stack(each) for each in zip(*(found[place] for place in range(NUM)), strict=True)]
+
+
+@pytest.mark.parametrize("times", ["uniform", "logit_normal"])
+def test_inputs_are_images_with_noise_however_ranks_divide_the_batch(tmp_path, times):
+    source = source_of(tmp_path, f"objective.flow.times={times}")
+    x, (noisy, labels, t) = drawn(source, 1, 1)
+    for other in (drawn(source, 2, 1), drawn(source, 2, 2)):
+        for ours, theirs in zip((noisy, labels, t), other[1], strict=True):
+            assert torch.equal(ours, theirs)
+    assert torch.equal(labels, torch.arange(NUM) % 3)
+    z = SampleDraws(Draws(1), CPU).normal("generator/latent", (5,), range(NUM), (SIZE,))
+    torch.testing.assert_close(noisy, (1 - t[:, None]) * x + t[:, None] * z, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(drawn(source, 1, 1, update=6)[1][2], t)
+
+
+def test_times_have_their_distribution(tmp_path):
+    """A Kolmogorov-Smirnov distance below its 1 % point, 1.63 / sqrt(n)."""
+    part = Slice(4000, 1, 0, 1)
+    reals = [LabelledImages(torch.zeros(4000, 3, 8, 12), torch.zeros(4000, dtype=torch.int64))]
+    distributions = {"uniform": lambda t: t, "logit_normal": lambda t: torch.special.ndtr(torch.logit(t))}
+    for name, cumulative in distributions.items():
+        source = source_of(tmp_path, f"objective.flow.times={name}")
+        t = source.inputs("generator", (0,), {"generator": part}, lambda: reals).generator(0)[2].double().sort().values
+        assert 1e-3 <= float(t[0]) <= float(t[-1]) <= 1
+        distance = (cumulative(t) - torch.arange(1, 4001) / 4000).abs().max()
+        assert float(distance) < 1.63 / math.sqrt(4000)
+
+
+def test_noise_alone_has_time_1():
+    source = LatentSource(SampleDraws(Draws(0), CPU), 5, range(3), seeded=True, timed=True)
+    latents, labels, times, seeds = source.phase("generator", (0,), Slice(4, 1, 0, 1))(0)
+    assert torch.equal(times, torch.ones(4))
+    assert latents.shape == (4, 5)
+    assert labels.shape == seeds.shape == (4,)
+
+
+def test_an_update_has_one_phase_of_three_passes(tmp_path):
+    plan = tiny_plan(tmp_path, 1, FLOW, {"generator": zero(0)})
+    (phase,) = phases_of(plan, game_of(plan, 0))
+    assert (phase.network, phase.step, phase.num_samples) == ("generator", True, 8)
+    counted = count_work(plan)
+    assert counted["update_flop"] == 3 * counted["generator"]["forward_flop"] > 0
+    assert counted["discriminator"]["parameters"] == 0
+
+
+def test_a_discriminator_may_have_the_backbone_of_a_generator(tmp_path):
+    """All but the class token and the last layer; a clean image has time 0."""
+    with awake():
+        recipe = tiny_recipe(tmp_path, *TINY_GAMES["dit"], "generator.times=true", "discriminator.times=true")
+        g, d = build_network(recipe, "generator"), build_network(recipe, "discriminator")
+        initialize(g, 0), initialize(d, 1)
+    ours, theirs = (dict(network.named_parameters()) for network in (d, g))
+    others = {name for name, each in ours.items() if name not in theirs or theirs[name].shape != each.shape}
+    assert others == {"layers.0.token", "layers.3.linear.weight"}
+    images, labels = torch.randn(2, 3, 8, 12), torch.tensor([0, 2])
+    _, c = d.layers["0"](images, labels)
+    torch.testing.assert_close(c, d.layers["0"].embedding(labels) + d.layers["0"].times(torch.zeros(2)))
+
+
+def test_exports_make_samples_in_the_same_steps(tmp_path):
+    run, _ = make_run(tmp_path, *FLOW, "generator.steps=3")
+    trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
+    z, labels = torch.randn(2, SIZE), torch.tensor([1, 2])
+    expected = in_steps(trained.network, 3)(z, labels)
+    assert not torch.allclose(expected, in_steps(trained.network, 2)(z, labels))
+    torch.testing.assert_close(trained.infer((z, labels)), expected)
+    assert Sampler(trained, 0, 4, range(3)).grid(6, torch.arange(3), None).images.shape == (6, 3, 8, 12)
+
+
+OF_DIT = "discriminator={family: dit, depth: 2, width: 16, heads: 2}"
+WRONG = [
+    ("objective.flow", [OF_DIT, "optimizer.discriminator.lr=0.1"]),
+    ("optimizer.discriminator", [OF_DIT, "objective={}"]),
+    ("objective", ["objective={}"]),
+    ("objective.r1", ["objective={flow: {}, r1: {weight: 1}}"]),
+    ("objective.loss", ["objective={flow: {}, loss: relativistic}"]),
+    ("objective.transport", ["objective={flow: {}, transport: {weight: 1}}"]),
+    ("objective.terms.0", ["objective={flow: {}, terms: [{use: 'a:b', network: discriminator}]}"]),
+    ("augmentation", ["augmentation={kind: diffaugment}"]),
+    ("engines.generator.ranks", ["engines.generator.ranks=1"]),
+    ("generator.latent_size", ["generator={family: 'nets:G', latent_size: 12, times: true}"]),
+    (
+        "generator.steps",
+        ["generator={family: dit, latent_size: 288, depth: 2, heads: 2, steps: 2}", "objective={kl: 1}"],
+    ),
+    ("objective.flow", ["generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}"]),
+]
+
+
+@pytest.mark.parametrize("field, changed", WRONG)
+def test_keys_that_do_not_fit_are_refused(tmp_path, field, changed):
+    keys = [each.partition("=")[0] for each in changed]
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *(each for each in FLOW if each.partition("=")[0] not in keys), *changed)
+    assert caught.value.field == field
