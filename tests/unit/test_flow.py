@@ -200,10 +200,7 @@ WRONG = [
     ("augmentation", ["augmentation={kind: diffaugment}"]),
     ("engines.generator.ranks", ["engines.generator.ranks=1"]),
     ("generator.latent_size", ["generator={family: 'nets:G', latent_size: 12, times: true}"]),
-    (
-        "generator.steps",
-        ["generator={family: dit, latent_size: 288, depth: 2, heads: 2, steps: 2}", "objective={kl: 1}"],
-    ),
+    ("generator.steps", ["generator={family: dit, latent_size: 288, steps: 2}", "objective={transport: {}}"]),
     ("objective.flow", ["generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}"]),
 ]
 
