@@ -113,6 +113,8 @@ def sections() -> dict[str, list[tuple[str, type[Section]]]]:
         if name in ("generator", "discriminator"):
             for section in classes:
                 family = section.model_fields["family"].default
+                if family == "none":
+                    continue  # it has no keys
                 found.setdefault(f"family {family}", []).append((f"{name}.", section))
         elif classes and name in ("optimizer", "engines"):
             (section,) = {type_ for nested in classes for _, type_ in nested_sections(nested)}

@@ -51,7 +51,7 @@ def test_digits_are_drawn_as_outlines_and_filled_again(tmp_path):
         *(pytest.param("digits", seed, marks=pytest.mark.nightly) for seed in range(2, 8)),
         *(
             pytest.param(f"digits_{family}", 0, marks=pytest.mark.nightly)
-            for family in ("afm", "cat", "dcgan", "gat", "r3gan", "stylegan2")
+            for family in ("afm", "cat", "dcgan", "dit", "gat", "r3gan", "stylegan2")
         ),
     ],
 )

@@ -161,7 +161,7 @@ def bottom_of(size: Size) -> Size:
 class NoDiscriminator(NetworkSection):
     """No discriminator: G alone learns, from terms that read its images and outputs."""
 
-    family: Literal["none"]
+    family: Literal["none"] = "none"
     convolves = has_statistics = False
 
 
