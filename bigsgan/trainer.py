@@ -387,7 +387,7 @@ def _stopped_by(requests: StopRequests) -> str:
 
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     """Return texts about where memory is not enough, and about the remedy."""
-    sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in NETWORKS)
+    sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in plan.recipe.networks)
     staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
     keeps = staged and plan.recipe.pipeline.generator_phase == "keep"
     return (

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ from bigsgan.data import RealImages, Slice
 from bigsgan.engines import Engine, MicroBatch, Phase, Rates, Work, phases
 from bigsgan.engines.executor import Executor
 from bigsgan.monitor import Statistics
+
+_TOTAL = "loss/generator"
+"""Name of the statistic of G's whole loss where it learns alone."""
 
 GetInputs = Callable[[int, Tensor | None], MicroBatch]
 """Returns the inputs of a phase's micro-batch, given its number and the images that the phase reads."""
@@ -119,6 +122,7 @@ class AdversarialStep:
         statistics.declare(*(name for term in terms for name in term.statistics))
         statistics.declare(*(["augmentation"] if plan.recipe.augmentation is not None else []))
         statistics.declare(*(f"grad_norm/{network}" for network in executor.engines))
+        statistics.declare(*([_TOTAL] if self.discriminator is None else []))
         statistics.declare(*([STATISTIC] if self._section.adversarial.adaptive else []))
         self.generator.after_update = self._generator_updated
         if self.discriminator is not None:
@@ -203,7 +207,13 @@ class AdversarialStep:
         (phase,) = self._phases()
         reals: Reals = functools.cache(self._sources.reals.next_phase)
         inputs = self._inputs("generator", (update,), reals)
-        loss = OutputLoss(due(self._terms, "generator", update), self._plan.recipe.outputs, self._statistics)
+        of_terms = OutputLoss(due(self._terms, "generator", update), self._plan.recipe.outputs, self._statistics)
+
+        def loss(*made: Any) -> Tensor:
+            total = of_terms(*made)
+            self._statistics.add(_TOTAL, total, len(made[0]))
+            return total
+
         return Work(
             phase,
             lambda j, images: inputs.generator(j),

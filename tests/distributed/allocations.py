@@ -21,7 +21,7 @@ from bigsgan.config import NETWORKS
 from bigsgan.draws import Draws
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
-from bigsgan.training.sampling import generator_inputs
+from bigsgan.training.sampling import generator_inputs, making
 from tests.distributed import scenarios
 
 GRACE_SECONDS = 0.005
@@ -49,9 +49,9 @@ def peaks(
     ):
         with record_function("#build"):
             run = scenarios.build(overrides, ds, recipe=recipe)
-        for network in NETWORKS:
-            if getattr(run.step, network).is_held:
-                _mark_ends(network, getattr(run.step, network)._engine)
+        for network, engine in run.step.executor.engines.items():
+            if engine.is_held:
+                _mark_ends(network, engine._engine)
         num = run.step._sources.slices["generator"]["generator"].num_samples
         labels = torch.arange(num) % max(run.recipe.data.num_classes, 1)
         inputs = generator_inputs(run.recipe, Draws(0), "standing", 0, labels, None, comm.device())
@@ -60,7 +60,7 @@ def peaks(
                 scenarios.update(run, 1)
         with record_function("#samples"), run.ema.swapped():
             if run.step.generator.is_held:
-                run.step.generator.infer_everywhere(inputs)
+                making(run.recipe, run.step.generator.infer_everywhere)(inputs, False)
     inspected = inspect(run) if inspect else None
     scenarios.destroy(run)
     allocations, marks = _read(profiler)

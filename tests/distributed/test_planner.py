@@ -50,6 +50,13 @@ GAT = [
     "augmentation={kind: diffaugment, policy: [latent_color, translation, cutout, flip]}",
     "batch=32",
 ]
+FLOW = [
+    *("optimizer={generator: {kind: adam, lr: 2e-4}}", COMMON[-1].replace("resolution: 32", "resolution: 16")),
+    "generator={family: dit, depth: 4, width: 128, heads: 4, latent_size: 768, times: true, steps: 4}",
+    "discriminator={family: none}",
+    "objective={flow: {}}",
+    "batch=32",
+]
 MUON = [  # few samples, so that states are more than activations
     *(text.replace("adam", "muon") for text in COMMON),
     "generator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2}",
@@ -123,6 +130,9 @@ LAYOUTS = {
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
     "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
+    "flow, ZeRO 1": (FLOW, zero(1)),
+    "flow, ZeRO 3, recomputing": ([*FLOW, *RECOMPUTING], zero(3)),
+    "flow, 2 stages": ([*FLOW, *STAGES], zero(1)),
     "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
     "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),
     "perceptrons, ZeRO 3 in bf16": (PERCEPTRONS, zero(3, **BF16)),
