@@ -217,6 +217,10 @@ def recovering(step, directory):
     return Recovery(step, None, None, None, {}, checkpoint.Saver(directory, comm, Checkpoints()), 1, lambda num: None)
 
 
+def stepping(**engines):
+    return SimpleNamespace(executor=SimpleNamespace(engines=engines), **engines)
+
+
 def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
     """The gradient that G gets from it overflows now and then, until its scale fits."""
 
@@ -226,7 +230,7 @@ def test_where_d_scales_its_loss_no_update_of_g_is_a_failure():
         return SimpleNamespace(scales_loss=scales_loss, outcomes=outcomes, is_held=True)
 
     for d_scales, g_scales, expected in ((True, False, None), (False, False, 7), (False, True, None)):
-        step = SimpleNamespace(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
+        step = stepping(generator=engine(g_scales, 0), discriminator=engine(d_scales, 0))
         recovery = recovering(step, Path())
         step.generator.outcomes.add(False)
         failed = recovery.failed(Attempt(7, (0, 8), None), at_once=False)
@@ -263,7 +267,7 @@ def test_a_checkpoint_whose_next_update_fails_on_other_data_too_is_passed_over(r
 
 def test_a_checkpoint_that_is_saved_anew_is_not_the_bad_one(tmp_path):
     """The run that went further back comes to the same number of images again."""
-    step = SimpleNamespace(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True, is_held=True)))
+    step = stepping(**dict.fromkeys(NETWORKS, SimpleNamespace(scales_loss=True, is_held=True)))
     recovery = recovering(step, tmp_path)
     for nimg in (16, 32):
         assert save(tmp_path, nimg, {"generator": entry({"a": torch.full((3,), float(nimg))})})

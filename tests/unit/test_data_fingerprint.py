@@ -170,7 +170,9 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
         ("text", now, []),
     ]:
         layout = {"world_size": 1} | ({} if before is None else {build.DATA: before})
-        build._restore(SimpleNamespace(layout=layout), {}, {"world_size": 1, build.DATA: given}, None)
+        build._restore(
+            SimpleNamespace(layout=layout), {}, {"world_size": 1, build.DATA: given}, SimpleNamespace(networks=())
+        )
         said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
         assert said == expected
         caplog.clear()
