@@ -94,6 +94,9 @@ def main(run: Path, out: Path, options: Options) -> None:
     if options.direction and (form != "pix2pix" or not read_saved_recipe(run).data.joins_domains):
         detail = "other formats have both of CycleGAN's generators"
         raise UserError("--direction", options.direction, "needs CycleGAN, and --format pix2pix", "remove it", detail)
+    if options.network not in read_saved_recipe(run).networks:
+        problem = "is not in this run, whose generator learns alone"
+        raise UserError("--network", options.network, problem, "remove it")
     if form == UNIVERSAL:
         _write_universal(run, out, options)
         return
@@ -199,9 +202,6 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
 def _check(options: Options, form: str, run: Path, out: Path) -> None:
     """Refuse options that do not fit each other, before the run is opened."""
     if options.network == "discriminator":
-        if "discriminator" not in read_saved_recipe(run).networks:
-            problem = "is not in this run, whose generator learns alone"
-            raise UserError("--network", "discriminator", problem, "remove it")
         if options.live is False:
             raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
         if options.standing:

@@ -99,7 +99,7 @@ def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = Non
         if speed is not None and not as_json:
             print(_describe_time(plan, speed, times))
         return
-    staged = [network for network in NETWORKS if plan.placement(network).num_stages > 1]
+    staged = [network for network in plan.recipe.networks if plan.placement(network).num_stages > 1]
     if not staged:
         remedy = "set engines.generator.pipeline_stages=2, or the discriminator's, or both"
         raise UserError("--pipeline", None, "needs a network with pipeline stages", remedy)

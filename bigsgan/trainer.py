@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bigsgan import plugins
-from bigsgan.config import NETWORKS, Recipe, RunPlan, both_engines
+from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.metrics import FeatureNetwork
 from bigsgan.config.run_directory import refuse_among_images, refuse_directory, refuse_foreign_metrics, refuse_unknown
 from bigsgan.config.signature import typed
@@ -388,12 +388,13 @@ def _stopped_by(requests: StopRequests) -> str:
 def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     """Return texts about where memory is not enough, and about the remedy."""
     sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in plan.recipe.networks)
-    staged = any(plan.placement(network).num_stages > 1 for network in NETWORKS)
-    keeps = staged and plan.recipe.pipeline.generator_phase == "keep"
+    networks = plan.recipe.networks
+    staged = any(plan.placement(network).num_stages > 1 for network in networks)
+    keeps = staged and len(networks) > 1 and plan.recipe.pipeline.generator_phase == "keep"
     return (
         f"on rank {comm.rank()} with {sizes} images a micro-batch",
         ("set pipeline.generator_phase=recompute; or set " if keeps else "set ")
-        + " and ".join(both_engines("activation_checkpointing=true"))
+        + " and ".join(f"engines.{network}.activation_checkpointing=true" for network in networks)
         + f"; or start a new `out` with more micro-batches (accumulation={2 * plan.recipe.accumulation}) or "
         + ("more pipeline stages" if staged else "a higher ZeRO stage (ds_configs/zero3.json)"),
     )

@@ -159,7 +159,7 @@ class AdversarialStep:
         ]
         of_g = due(self._terms, "generator", update)
         regularizer = inner_term(of_g)
-        of_outputs = output_loss(self._terms, self._plan.recipe.outputs, update, self._statistics)
+        of_outputs = output_loss(self._terms, self._plan.recipe, update, self._statistics)
         # Real images are only read when D needs them, on the ranks that do, in the order of its steps.
         reals: list[Reals] = [functools.cache(self._sources.reals.next_phase) for _ in objectives]
         # G's update goes with the real images that D read last, or with the first ones where it comes before D's steps.
@@ -207,7 +207,7 @@ class AdversarialStep:
         (phase,) = self._phases()
         reals: Reals = functools.cache(self._sources.reals.next_phase)
         inputs = self._inputs("generator", (update,), reals)
-        of_terms = OutputLoss(due(self._terms, "generator", update), self._plan.recipe.outputs, self._statistics)
+        of_terms = OutputLoss(due(self._terms, "generator", update), self._plan.recipe, self._statistics)
 
         def loss(*made: Any) -> Tensor:
             total = of_terms(*made)

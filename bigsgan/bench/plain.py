@@ -181,7 +181,7 @@ class PlainLoop:
     def _generate(self, batch: MicroBatch, update: int, moving: bool) -> tuple[Tensor, Tensor]:
         """Images with their graph, and the terms of G's loss that do not depend on D."""
         term = inner_term(due(self._terms, "generator", update))
-        of_outputs = output_loss(self._terms, self._recipe.outputs, update, self._statistics)
+        of_outputs = output_loss(self._terms, self._recipe, update, self._statistics)
         images, *own = self._generator(batch, Pass(moving, regularizer=term, of_outputs=of_outputs))
         return images, sum(own, images.new_zeros(()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigsgan.config.sections import Optimizers
 from bigsgan.errors import UserError
 
 _OF_BOTH = (
@@ -20,8 +21,8 @@ def check_networks(recipe: Any) -> None:
         UserError: A key has no effect, or one is missing.
     """
     if len(recipe.networks) > 1:
-        if "discriminator" not in recipe.optimizer.model_fields_set:
-            remedy = "give it, such as optimizer.discriminator.lr=2e-4, or set discriminator.family=none"
+        if recipe.optimizer.discriminator == Optimizers.model_fields["discriminator"].default:
+            remedy = "set optimizer.discriminator.lr=2e-4, or discriminator.family=none"
             raise UserError("optimizer.discriminator", None, "must be given", remedy)
         if recipe.objective.flow:
             problem, remedy = "needs discriminator.family=none", "set it so, or remove objective.flow"
@@ -31,8 +32,9 @@ def check_networks(recipe: Any) -> None:
     if recipe.objective.flow:
         _check_flow(recipe)
     generator = recipe.generator
-    if (steps := generator.num_steps) > 1 and not generator.reads_times:
-        raise UserError("generator.steps", steps, "must be 1 without generator.times", "set generator.times=true")
+    if (steps := generator.num_steps) > 1 and not recipe.objective.flow:
+        problem, remedy = "must be 1 without objective.flow", "remove it, or give objective.flow"
+        raise UserError("generator.steps", steps, problem, remedy)
     if generator.reads_times and recipe.translates:
         raise UserError("generator.times", True, "needs a generator from latents", "remove it")
     needed = recipe.data.channels * recipe.data.network_size.num_pixels
@@ -49,14 +51,18 @@ def _check_alone(recipe: Any) -> None:
     found += recipe.pipeline.changed("pipeline", ["generator_phase", "schedule"])
     found += init.changed("init_from", ["discriminator", "backbone", "freeze_discriminator"]) if init else []
     found += [f"objective.terms.{n}" for n, term in enumerate(objective.terms) if term.network == "discriminator"]
-    found += recipe.engines.generator.changed("engines.generator", ["ranks"])
+    engines, keys = recipe.engines, type(recipe.engines.discriminator).model_fields.keys()
+    found += engines.generator.changed("engines.generator", ["ranks"])
+    found += ["engines.stock_deepspeed"] if engines.stock_deepspeed == "discriminator" else []
+    # Of DeepSpeed files a run keeps one for each engine, and `--deepspeed_config` gives both the same.
+    found += engines.discriminator.changed("engines.discriminator", keys - {"ds_config"})
     for field in found:
         raise UserError(field, None, "must be unset with discriminator.family=none", "remove it")
     terms = [objective.l1, objective.l2, objective.huber, objective.perceptual, objective.kl, objective.codebook]
     terms += [objective.cycle, objective.identity, objective.consistency, objective.transport, objective.flow]
-    if not any([*terms, *objective.terms]):
-        problem, remedy = "must have a part of the generator's loss with discriminator.family=none", "give one, such as"
-        raise UserError("objective", None, problem, f"{remedy} objective.flow={{}} or objective.l1=1")
+    if not any([*terms, *(term.every == 1 for term in objective.terms)]):
+        problem = "must have a part of the generator's loss in each update with discriminator.family=none"
+        raise UserError("objective", None, problem, "give one, such as objective.flow={} or objective.l1=1")
 
 
 def _check_flow(recipe: Any) -> None:
@@ -64,6 +70,9 @@ def _check_flow(recipe: Any) -> None:
     if not recipe.generator.reads_times:
         remedy = "set generator.times=true, of family dit or of a network of your own"
         raise UserError("objective.flow", None, "needs a generator that reads times", remedy)
+    if recipe.objective.fake_labels != "uniform":
+        problem, detail = "must be uniform with objective.flow", "labels are those of the images"
+        raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, "remove it", detail)
     others = {"transport": recipe.objective.transport, "consistency": recipe.objective.consistency}
     for name, given in others.items():
         if given:

@@ -178,6 +178,12 @@ class Recipe(Section):
         return found[:-1] if self.generator.joins_domains and not self.objective.identity else found
 
     @property
+    def generator_reads(self) -> list[str]:
+        """Names of G's inputs."""
+        times, seeds = ["times"] * self.generator.reads_times, ["seeds"] * self.generator.draws
+        return ["input_images" if self.translates else "latents", "labels", *times, *seeds]
+
+    @property
     def judged_channels(self) -> int:
         """Channels of a sample that travels from G to D, over all its images."""
         return self.data.channels * self.generator.images_per_sample

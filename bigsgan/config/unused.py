@@ -25,6 +25,7 @@ _UNREAD: list[tuple[dict[str, tuple[Any, ...]], list[str]]] = [
     ({"block": ("standard", "depthwise_separable", "grouped")}, ["expansion"]),
     ({"shared_embedding": (False,)}, ["embedding_size"]),
     ({"architecture": ("pixels",)}, ["depth"]),
+    ({"times": (False,)}, ["time_scale"]),
     ({"architecture": ("unet",)}, ["num_blocks"]),
     ({"half_resolutions": (0,)}, ["half_type"]),
     ({"mapping_layers": (0,)}, ["mapping_lr_multiplier"]),
@@ -44,9 +45,6 @@ def unused_keys(plan: RunPlan) -> str:
         found["without generator stages"] += recipe.pipeline.changed("pipeline", ["generator_phase"])
     if all(recipe.engine(network).accumulation for network in NETWORKS):
         found["with accumulation of both engines"] += recipe.changed("", ["accumulation"])
-    if "discriminator" not in recipe.networks:
-        keys = type(recipe.engines.discriminator).model_fields
-        found["without a discriminator"] += recipe.engines.discriminator.changed("engines.discriminator", keys)
     for network, engine in plan.engines.items():
         section, optimizer = getattr(recipe, network), getattr(recipe.optimizer, network)
         if engine.placement.num_stages == 1:

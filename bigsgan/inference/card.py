@@ -19,7 +19,7 @@ _HEAD = """\
 library_name: bigsgan
 pipeline_tag: {task}
 tags:
-- gan
+- {game}
 - {family}
 # Choose a license, which also depends on the training data: https://huggingface.co/docs/hub/repositories-licenses
 # license:
@@ -27,7 +27,7 @@ tags:
 
 # {name}
 
-The generator of a GAN of family `{family}`, trained with bigsgan.
+{trained} `{family}`, trained with bigsgan.
 {grid}
 | | |
 | --- | --- |
@@ -143,7 +143,10 @@ def model_card(
         values=f", {scaled}" if decoded else f" {'in' if _is_bounded(recipe) else 'about'} [-1, 1]{_units(data)}",
     )
     of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
+    is_gan = len(recipe.networks) > 1
     head = _HEAD.format(
+        game="gan" if is_gan else "flow-matching" if recipe.objective.flow else "generator",
+        trained=f"{'The generator of a GAN' if is_gan else 'A generator that learned alone,'} of family",
         task="image-to-image" if recipe.translates else "unconditional-image-generation",
         family=recipe.generator.family,
         name=run.absolute().name,

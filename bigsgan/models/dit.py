@@ -122,7 +122,8 @@ class Tokens(nn.Module):
         self.positions = Positions(config.width, size.over(config.patch))
         self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
         self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
-        self.times = TimeEmbedding(config.width, config.time_scale) if config.times else None
+        scale = config.time_scale if isinstance(config, DiTGenerator) else 1.0  # which of time 0 is without effect
+        self.times = TimeEmbedding(config.width, scale) if config.times else None
 
     def initialize(self, generators: Generators) -> None:
         """Draw the class token."""
@@ -137,8 +138,9 @@ class Tokens(nn.Module):
             x = torch.cat([self.token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.times is None:
             return x, self.embedding(labels)
-        if times is None:
+        if self.token is not None:
             return x, self.embedding(labels) + self.times(torch.zeros_like(images[:, 0, 0, 0]))
+        assert times is not None, "G reads times"
         return x, self.embedding(labels) + self.times(times), images, times[:, None, None, None]
 
 

@@ -17,6 +17,7 @@ from bigsgan.config.sections import InitFrom
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError, reason
 from bigsgan.models.build import network_on_meta
+from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.power import AVERAGE
@@ -94,6 +95,11 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
     Raises:
         UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
+    ours, theirs = recipe.generator, initial.recipe_of("generator").generator if initial.has("generator") else None
+    scale = getattr(theirs, "time_scale", None)
+    if ours.reads_times and theirs and theirs.reads_times and scale != getattr(ours, "time_scale", None):
+        problem, remedy = "was trained with another generator.time_scale", f"set generator.time_scale={scale}"
+        raise UserError(initial.field("generator"), None, problem, remedy)
     for network in recipe.networks:
         if network == "discriminator" and _copies_backbone(recipe):
             if not _of_backbone(recipe, initial):
@@ -121,7 +127,8 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
             assert reader is not None, "exports have no backbone"
             reader.refuse_others(_entry("generator", initial), network_on_meta(initial.recipe, "generator"))
             kept = _of_backbone(recipe, initial)
-            _log.info("D begins with %d tensors of the generator", len(kept))
+            num = len(_shapes(recipe, network))
+            _log.log(NOTICE, "the discriminator begins with %d of %d tensors of the generator", len(kept), num)
             _fill(engines[network], reader.entry(_entry("generator", initial)), kept)
             continue
         entry, other = _entry(network, initial), initial.recipe_of(network) if initial.has(network) else None

@@ -69,7 +69,12 @@ def stand_statistics(network: LayerStack, infer: Infer, batches: Sequence[MicroB
 
 
 def has_standing_statistics(recipe: Recipe) -> bool:
-    """Whether the generator needs ``stand_statistics``: it has batch norm or power iterations."""
+    """Whether the generator needs ``stand_statistics``: it has batch norm or power iterations, and takes one step.
+
+    In several, running statistics are those of images with more or less noise, as samples pass.
+    """
+    if recipe.generator.num_steps > 1:
+        return False
     whole = network_on_meta(recipe, "generator")  # a rank may hold only a part of it
     return bool(whole.spectral_layers()) or any(isinstance(module, BatchStatistics) for module in whole.modules())
 

@@ -118,9 +118,9 @@ def _compare(plan: RunPlan, found: checkpoint.Checkpoint, allowed: Collection[st
     saved, given = flat(parse_saved_recipe(found.manifest["recipe"]).model_dump()), flat(plan.recipe.model_dump())
     if given["data.class_names"] is None:  # they come with the data
         del saved["data.class_names"], given["data.class_names"]
-    for network, engine in plan.engines.items():  # precision is what changes the numbers in a DeepSpeed file
+    for network in plan.recipe.networks:  # precision is what changes the numbers in a DeepSpeed file
         key = f"engines.{network}.precision"
-        saved[key], given[key] = found.layout.get(f"{network}.precision"), engine.file.precision
+        saved[key], given[key] = found.layout.get(f"{network}.precision"), plan.engines[network].file.precision
     lines = compare_recipes(saved, given, str(plan.recipe.out), allowed)
     lines = [line for line in lines if not line.startswith("out: ")]
     if lines:

@@ -55,6 +55,19 @@ def test_other_classes_begin_anew(ranks, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_discriminator_begins_with_the_layers_of_a_generator(ranks, tmp_path):
+    """Of another run's EMA: all but the class token and the last map."""
+    ds = {"generator": zero(3), "discriminator": zero(1)}
+    game = [*TINY_GAMES["dit"], "generator.times=true", "discriminator.times=true"]
+    results = ranks(2).run(scenarios.begin_with, game, ds, str(tmp_path), ["init_from.backbone=true"], 1)
+    donor, begun, after = states(results)
+    new = {"layers.0.token", "layers.3.linear.weight"}
+    for name, value in begun["discriminator"].items():
+        assert torch.equal(value, donor["average"].get(name, value * 0)) == (name not in new), name
+    assert not torch.equal(after["discriminator"]["layers.0.linear.weight"], donor["average"]["layers.0.linear.weight"])
+
+
+@pytest.mark.slow
 def test_in_stages(ranks, tmp_path):
     ds = {"generator": zero(1), "discriminator": zero(1)}
     results = ranks(2).run(scenarios.begin_with, ADAM, ds, str(tmp_path), stages(2, 2), 1)

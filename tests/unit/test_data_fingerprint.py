@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bigsgan.config import NETWORKS
 from bigsgan.config.data import Data
 from bigsgan.data import build_dataset
 from bigsgan.data.outside import OutsideImages
@@ -171,7 +172,7 @@ def test_a_resumed_run_is_told_of_other_data(tmp_path, monkeypatch, caplog):
     ]:
         layout = {"world_size": 1} | ({} if before is None else {build.DATA: before})
         build._restore(
-            SimpleNamespace(layout=layout), {}, {"world_size": 1, build.DATA: given}, SimpleNamespace(networks=())
+            SimpleNamespace(layout=layout), {}, {"world_size": 1, build.DATA: given}, SimpleNamespace(networks=NETWORKS)
         )
         said = [record.getMessage().partition("differs in ")[2] for record in caplog.records]
         assert said == expected

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.terms.term import FunctionTerm, Term, due
+from bigsgan.config import Recipe
 from bigsgan.engines import MicroBatch
 from bigsgan.monitor import Statistics
 
@@ -21,9 +22,10 @@ class OutputTerm(FunctionTerm):
 class OutputLoss:
     """The sum of terms of an update, as a loss of one of G's passes."""
 
-    def __init__(self, terms: Sequence[Term], names: Sequence[str], statistics: Statistics) -> None:
-        """Take the terms that are due, and the outputs' names in the order in which G returns them."""
-        self._terms, self._names, self._statistics = terms, names, statistics
+    def __init__(self, terms: Sequence[Term], recipe: Recipe, statistics: Statistics) -> None:
+        """Take the terms that are due, and the recipe, which names what G reads and returns."""
+        self._terms, self._statistics = terms, statistics
+        self._inputs, self._outputs = recipe.generator_reads, recipe.outputs
 
     def __call__(
         self, images: Tensor, outputs: Sequence[Tensor], inputs: MicroBatch, targets: MicroBatch = ()
@@ -36,14 +38,13 @@ class OutputLoss:
             inputs: G's inputs: latents or images, labels (n,), times (n,) if it reads some, and seeds if it draws.
             targets: The real images (n, C, H, W), if G learns alone.
         """
-        read = dict(zip(("input_images", "labels", "times"), inputs, strict=False))
-        read |= {"images": images, "latents": inputs[0]}
-        read |= zip(self._names, outputs, strict=True)
+        read = {"images": images, **dict(zip(self._inputs, inputs, strict=True))}
+        read |= zip(self._outputs, outputs, strict=True)
         read |= zip(("real_images",), targets, strict=False)
         return torch.stack([term.loss(read, self._statistics) for term in self._terms]).sum()
 
 
-def output_loss(terms: Iterable[Term], names: Sequence[str], update: int, statistics: Statistics) -> OutputLoss | None:
+def output_loss(terms: Iterable[Term], recipe: Recipe, update: int, statistics: Statistics) -> OutputLoss | None:
     """Return the loss of G's outputs in an update; None if no term reads them."""
     found = [term for term in due(terms, "generator", update) if term.of_outputs]
-    return OutputLoss(found, names, statistics) if found else None
+    return OutputLoss(found, recipe, statistics) if found else None

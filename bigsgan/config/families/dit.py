@@ -51,5 +51,3 @@ class DiTDiscriminator(DiTNetwork):
     times: bool = False
     """Embed time 0 with the labels, as for images without noise, so that it may begin with a generator's weights
     (``init_from.backbone``)."""
-    time_scale: PositiveFloat = 1000.0
-    """As the generator's."""
