@@ -20,6 +20,7 @@ from bigsgan.doctor.games import awake, both, tiny_plan, tiny_recipe
 from bigsgan.doctor.smooth_activations import smooth
 from bigsgan.engines import Shard
 from bigsgan.engines.deepspeed.leftovers import leaving_nothing
+from bigsgan.models.frozen import frozen_parts
 from bigsgan.runtime import comm
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.loop import Run
@@ -119,6 +120,9 @@ def snapshot(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {
         entry: {name: [(0, buffer.clone())] for name, buffer in named.items()} for entry, named in buffers(run).items()
     }
+    for entry in result:
+        frozen = frozen_parts(run.step.generator.network if entry == "average" else getattr(run.step, entry).network)
+        result[entry] |= {name: [(part.offset, part.own.clone())] for name, part in frozen.items() if len(part.own)}
     for entry, shard, tensor in masters(run):
         for piece in shard.pieces:
             values = tensor[piece.start : piece.start + piece.numel]

@@ -18,7 +18,7 @@ from bigsgan.images.size import Size
 from bigsgan.models import noise, pix2pix
 from bigsgan.models.attention import attend
 from bigsgan.models.convolutions import convolve, laid_out
-from bigsgan.models.initial import make_buffer
+from bigsgan.models.frozen import freeze
 from bigsgan.models.precision import full
 from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
 
@@ -180,7 +180,7 @@ def generator_layers(
         for layer in encoder:
             for module in layer.modules():
                 for name, _ in list(module.named_parameters(recurse=False)):
-                    make_buffer(module, name)
+                    freeze(module, name)
     decoder: list[nn.Module] = [DecoderInput(latents, encoded, widths[-1]), *_middle(config, widths[-1])]
     for level, (width, before) in reversed(list(enumerate(pairwise([*widths, widths[-1]])))):
         decoder += _blocks(config, level, before, width, config.num_blocks + 1)

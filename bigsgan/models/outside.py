@@ -28,7 +28,8 @@ from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
+from bigsgan.models.frozen import Reads, freeze
+from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import full
@@ -51,10 +52,12 @@ class Foreign(TwiceDifferentiable):
     Attributes:
         map_sizes: Numbers of an image's logits in each map, as of the last forward pass; none of one map.
         output_sizes: Numbers of an image in each of D's further outputs.
+        frozen_reads: Of frozen tensors that are shared out; None if there are none.
     """
 
     map_sizes: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
+    frozen_reads: Reads | None = None
 
     def __init__(self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
         """Take a layer of a network; ``outputs`` are the names of what D returns after its logits."""
@@ -118,6 +121,8 @@ class Foreign(TwiceDifferentiable):
             raise UserError(f"{self._network}.family", name, problem, remedy, plugins.described(error)) from error
 
     def _computed(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+        if self.frozen_reads is not None:
+            self.frozen_reads.dtype = dtype if dtype in _HALF else None
         if dtype not in _HALF:
             return self.module(*inputs)
         buffers = {
@@ -247,7 +252,7 @@ def _prepared(made: Any) -> Any:
     for module in made.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.requires_grad:
-                make_buffer(module, name)
+                freeze(module, name)
             elif parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
         for name, value in list(vars(module).items()):  # constants that would not follow the module to a device

@@ -20,6 +20,7 @@ from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.families.outside import judged_outputs
 from bigsgan.config.objective import PathLength
+from bigsgan.engines.deepspeed_config import num_sharing_frozen, share_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
@@ -58,9 +59,10 @@ class Traces:
 
     def network(self, plan: RunPlan, network: str) -> LayerStack:
         """A network with all its layers, on the meta device."""
-        key = network, plan.engines[network].file.precision
+        key = self._network_key(plan, network)
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
+            share_frozen(plan, network, self._networks[key], 0, lambda whole, own: None, _META)
             self._exact_layers[key] = self._networks[key].exact_layers()
         return self._networks[key]
 
@@ -101,8 +103,12 @@ class Traces:
             self._wholes[key] = self._at_two_sizes(plan, network, trace)
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
+    def _network_key(self, plan: RunPlan, network: str) -> tuple:
+        engine, num = plan.engines[network], num_sharing_frozen(plan, network)
+        return network, engine.file.precision, num, num > 1 and engine.section.activation_checkpointing
+
     def _key(self, plan: RunPlan, network: str) -> tuple:
-        return network, plan.engines[network].file.precision, plan.placement(network).num_replicas > 1, plan.on_gpus
+        return *self._network_key(plan, network), plan.placement(network).num_replicas > 1, plan.on_gpus
 
     def prepared(self, plan: RunPlan, network: str) -> LayerStack:
         """A network whose layers average their statistics as replicas do."""
@@ -117,7 +123,7 @@ class Traces:
 
     def _choose_kernels(self, plan: RunPlan, network: str, exact: bool) -> None:
         """Choose kernels as engines do, but not for tangents' directions, which are never the fullest moment."""
-        for layer in self._exact_layers[network, plan.engines[network].file.precision]:
+        for layer in self._exact_layers[self._network_key(plan, network)]:
             layer.exact = exact
 
     def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:

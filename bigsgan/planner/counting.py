@@ -11,16 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.families.features import FeaturesNetwork
+from bigsgan.config.families.outside import is_outside
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
+from bigsgan.models.frozen import has_frozen
 from bigsgan.models.network import LayerStack, frozen_programs, frozen_tensors
 from bigsgan.planner.teaching import PROGRAMS, trace_program
 
-_FLOP_OF_LAYERS: dict[tuple[str, int, str], list[int]] = {}
-"""By network, micro-batch and recipe: what ``count_layers`` has found."""
+_FLOP_OF_LAYERS: dict[tuple[str, int, bool, str], list[int]] = {}
+"""By network, micro-batch, whether images are judged, and recipe: what ``count_layers`` has found."""
 LONGEST_PERIOD = 4096
 """Updates in which lazy penalties are counted; where they repeat later, their shares are near enough."""
 
@@ -34,7 +36,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. G's
     images cost a forward pass, and later a backward pass of twice the work. D goes forward and backward over real and
     fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
-    A frozen program at the beginning of a network goes backward only there, to G's images.
+    A frozen program at the beginning of a network goes backward only there, to G's images. Other frozen parts go
+    backward only where something before them needs gradients, and D from outside may compute more where images do.
     D's heads for a teacher's features go forward and backward over real images; ``heads_flop`` is their forward pass.
     ``teacher_flop`` is what the teacher's program adds to an update, and not part of it; None if there is no file.
     ``perceptual_flop`` is the same of a perceptual distance, with its gradient at G's images.
@@ -48,7 +51,10 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
     num_made = d_steps + made_again if len(plan.recipe.networks) > 1 else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
-    update = (num_made + 2) * generator + (6 * d_steps + 2 * segments) * discriminator + 3 * d_steps * heads
+    trained = {network: _count_backward(plan, network) for network in NETWORKS}
+    update = num_made * generator + trained["generator"] + 3 * d_steps * heads
+    update += 2 * d_steps * (discriminator + trained["discriminator"])
+    update += segments * (discriminator + sum(count_layers(plan, "discriminator", judged=True)))
     update -= 2 * count_frozen(plan, "generator") + 4 * d_steps * count_frozen(plan, "discriminator")
     networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
     penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
@@ -149,6 +155,18 @@ def count_frozen(plan: RunPlan, network: str) -> int:
     )
 
 
+def _count_backward(plan: RunPlan, network: str) -> int:
+    """Operations of a backward pass for one image where a network trains: two forward passes without frozen parts."""
+    stack, num_samples = network_on_meta(plan.recipe, network).eval(), plan.engines[network].micro_batch_size
+    forward = sum(count_layers(plan, network))
+    if not has_frozen(stack):
+        return 2 * forward
+    outputs = stack(*meta_inputs(plan, network, num_samples))
+    with FlopCounterMode(display=False) as counter:
+        outputs.sum().backward()
+    return counter.get_total_flops() // num_samples
+
+
 def count_heads(plan: RunPlan) -> int:
     """Operations of what D predicts of a teacher's features of one real image; 0 without a teacher."""
     if plan.recipe.objective.teacher is None:
@@ -160,15 +178,20 @@ def count_heads(plan: RunPlan) -> int:
     return counter.get_total_flops() // num_samples - sum(count_layers(plan, "discriminator"))
 
 
-def count_layers(plan: RunPlan, network: str) -> list[int]:
-    """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features."""
+def count_layers(plan: RunPlan, network: str, judged: bool = False) -> list[int]:
+    """Operations of a forward pass for one image, layer by layer; without D's heads for a teacher's features.
+
+    Where G's images are ``judged`` they need gradients.
+    """
+    judged = judged and is_outside(getattr(plan.recipe, network).family)  # others compute the same
     num_samples = plan.engines[network].micro_batch_size  # layers that look across samples can divide this number
-    key = network, num_samples, plan.recipe.model_dump_json(exclude={"engines", "batch", "accumulation"})
+    key = network, num_samples, judged, plan.recipe.model_dump_json(exclude={"engines", "batch", "accumulation"})
     if key not in _FLOP_OF_LAYERS:  # a survey asks for dozens of layouts of the same network
         stack = network_on_meta(plan.recipe, network).eval().requires_grad_(False)
         stack.train(network == "generator" and bool(plan.recipe.outputs))  # two translators make more in training
         frozen_tensors(stack)  # opens programs, which tries them
         carry, found = meta_inputs(plan, network, num_samples), []
+        carry[0].requires_grad_(judged)
         for number in range(len(stack.layers)):
             with FlopCounterMode(display=False) as counter:
                 carry = stack.part(number, number + 1).fold(*carry)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigsgan.engines.pipeline.partition import TensorSpec
 from bigsgan.models import dual
+from bigsgan.models.frozen import frozen_parts
 from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.census import Census, Stretch
 
@@ -189,7 +190,8 @@ def watched(network: nn.Module, census: Census) -> Iterator[None]:
         parameter.grad = None
         census.gradient_arrived(parameter.numel())
 
-    census.ignore([*network.parameters(), *network.buffers(), *frozen_tensors(network)])
+    parts = [part.values for part in frozen_parts(network).values()]
+    census.ignore([*network.parameters(), *network.buffers(), *frozen_tensors(network), *parts])
     census.expect_gradients(network.parameters())
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     handles = [parameter.register_post_accumulate_grad_hook(take_gradient) for parameter in trained]

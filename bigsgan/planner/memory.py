@@ -10,6 +10,7 @@ from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.connecting import num_communicators
 from bigsgan.engines.phases import game_of
+from bigsgan.models.frozen import frozen_parts
 from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import stage_bounds
@@ -96,7 +97,8 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     buffers = sum(buffer.nbytes for buffer in saved_buffers(layers).values())
     computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
-    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices)
+    frozen = sum(part.values.nbytes for part in frozen_parts(layers).values())
+    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices, frozen)
 
 
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], communicators: int) -> Prediction:
@@ -118,6 +120,11 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         turns = order_turns(plan, parts, phases)
         updates.append(peaks(list(Update(phases, turns, states, kept).moments()), states))
     host = Counter({"average": ema} if is_offloaded else {})
+    for network, part in parts.items():
+        if plan.engines[network].file.offload_parameters == "none":
+            buffers += part.frozen
+        elif part.frozen:
+            host["frozen"] += part.frozen
     spare, built = 0, Counter[int]()
     for own in states.values():
         host.update(own.host)

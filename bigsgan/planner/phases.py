@@ -34,6 +34,7 @@ class Part(NamedTuple):
     buffers: int  # bytes of the buffers that are saved
     computed: int = 0  # bytes of the buffers that are computed instead, and of a layer's frozen program
     in_matrices: int = 0  # elements of the matrices that Muon may update
+    frozen: int = 0  # bytes of this rank's parts of frozen parameters that ranks share
 
     @property
     def is_held(self) -> bool:

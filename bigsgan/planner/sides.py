@@ -28,6 +28,7 @@ class StageWork(NamedTuple):
     behind: float  # of those that penalties differentiate through: of G, those behind the styles
     heads: float = 0.0  # of what D's last stage predicts of a teacher's features of a real image, beside that
     frozen: float = 0.0  # of the frozen program with which a network begins, a part of all its layers
+    more: float = 0.0  # of what D from outside computes besides where it judges G's images
 
 
 class UpdateKind(NamedTuple):
@@ -60,7 +61,8 @@ class UpdateWork:
         num_replicas = self.plan.placement(network).num_replicas
         samples: float = phase.num_samples * num_replicas
         heads = own.heads * samples / phase.segments if phase.step else 0.0
-        forward = samples * (own.whole + (own.behind if phase.has_tangents else 0.0)) + heads
+        more = (own.behind if phase.has_tangents else 0.0) + (own.more if phase.frozen else 0.0)
+        forward = samples * (own.whole + more) + heads
         if task.kind == "forward":
             return forward
         again = forward if self.plan.engines[network].section.activation_checkpointing else 0.0
@@ -83,13 +85,16 @@ def count_update(plan: RunPlan) -> UpdateWork:
 
 def _count_stages(plan: RunPlan, network: str) -> list[StageWork]:
     flop, bounds = count_layers(plan, network), stage_bounds(plan, network, build_on_meta(plan, network))
+    judged = count_layers(plan, network, judged=network == "discriminator")
     ahead = PathLength.ahead if network == "generator" else 0
     heads = {bounds[-1]: count_heads(plan)} if network == "discriminator" else {}
     frozen = count_frozen(plan, network)
-    return [
-        StageWork(sum(flop[a:b]), sum(flop[max(a, ahead) : b]), heads.get(b, 0.0), 0.0 if a else frozen)
-        for a, b in pairwise(bounds)
-    ]
+
+    def work(a: int, b: int) -> StageWork:
+        whole, more = sum(flop[a:b]), sum(judged[a:b]) - sum(flop[a:b])
+        return StageWork(whole, sum(flop[max(a, ahead) : b]), heads.get(b, 0.0), 0.0 if a else frozen, more)
+
+    return [work(a, b) for a, b in pairwise(bounds)]
 
 
 def _kinds(plan: RunPlan) -> list[UpdateKind]:

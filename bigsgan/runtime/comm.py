@@ -203,6 +203,12 @@ def broadcast(tensors: Iterable[Tensor], source: int = 0, group: dist.ProcessGro
                 dist.broadcast(tensor, source, group=group)
 
 
+def gather_parts(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Fill ``whole`` with the parts of all ranks, or of those of a group, in their order; ``own`` is this rank's."""
+    with division.scope(group):
+        _all_gather(whole, own, group=group)
+
+
 def from_rank_zero(value: Any) -> Any:
     """Return rank 0's picklable ``value`` on all ranks."""
     return from_rank(0, value)

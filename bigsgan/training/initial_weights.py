@@ -21,7 +21,7 @@ from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.power import AVERAGE
-from bigsgan.training.state import EMAState, load_optimizer, load_shard
+from bigsgan.training.state import EMAState, load_frozen, load_optimizer, load_shard
 
 _log = logging.getLogger(__name__)
 
@@ -240,6 +240,7 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
     engine.publish()
     buffers = checkpoint.saved_buffers(engine.network)
     saved.read_into(checkpoint.BUFFER, {name: buffer for name, buffer in buffers.items() if name in names})
+    load_frozen(saved, engine, names)
 
 
 def check_freezing(recipe: Recipe) -> None:

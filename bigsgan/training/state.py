@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from bigsgan.checkpoint import BUFFER, MASTER, STEP, SavedValues, StateShard, saved_buffers
 from bigsgan.data.order import Stretch, phase_start
 from bigsgan.engines import Engine, Shard
+from bigsgan.models.frozen import frozen_parts
 from bigsgan.training.ema import ShardedEMA
 from bigsgan.training.power import BEGUN, power_kind, saved_widths
 
@@ -53,6 +54,7 @@ class EngineState:
     def load(self, saved: SavedValues) -> None:
         """Restore master weights, optimizer state, buffers and counters, and bring the parameters up to date."""
         saved.read_into(BUFFER, saved_buffers(self._engine.network))
+        load_frozen(saved, self._engine)
         for shard in self._engine.shards():
             load_shard(saved, shard)
         load_optimizer(saved, self._engine)
@@ -148,10 +150,20 @@ def load_optimizer(saved: SavedValues, engine: Engine) -> None:
             engine.load_optimizer_state(i, state)
 
 
+def load_frozen(saved: SavedValues, engine: Engine, names: Collection[str] | None = None) -> None:
+    """Fill this rank's parts of frozen tensors: of all, or of those in ``names``."""
+    for name, part in frozen_parts(engine.network).items():
+        if names is None or name in names:
+            saved.read(BUFFER, name, part.offset, part.own)
+
+
 def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[StateShard]:
-    """Yield the buffers on the first replica alone, as all replicas of a layer have the same."""
+    """Yield the buffers on the first replica alone, as all replicas of a layer have the same, and parts of others."""
     if engine.replica == 0:
         yield from (StateShard(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
+    for name, part in frozen_parts(engine.network).items():
+        if len(part.own):
+            yield StateShard(BUFFER, name, part.offset, part.own)
 
 
 @dataclass

@@ -121,7 +121,7 @@ def _is_result(allocation: _Allocation) -> bool:
     """Whether an operation's result is put there, and not what oneDNN's convolutions or gloo's collectives need."""
     inside = allocation.inside
     asked = inside[-1:] in (("aten::mkldnn_convolution",), ("aten::convolution_backward",))
-    return not asked and not any(name.startswith("c10d::") for name in inside)
+    return not asked and not any(name.startswith(("c10d::", "gloo:")) for name in inside)
 
 
 def _peaks(
@@ -148,7 +148,7 @@ def _peaks(
 def _giving_back() -> Iterator[None]:
     """Let gloo's threads drop a collective's tensors first: what they free does not count as freed (torch 2.15)."""
     names = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce")
-    places = [(dist, name) for name in names]
+    places: list[tuple[Any, str]] = [(comm, "_all_gather"), *((dist, name) for name in names)]
     places += [(deepspeed_comm.cdb, name) for name in ("all_gather_function", "reduce_scatter_function")]
     with ExitStack() as stack:
         for place, name in places:
