@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -40,7 +40,9 @@ from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE, write_names
 from bigsgan.data.source import open_source
 from bigsgan.data.task import Task
-from bigsgan.errors import counted
+from bigsgan.data.text_encoders import TextEncoder, open_text_encoder, with_captions
+from bigsgan.data.tokens import TOKENS
+from bigsgan.errors import counted, shown
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
@@ -53,6 +55,9 @@ from bigsgan.training.sampling import check_batch, smaller_batch
 
 _log = logging.getLogger(__name__)
 
+Encoders: TypeAlias = tuple[Encoder, TextEncoder | None]
+"""Of images, and of captions."""
+
 
 class Options(NamedTuple):
     """What to encode."""
@@ -64,6 +69,9 @@ class Options(NamedTuple):
     batch: int  # images encoded at a time; the shards' bytes may depend on it
     keep_images: bool  # whether to keep the images beside their latents
     workers: int | None  # processes of each rank that read images; None for its share of the CPU's cores
+    text_encoder: Path | None = None  # folder of what makes tokens of captions; None for none
+    captions: str | None = None  # see `with_captions`
+    max_tokens: int | None = None  # most tokens of a caption
 
 
 def main(options: Options) -> int:
@@ -83,19 +91,22 @@ def _encode(options: Options) -> None:
     if comm.device().type == "cpu":
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
     encoder = open_encoder(options.codec, options.image_channels, options.origin.data.resolution, comm.device())
+    text: TextEncoder | None = None
+    if options.text_encoder is not None:
+        text = open_text_encoder(options.text_encoder, options.max_tokens, comm.device())
     with ExitStack() as stack:
-        task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
+        task = by_rank_zero(comm, lambda: _planned(options, encoder, text, stack))
         reports = _checked_reports(task)
         left = [number for number in task.parts() if number not in reports]
         with naming_culprit(options.destination, options.workers):
-            made = _encode_parts(task, left[comm.rank() :: comm.world_size()], encoder, options)
+            made = _encode_parts(task, left[comm.rank() :: comm.world_size()], (encoder, text), options)
         for other in comm.gather_objects(made) or []:
             reports.update(other)
         if comm.rank() == 0:
-            _finish(task, [reports[number] for number in task.parts()], encoder, options.origin)
+            _finish(task, [reports[number] for number in task.parts()], (encoder, text), options.origin)
 
 
-def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
+def _planned(options: Options, encoder: Encoder, text: TextEncoder | None, stack: ExitStack) -> Task:
     """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this."""
     with naming_culprit(options.destination, options.workers):
         check_place(options.destination, options.origin)
@@ -106,8 +117,11 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
             **options.origin.plan,
+            **({} if text is None else {**text.about, "condition_size": text.size}),
         }
         source = open_source(options.origin, _num_workers(options))
+        if text is not None:
+            source = with_captions(options.origin.data, source, options.captions)
         task = Task(source, options.destination, options.origin.data.fitting, "latents", more)
         check_destination(task)
         begin(task, stack)
@@ -133,7 +147,7 @@ def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
     return reports
 
 
-def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Options) -> dict[int, dict[str, Any]]:
+def _encode_parts(task: Task, numbers: list[int], encoders: Encoders, options: Options) -> dict[int, dict[str, Any]]:
     """Write these parts, and return their reports."""
     parts = {number: part for number, part in task.parts().items() if number in set(numbers)}
     num = sum(map(len, parts.values()))
@@ -144,7 +158,7 @@ def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Opt
         in_order(read, jobs, min(_num_workers(options), num), task.source.images) as results,
         tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
     ):
-        return {number: _write_part(task, number, results, bar, encoder, options) for number in parts}
+        return {number: _write_part(task, number, results, bar, encoders, options) for number in parts}
 
 
 def _num_workers(options: Options) -> int:
@@ -157,10 +171,11 @@ def _read_job(task: Task, index: int, options: Options) -> Job:
 
 
 def _write_part(
-    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
+    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoders: Encoders, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
-    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": []}
+    encoder, text = encoders
+    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": [], "cut": 0}
     moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
     def members() -> Iterator[tuple[str, bytes]]:
@@ -175,8 +190,12 @@ def _write_part(
                 continue
             latents = _encoded(list(readable.values()), encoder, options)
             moments[:] += _moments(latents, encoder)
-            for (index, image), numbers in zip(readable.items(), latents, strict=True):
-                yield from _members(task, index, numbers, image.content)
+            tokens: list[np.ndarray | None] = [None] * len(readable)
+            if text is not None:
+                tokens[:], num_cut = text.encode([task.source.captions[index] for index in readable])
+                report["cut"] += num_cut
+            for (index, image), numbers, each in zip(readable.items(), latents, tokens, strict=True):
+                yield from _members(task, index, numbers, each, image.content)
 
     archive = task.archive(number)
     assert archive is not None
@@ -204,18 +223,23 @@ def _moments(latents: np.ndarray, encoder: Encoder) -> np.ndarray:
     return np.array([means.size, means.sum(), np.square(means).sum() + np.square(stds).sum()])
 
 
-def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Iterator[tuple[str, bytes]]:
-    file = io.BytesIO()
-    np.save(file, latents)
-    yield f"{task.name(index)}.npy", file.getvalue()
+def _members(
+    task: Task, index: int, latents: np.ndarray, tokens: np.ndarray | None, image: bytes
+) -> Iterator[tuple[str, bytes]]:
+    for field, numbers in (("npy", latents), (TOKENS, tokens)):
+        if numbers is not None:
+            file = io.BytesIO()
+            np.save(file, numbers)
+            yield f"{task.name(index)}.{field}", file.getvalue()
     for suffix, content in task.source.member(index):
         yield f"{task.name(index)}{suffix}", content
     if image:
         yield f"{task.name(index)}.png", image
 
 
-def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin: Origin) -> None:
+def _finish(task: Task, reports: list[dict[str, Any]], encoders: Encoders, origin: Origin) -> None:
     """Write a description beside the shards, and print one for the user."""
+    encoder, text = encoders
     made = sum_up(task, reports)
     shards = [Path(str(task.archive(number))).name for number in task.parts()]
     num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
@@ -235,4 +259,9 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}
+    if text is not None:
+        data = {"kind": "latents", "root": task.destination, "condition_size": shown(text.size), "num_classes": 0}
+        if num_cut := sum(report["cut"] for report in reports):
+            captions = counted(made.num_images, "caption")
+            _log.warning("of %s, %d had more than %d tokens, and were cut", captions, num_cut, text.size[0])
     describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)

@@ -30,7 +30,8 @@ def build_source(
         return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.translates:
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
-    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)
+    dropout = recipe.data.condition_dropout
+    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws, dropout)
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
 
