@@ -72,14 +72,15 @@ def some_conditions(data: Data, dataset: ImageDataset) -> Conditions:
 
 
 def _read(data: Data, dataset: ImageDataset, num: int) -> np.ndarray:
-    found = []
+    found, problem = [], ""
     for index in range(num):
         try:
             found.append(dataset[index * len(dataset) // num][1])
-        except CorruptImage:  # the loader counts it
-            continue
+        except CorruptImage as error:  # the loader counts it
+            problem = str(error)
     if not found:
-        raise UserError("data.root", data.root, "contains no readable images", "repair its images")
+        remedy = "correct its tokens, or data.condition_size" if data.has_tokens else "repair its images"
+        raise UserError("data.root", data.root, "contains no readable images", remedy, problem)
     return np.array(found, dtype=np.float32 if data.has_vectors else np.int64)
 
 

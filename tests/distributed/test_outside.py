@@ -73,10 +73,14 @@ def test_layers(ranks, layout):
     check_updates(ranks(2), overrides, both(3 if layout == "zero3" else 1), 4)
 
 
-@pytest.mark.parametrize("layout", ["zero3", pytest.param("stages", marks=pytest.mark.slow)])
+SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("stages", "ranks of their own")]
+
+
+@pytest.mark.parametrize("layout", ["zero3", *SLOW])
 def test_tokens_and_their_masks(ranks, layout):
     """Some are dropped, the same in any layout."""
-    more = {"zero3": [], "stages": [*stages(2, 2), "accumulation=2"]}
+    more = {"zero3": PENALTY, "stages": [*stages(2, 2), "accumulation=2"]}
+    more["ranks of their own"] = [*PENALTY, "engines.generator.ranks=1"]
     check_updates(ranks(2), [*TOKENS, *more[layout]], both(3 if layout == "zero3" else 1), 2)
 
 

@@ -107,6 +107,15 @@ def test_tokens_that_do_not_fit(tmp_path, name):
     assert "000.npy: its tokens do not fit: " in str(caught.value)
 
 
+def test_no_tokens_fit(tmp_path):
+    shards(tmp_path / "shards", [array(np.zeros((2, 4)))] * 3)
+    data = section(tmp_path, condition_size=[T, 2])
+    with pytest.raises(
+        UserError, match=r"no readable images \(.*the shape \(2, 4\), not \(t, 2\).*; correct its tokens"
+    ):
+        some_conditions(data, build_dataset(data))
+
+
 def test_missing_tokens(tmp_path):
     shards(tmp_path / "shards", [None, array(tokens_of(1)), array(np.zeros((0, W)))])
     with pytest.raises(UserError, match=r"1 of 3 images without a label.*<key>\.tokens\.npy"):
