@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE, write_names
 from bigsgan.data.source import open_source
 from bigsgan.data.task import Task
-from bigsgan.data.text_encoders import TextEncoder, open_text_encoder, with_captions
+from bigsgan.data.text_encoders import open_text_encoder, with_captions
 from bigsgan.data.tokens import TOKENS
 from bigsgan.errors import counted, shown
 from bigsgan.images.codec import decode
@@ -54,9 +54,6 @@ from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.sampling import check_batch, smaller_batch
 
 _log = logging.getLogger(__name__)
-
-Encoders: TypeAlias = tuple[Encoder, TextEncoder | None]
-"""Of images, and of captions."""
 
 
 class Options(NamedTuple):
@@ -91,22 +88,21 @@ def _encode(options: Options) -> None:
     if comm.device().type == "cpu":
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
     encoder = open_encoder(options.codec, options.image_channels, options.origin.data.resolution, comm.device())
-    text: TextEncoder | None = None
     if options.text_encoder is not None:
-        text = open_text_encoder(options.text_encoder, options.max_tokens, comm.device())
+        encoder = encoder._replace(text=open_text_encoder(options.text_encoder, options.max_tokens, comm.device()))
     with ExitStack() as stack:
-        task = by_rank_zero(comm, lambda: _planned(options, encoder, text, stack))
+        task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
         left = [number for number in task.parts() if number not in reports]
         with naming_culprit(options.destination, options.workers):
-            made = _encode_parts(task, left[comm.rank() :: comm.world_size()], (encoder, text), options)
+            made = _encode_parts(task, left[comm.rank() :: comm.world_size()], encoder, options)
         for other in comm.gather_objects(made) or []:
             reports.update(other)
         if comm.rank() == 0:
-            _finish(task, [reports[number] for number in task.parts()], (encoder, text), options.origin)
+            _finish(task, [reports[number] for number in task.parts()], encoder, options.origin)
 
 
-def _planned(options: Options, encoder: Encoder, text: TextEncoder | None, stack: ExitStack) -> Task:
+def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
     """Plan the work of all ranks and lock it against other jobs. Only rank 0 calls this."""
     with naming_culprit(options.destination, options.workers):
         check_place(options.destination, options.origin)
@@ -117,10 +113,10 @@ def _planned(options: Options, encoder: Encoder, text: TextEncoder | None, stack
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
             **options.origin.plan,
-            **({} if text is None else {**text.about, "condition_size": text.size}),
+            **(encoder.text.plan if encoder.text else {}),
         }
         source = open_source(options.origin, _num_workers(options))
-        if text is not None:
+        if encoder.text is not None:
             source = with_captions(options.origin.data, source, options.captions)
         task = Task(source, options.destination, options.origin.data.fitting, "latents", more)
         check_destination(task)
@@ -147,7 +143,7 @@ def _checked_reports(task: Task) -> dict[int, dict[str, Any]]:
     return reports
 
 
-def _encode_parts(task: Task, numbers: list[int], encoders: Encoders, options: Options) -> dict[int, dict[str, Any]]:
+def _encode_parts(task: Task, numbers: list[int], encoder: Encoder, options: Options) -> dict[int, dict[str, Any]]:
     """Write these parts, and return their reports."""
     parts = {number: part for number, part in task.parts().items() if number in set(numbers)}
     num = sum(map(len, parts.values()))
@@ -158,7 +154,7 @@ def _encode_parts(task: Task, numbers: list[int], encoders: Encoders, options: O
         in_order(read, jobs, min(_num_workers(options), num), task.source.images) as results,
         tqdm(total=num, unit="image", dynamic_ncols=True, disable=None if comm.rank() == 0 else True) as bar,
     ):
-        return {number: _write_part(task, number, results, bar, encoders, options) for number in parts}
+        return {number: _write_part(task, number, results, bar, encoder, options) for number in parts}
 
 
 def _num_workers(options: Options) -> int:
@@ -171,10 +167,9 @@ def _read_job(task: Task, index: int, options: Options) -> Job:
 
 
 def _write_part(
-    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoders: Encoders, options: Options
+    task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
-    encoder, text = encoders
     report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": [], "cut": 0}
     moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
@@ -191,8 +186,8 @@ def _write_part(
             latents = _encoded(list(readable.values()), encoder, options)
             moments[:] += _moments(latents, encoder)
             tokens: list[np.ndarray | None] = [None] * len(readable)
-            if text is not None:
-                tokens[:], num_cut = text.encode([task.source.captions[index] for index in readable])
+            if encoder.text is not None:
+                tokens[:], num_cut = encoder.text.encode([task.source.captions[index] for index in readable])
                 report["cut"] += num_cut
             for (index, image), numbers, each in zip(readable.items(), latents, tokens, strict=True):
                 yield from _members(task, index, numbers, each, image.content)
@@ -237,9 +232,8 @@ def _members(
         yield f"{task.name(index)}.png", image
 
 
-def _finish(task: Task, reports: list[dict[str, Any]], encoders: Encoders, origin: Origin) -> None:
+def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin: Origin) -> None:
     """Write a description beside the shards, and print one for the user."""
-    encoder, text = encoders
     made = sum_up(task, reports)
     shards = [Path(str(task.archive(number))).name for number in task.parts()]
     num, total, squares = (sum(report["moments"][i] for report in reports) for i in range(3))
@@ -259,9 +253,10 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoders: Encoders, origi
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}
-    if text is not None:
-        data = {"kind": "latents", "root": task.destination, "condition_size": shown(text.size), "num_classes": 0}
+    if encoder.text is not None:
+        (most, _), keys = encoder.text.size, {"condition_size": shown(encoder.text.size), "num_classes": 0}
+        data = {"kind": "latents", "root": task.destination, **keys}
         if num_cut := sum(report["cut"] for report in reports):
             captions = counted(made.num_images, "caption")
-            _log.warning("of %s, %d had more than %d tokens, and were cut", captions, num_cut, text.size[0])
+            _log.warning("of %s, %d had more than %d tokens, and were cut", captions, num_cut, most)
     describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)

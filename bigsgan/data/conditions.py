@@ -141,10 +141,7 @@ def _checked_tokens(data: Data, found: np.ndarray, field: str, value: object) ->
         return np.stack([padded(data, each) for each in found])
     except ValueError as error:
         most, width = data.condition_shape
-        problem, remedy = (
-            "must hold the tokens of labels",
-            f"give (M, t, {width - 1}), t up to {most}, or a mask behind",
-        )
+        problem, remedy = "must hold the tokens of labels", f"give (M, t, {width - 1}), t up to {most}"
         raise UserError(field, None if value is None else str(value), problem, remedy, str(error)) from None
 
 

@@ -40,29 +40,22 @@ class Columns:
     """The rows of a data set, of which two columns are read."""
 
     def __init__(
-        self,
-        data: Data,
-        rows: Any,
-        image: str,
-        labels: np.ndarray | None,
-        classes: list[str],
-        files: list[str],
-        texts: Any = None,
+        self, data: Data, rows: Any, image: str, labels: np.ndarray | None, classes: list[str], files: list[str]
     ) -> None:
-        """Take rows with bytes or paths in the column ``image``, and all columns; see ``Table`` for the others."""
+        """Take rows with bytes or paths in the column ``image``; see ``Table`` for the others."""
         self._has_range = data.range is not None
         self.labels = labels
         self.classes: Sequence[str] = classes
         self.files: Sequence[str] = files
         self.others: Sequence[str] = ()  # columns that are not read
         self.ignored = Ignored({})
-        self._rows, self._image, self._texts = rows, image, texts
+        self._rows, self._image, self._whole = rows.select_columns([image]), image, rows
 
     def texts(self, name: str | None) -> list[str | None] | None:
         """Return a column of texts; None if it is none."""
-        if getattr(self._texts.features.get(name), "dtype", "") not in ("string", "large_string"):
+        if getattr(self._whole.features.get(name), "dtype", "") not in ("string", "large_string"):
             return None
-        found: list[str | None] = self._texts.select_columns([name]).with_format("arrow")[:][name].to_pylist()
+        found: list[str | None] = self._whole.select_columns([name]).with_format("arrow")[:][name].to_pylist()
         return found
 
     def __len__(self) -> int:
@@ -116,10 +109,10 @@ def read_huggingface(data: Data) -> TableImages:
     if label is not None:
         labels, classes = _classes(data, library, rows, label)
     others = [name for name in rows.features if name not in (image, label)]
-    texts, rows = rows, rows.with_format(None).select_columns([image])
+    rows = rows.with_format(None)
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
-    columns = Columns(data, rows, image, labels, classes, files, texts)
+    columns = Columns(data, rows, image, labels, classes, files)
     columns.others, columns.ignored = others, left
     left.tell(root)
     return TableImages(columns, data, str(root))

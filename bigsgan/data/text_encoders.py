@@ -35,7 +35,7 @@ class TextEncoder(NamedTuple):
     """Makes tokens of captions."""
 
     size: list[int]  # T and W
-    about: dict[str, Any]  # what identifies it
+    plan: dict[str, Any]  # what all parts of a conversion must share of it
     # captions -> the last hidden states (t, W) of each, in float16 if that holds them; how many had more tokens
     encode: Callable[[Sequence[str]], tuple[list[np.ndarray], int]]
 
@@ -77,7 +77,8 @@ def open_text_encoder(folder: Path, most: int | None, device: torch.device) -> T
 
     (example,), _ = encode(["a"])
     files = sorted(path for place in {weights, words} for path in place.iterdir() if path.is_file())
-    return TextEncoder([limit, example.shape[1]], {"text_encoder": weights_digest(files, _FIELD)}, encode)
+    size = [limit, example.shape[1]]
+    return TextEncoder(size, {"text_encoder": weights_digest(files, _FIELD), "condition_size": size}, encode)
 
 
 def with_captions(data: Data, source: Source, given: str | None) -> Source:
