@@ -40,7 +40,9 @@ from bigsgan.data.prepared import describe
 from bigsgan.data.shards import ABOUT_FILE, write_names
 from bigsgan.data.source import open_source
 from bigsgan.data.task import Task
-from bigsgan.errors import counted
+from bigsgan.data.text_encoders import open_text_encoder, with_captions
+from bigsgan.data.tokens import TOKENS
+from bigsgan.errors import counted, shown
 from bigsgan.images.codec import decode
 from bigsgan.runtime import comm, memory
 from bigsgan.runtime.atomic import replacing, write_text
@@ -64,6 +66,9 @@ class Options(NamedTuple):
     batch: int  # images encoded at a time; the shards' bytes may depend on it
     keep_images: bool  # whether to keep the images beside their latents
     workers: int | None  # processes of each rank that read images; None for its share of the CPU's cores
+    text_encoder: Path | None = None  # folder of what makes tokens of captions; None for none
+    captions: str | None = None  # see `with_captions`
+    max_tokens: int | None = None  # most tokens of a caption
 
 
 def main(options: Options) -> int:
@@ -83,6 +88,8 @@ def _encode(options: Options) -> None:
     if comm.device().type == "cpu":
         torch.set_num_threads(1)  # the order of sums would depend on it, and it on the number of ranks
     encoder = open_encoder(options.codec, options.image_channels, options.origin.data.resolution, comm.device())
+    if options.text_encoder is not None:
+        encoder = encoder._replace(text=open_text_encoder(options.text_encoder, options.max_tokens, comm.device()))
     with ExitStack() as stack:
         task = by_rank_zero(comm, lambda: _planned(options, encoder, stack))
         reports = _checked_reports(task)
@@ -106,8 +113,11 @@ def _planned(options: Options, encoder: Encoder, stack: ExitStack) -> Task:
             "codec": encoder.codec["kind"] + str(encoder.codec.get("block", "")),
             **encoder.about,
             **options.origin.plan,
+            **(encoder.text.plan if encoder.text else {}),
         }
         source = open_source(options.origin, _num_workers(options))
+        if encoder.text is not None:
+            source = with_captions(options.origin.data, source, options.captions)
         task = Task(source, options.destination, options.origin.data.fitting, "latents", more)
         check_destination(task)
         begin(task, stack)
@@ -160,7 +170,7 @@ def _write_part(
     task: Task, number: int, results: Iterator[Result], bar: tqdm, encoder: Encoder, options: Options
 ) -> dict[str, Any]:
     """Write one part, and its report."""
-    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": []}
+    report: dict[str, Any] = {"image_channels": options.image_channels, "unreadable": [], "values": [], "cut": 0}
     moments = np.zeros(3)  # the posterior's count, sum and sum of squares of numbers
 
     def members() -> Iterator[tuple[str, bytes]]:
@@ -175,8 +185,12 @@ def _write_part(
                 continue
             latents = _encoded(list(readable.values()), encoder, options)
             moments[:] += _moments(latents, encoder)
-            for (index, image), numbers in zip(readable.items(), latents, strict=True):
-                yield from _members(task, index, numbers, image.content)
+            tokens: list[np.ndarray | None] = [None] * len(readable)
+            if encoder.text is not None:
+                tokens[:], num_cut = encoder.text.encode([task.source.captions[index] for index in readable])
+                report["cut"] += num_cut
+            for (index, image), numbers, each in zip(readable.items(), latents, tokens, strict=True):
+                yield from _members(task, index, numbers, each, image.content)
 
     archive = task.archive(number)
     assert archive is not None
@@ -204,10 +218,14 @@ def _moments(latents: np.ndarray, encoder: Encoder) -> np.ndarray:
     return np.array([means.size, means.sum(), np.square(means).sum() + np.square(stds).sum()])
 
 
-def _members(task: Task, index: int, latents: np.ndarray, image: bytes) -> Iterator[tuple[str, bytes]]:
-    file = io.BytesIO()
-    np.save(file, latents)
-    yield f"{task.name(index)}.npy", file.getvalue()
+def _members(
+    task: Task, index: int, latents: np.ndarray, tokens: np.ndarray | None, image: bytes
+) -> Iterator[tuple[str, bytes]]:
+    for field, numbers in (("npy", latents), (TOKENS, tokens)):
+        if numbers is not None:
+            file = io.BytesIO()
+            np.save(file, numbers)
+            yield f"{task.name(index)}.{field}", file.getvalue()
     for suffix, content in task.source.member(index):
         yield f"{task.name(index)}{suffix}", content
     if image:
@@ -235,4 +253,10 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
     if codec["kind"] != "diffusers" and deviation > 0:
         codec["scale"] = f"{1 / deviation:.4g}"
     data = {"kind": "latents", "root": task.destination, **origin.keys_of_vectors}
+    if encoder.text is not None:
+        (most, _), keys = encoder.text.size, {"condition_size": shown(encoder.text.size), "num_classes": 0}
+        data = {"kind": "latents", "root": task.destination, **keys}
+        if num_cut := sum(report["cut"] for report in reports):
+            captions = counted(made.num_images, "caption")
+            _log.warning("of %s, %d had more than %d tokens, and were cut", captions, num_cut, most)
     describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)

@@ -181,7 +181,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--files", options.files and no_input, not paired, latents),
         ("--out *.npz", npz, not paired, latents),
         ("--seed", options.seed and no_input, not paired, latents),
-        ("--morph", options.morph, recipe.data.condition_width, "a run with classes"),
+        ("--morph", options.morph, recipe.data.condition_width and not recipe.data.has_tokens, "a run with classes"),
     ):
         if given and not fits:
             raise UserError(option, None, f"needs {needed}", "remove the option")
@@ -333,18 +333,17 @@ def _refuse_files(out: Path, is_name: Callable[[str], bool]) -> None:
 def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: checkpoint.ObjectCollectives) -> str:
     """Make batches in turn, the same for any number of ranks, while rank 0 writes them.
 
-    Without ``classes``, all classes take turns: their numbers of samples differ by at most one.
+    Without ``classes``, all classes take turns: their numbers of samples differ by at most one. Of tokens, the file has
+    the number of each sample's among those that take turns.
     """
     (sampler, columns), num, data = _sampler(trained, options), options.num_latents, trained.recipe.data
-    places = torch.arange(num)
     if options.classes is None and options.conditions is None:
-        labels = picked(sampler.conditions, (places % len(sampler.conditions)).numpy())
-    else:
-        labels = columns[places % len(columns)]
+        columns = picked(sampler.conditions, np.arange(len(sampler.conditions)))
+    places = torch.arange(num) % len(columns)
     sampler.prepare(options.truncation)
 
     def made(first: int) -> np.ndarray:
-        own = labels[first : first + options.batch]
+        own = columns[places[first : first + options.batch]]
         images = sampler.images(sampler.inputs(first, own, options.truncation))
         images = encode(images) if data.range is None else in_units(images, data.range)
         return images.permute(0, 2, 3, 1).contiguous().numpy()
@@ -357,6 +356,7 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     shape = (num, *data.resolution, data.image_channels)
     with writing(out), replacing(out) as unfinished:
         dtype = np.dtype(np.uint8 if data.range is None else np.float32)
+        labels = places if data.has_tokens else columns[places]  # tokens of all samples may not fit into memory
         write_images(unfinished, shape, batches, labels.numpy() if data.condition_width else None, dtype)
     return counted(num, "image")
 

@@ -169,3 +169,71 @@ LAYERED = [
     "optimizer.generator.lr=0.05",
 ]
 """Overrides of a game between a list of functions that make layers and a ``LayerStack``."""
+
+
+class Patches(nn.Module):
+    """The first layer of a network whose labels are tokens: latents (N, Z), or images, become patches (N, P, width)."""
+
+    def __init__(self, image_channels, resolution, width, latent_size=0):
+        super().__init__()
+        self.num, size = (resolution // 4) ** 2, image_channels * 16
+        self.linear = nn.Linear(latent_size or size, self.num * width if latent_size else width)
+
+    def forward(self, first, tokens, mask):
+        """First, (N, T, W), (N, T) -> patches, tokens, mask."""
+        if first.dim() == 4:
+            first = F.pixel_unshuffle(first, 4).flatten(2).mT
+        return self.linear(first).reshape(len(first), self.num, -1), tokens, mask
+
+
+class Attending(nn.Module):
+    """Patches attend to the tokens where the mask is true, and to one of their own."""
+
+    def __init__(self, condition_size, width):
+        super().__init__()
+        self.linear, self.own = nn.Linear(condition_size[1], width), nn.Parameter(torch.ones(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, h, tokens, mask):
+        """(N, P, width), tokens, mask -> the same."""
+        y = torch.cat([self.own.expand(len(h), -1, -1), self.linear(tokens)], 1)
+        hidden = torch.cat([mask.new_zeros(len(h), 1), ~mask], 1)
+        return h + self.attention(h, y, y, key_padding_mask=hidden, need_weights=False)[0], tokens, mask
+
+
+class Unpatched(nn.Module):
+    """The last layer: patches become images, or a logit."""
+
+    def __init__(self, image_channels, resolution, width, ends):
+        super().__init__()
+        self.linear, self.side, self.ends = nn.Linear(width, 1 if ends else image_channels * 16), resolution // 4, ends
+
+    def forward(self, h, tokens, mask):
+        """Patches, tokens, mask -> images (N, C, R, R) or logits (N,)."""
+        if self.ends:
+            return self.linear(h.mean(1)).squeeze(1)
+        return torch.tanh(F.pixel_shuffle(self.linear(h).mT.unflatten(2, (self.side, self.side)), 4))
+
+
+def attending_generator(latent_size, condition_size, resolution, image_channels, width: int = 8):
+    """The layers of a network with two blocks of cross-attention."""
+    return attending_discriminator(condition_size, resolution, image_channels, width, latent_size)
+
+
+def attending_discriminator(condition_size, resolution, image_channels, width: int = 8, latents: int = 0):
+    """The same, of a generator if it reads ``latents``."""
+    first = partial(Patches, image_channels, resolution, width, latents)
+    blocks = [partial(Attending, condition_size, width)] * 2
+    return [first, *blocks, partial(Unpatched, image_channels, resolution, width, not latents)]
+
+
+TOKENS = [
+    "data={kind: synthetic, resolution: 16, num_images: 48, num_classes: 0, condition_size: [5, 3]}",
+    "data.condition_dropout=0.25",
+    'generator={family: "tests.outside:attending_generator", latent_size: 12}',
+    'discriminator={family: "tests.outside:attending_discriminator"}',
+    "optimizer.generator.lr=0.05",
+    "objective.fake_labels=data",
+    "objective.reuse_fakes=true",
+]
+"""Overrides of a game between networks that read tokens."""

@@ -5,6 +5,7 @@ Overrides behind the commands make the training short. What a file or a command 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from PIL import Image
 
 from bigsgan import cli
 from bigsgan.config.run_directory import RECORDS_FILE
+from tests.archives import write_tar
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -302,6 +304,34 @@ train(*short, *whole, "out=runs/parts", "total_nimg=64")
     execute(["torchrun", "--nproc_per_node", "2", "several.py"])
     assert len(rows("runs/split")) == 1
     assert [row["nimg"] for row in rows("runs/parts")] == [32, 64]
+
+
+@pytest.mark.slow
+def test_captions(elsewhere):
+    """The guide's networks train on tokens of any length, resume in the same captions, and make images of others."""
+    *_, train = (words for words in commands(written("latents")) if "captioned.yaml" in words)
+    draws, members = np.random.default_rng(0), []
+    for number in range(32):
+        tokens = draws.normal(size=(number % 6, 3))
+        for name, numbers in (("npy", draws.normal(size=(12, 8, 8))), ("tokens.npy", tokens)):
+            np.save(file := io.BytesIO(), numbers.astype(np.float16))
+            members.append((f"{number}.{name}", file.getvalue()))
+    write_tar(Path("latents", "0.tar"), members)
+    np.save("asked.npy", draws.normal(size=(2, 5, 3)))
+    own = ["data.root=latents", "data.resolution=16", "data.codec={kind: dct}", "data.condition_size=[5, 3]"]
+    own += ["data.missing_labels=accept", "data.num_workers=0", "generator.latent_size=768", *SHORT[:-2]]
+    chain = [
+        merged([*train, *own, "out=runs/straight"]),
+        merged([*train, *own, "total_nimg=32"]),
+        merged([*train, *own]),
+        ["bigsgan", "sample", "--run", "runs/captioned", "--out", "asked.png", "--conditions", "asked.npy"],
+    ]
+    lines = "import sys; from bigsgan import cli", f"[cli.main(words[1:]) and sys.exit(2) for words in {chain!r}]"
+    assert "Resuming" in execute([sys.executable, "-c", "; ".join(lines)])
+    straight, resumed = ([row["logits/real"] for row in rows(f"runs/{run}")] for run in ("straight", "captioned"))
+    assert straight == resumed
+    assert np.load("runs/captioned/labels.npy").shape == (32, 5, 4)
+    assert Image.open("asked.png").size[0] == 2 * 18 + 2
 
 
 @pytest.mark.slow

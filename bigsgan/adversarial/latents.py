@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.data import LabelledImages, RealImages, Slice
-from bigsgan.data.conditions import Conditions, picked
+from bigsgan.data.conditions import Conditions, picked, without
 from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
@@ -39,10 +39,16 @@ class SampleDraws:
         drawn = self._draws.uniform(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn.astype(np.float32)).view(-1, *shape)
 
-    def labels(self, stream: str, counters: tuple[int, ...], samples: range, conditions: Conditions) -> Tensor:
-        """Draw labels, uniform over the conditions: (n,) int64 or (n, K) float32."""
+    def labels(
+        self, stream: str, counters: tuple[int, ...], samples: range, conditions: Conditions, dropout: float = 0.0
+    ) -> Tensor:
+        """Draw labels, uniform over the conditions: (n,) int64 or (n, K) float32, null with a probability."""
         places = self._draws.integers(stream, counters, samples.start, len(samples), len(conditions))
-        return self._moved(picked(conditions, places))
+        found = picked(conditions, places)
+        if dropout:
+            drawn = self._draws.uniform(f"{stream}/null", counters, samples.start, len(samples), 1)
+            found = without(found, drawn[:, 0] < dropout)
+        return self._moved(found)
 
     def seeds(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
         """Draw seeds (n,) int64, from which layers draw on the device."""
@@ -125,7 +131,7 @@ class LatentSource(DataSource):
     """Draws the inputs of a generator that makes images from latents.
 
     The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 or (n, K) float32, times (n,) of 1, if the
-    generator reads some, and seeds (n,) int64, if it draws noise.
+    generator reads some, and seeds (n,) int64, if it draws noise. Vectors are null with the probability ``dropout``.
     """
 
     def __init__(
@@ -135,10 +141,11 @@ class LatentSource(DataSource):
         conditions: Conditions,
         seeded: bool = False,
         timed: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self._draws, self._latent_size, self._conditions = draws, latent_size, conditions
-        self._seeded, self._timed = seeded, timed
+        self._seeded, self._timed, self._dropout = seeded, timed, dropout
 
     def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
         """Return the generator's inputs in one phase, by number of the micro-batch."""
@@ -173,4 +180,4 @@ class LatentSource(DataSource):
         return lambda index: seen(index)[0]
 
     def _labels(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
-        return self._draws.labels(f"{stream}/label", counters, samples, self._conditions)
+        return self._draws.labels(f"{stream}/label", counters, samples, self._conditions, self._dropout)

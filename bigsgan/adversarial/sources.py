@@ -38,7 +38,8 @@ def build_source(
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.objective.flow:
         return FlowSource(draws, recipe, own)
-    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws, recipe.generator.reads_times)
+    timed, dropout = recipe.generator.reads_times, recipe.data.condition_dropout
+    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws, timed, dropout)
     return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
 
 

@@ -36,6 +36,11 @@ def add(group: Commands) -> None:
     command.add_argument("--grey", dest="image_channels", action="store_const", const=1, default=3, help=text)
     text = "keep the images beside their latents, as PNG files"
     command.add_argument("--keep-images", action="store_true", help=text)
+    text = "folder of a text encoder of transformers, which makes tokens of captions, beside the latents"
+    command.add_argument("--text-encoder", type=path_type("--text-encoder"), help=text)
+    text = "file (.csv, .tsv) of paths and captions, or column of huggingface (default: .txt files beside the images)"
+    command.add_argument("--captions", help=text)
+    add_number(command, "--max-tokens", int, None, "tokens of a caption (default: 120, or the tokenizer's fewer)")
     add_number(command, "--batch", int, 32, "images encoded at a time, by each rank (default 32)")
     add_number(command, "--workers", int, None, "processes of each rank that read images (default: its share of cores)")
     command.set_defaults(run=encode)
@@ -92,6 +97,13 @@ def encode(options: argparse.Namespace) -> int:
     if data.range is not None:
         remedy = "train on the images, or on what `bigsgan data prepare` makes of them"
         raise UserError("data.range", data.range, "cannot be encoded", remedy, "autoencoders take 8 bits")
+    for option in ("captions", "max_tokens"):
+        value, name = getattr(options, option), f"--{option.replace('_', '-')}"
+        if value is not None and options.text_encoder is None:
+            raise UserError(name, value, "needs a text encoder", "add --text-encoder, or remove the option")
+    if options.max_tokens is not None and not 0 < options.max_tokens <= LARGEST_SIDE:
+        problem = f"must be 1 to {LARGEST_SIDE}"
+        raise UserError("--max-tokens", options.max_tokens, problem, "give a number in this range")
     module = import_quietly("bigsgan.encode")
     return int(module.main(picked(module.Options, options)))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from bigsgan.config.conditions import check_conditions
 from bigsgan.config.from_data import OrAuto, SizeOrAuto, check_left_to_data, left_to_data
 from bigsgan.config.outside import outside_name
-from bigsgan.config.sections import NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
+from bigsgan.config.sections import Fraction, NaturalInt, PathText, PositiveFloat, PositiveInt, Section, Width
 from bigsgan.config.size import ImageSize
 from bigsgan.config.value_range import check_range
 from bigsgan.errors import UserError, counted
@@ -49,6 +51,7 @@ READERS = {
     "num_images": ("synthetic", "synthetic_pairs"),
     "range": ("folder", "zip", "tar", "huggingface", "hdf5", _OUTSIDE),
     "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
+    "condition_dropout": (*_CONDITIONED, "synthetic", _OUTSIDE),
     "multi_label": (*_CONDITIONED, _OUTSIDE),
     "missing_labels": (*_CONDITIONED, _OUTSIDE),
     "labels_file": ("folder", "zip"),
@@ -157,8 +160,14 @@ class Data(Section):
     or ``hdf5``, and 0 if there is only one."""
     multi_label: bool = False
     """An image may have several classes: its label is a 0 or 1 for each."""
-    condition_size: Annotated[int, Field(ge=0, le=2**16)] = 0
-    """Numbers of a label besides the classes, such as attributes or an embedding."""
+    condition_size: (
+        Annotated[int, Field(ge=0, le=2**16)] | Annotated[list[Width], Field(min_length=2, max_length=2)]
+    ) = 0
+    """Numbers of a label besides the classes, such as attributes or an embedding; or ``[T, W]`` for [up to T tokens of
+    W numbers](../how-to/latents.md#captions) without classes, in ``tar``, ``latents``, ``synthetic`` or your code."""
+    condition_dropout: Fraction = 0.0
+    """Probability that an image's label is null, all 0, in the updates of both networks. A class needs
+    ``missing_labels: accept``."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
     """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
@@ -195,9 +204,21 @@ class Data(Section):
     """Form in which networks see images."""
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether a condition is a sequence of tokens: (T, W + 1), of which the last numbers are a mask."""
+        return isinstance(self.condition_size, list)
+
+    @property
+    def condition_shape(self) -> tuple[int, ...]:
+        """Shape of a condition as networks see it, where a class counts as one-hot."""
+        if isinstance(self.condition_size, list):
+            return self.condition_size[0], self.condition_size[1] + 1
+        return (self.num_classes + self.condition_size,)
+
+    @property
     def condition_width(self) -> int:
-        """Numbers of a condition as networks see it, where a class counts as one-hot; 0 without conditions."""
-        return self.num_classes + self.condition_size
+        """Numbers of a condition; 0 without conditions."""
+        return math.prod(self.condition_shape)
 
     @property
     def left_to_data(self) -> list[str]:
@@ -211,11 +232,11 @@ class Data(Section):
 
     @property
     def has_vectors(self) -> bool:
-        """Whether conditions are vectors (K,) of numbers, instead of one class each.
+        """Whether conditions are vectors (K,) or tokens (T, W + 1) of numbers, instead of one class each.
 
         K is ``condition_width``: a 0 or 1 for each class, and then the other numbers.
         """
-        is_more = self.condition_size > 0 or self.multi_label or self.missing_labels == "accept"
+        is_more = bool(self.condition_size) or self.multi_label or self.missing_labels == "accept"
         return self.condition_width > 0 and is_more
 
     @property
@@ -280,6 +301,7 @@ class Data(Section):
             images = self.resolution.num_pixels * self.image_channels * keeps_images
             sample = 2 * self.channels * self.network_size.num_pixels * 4 + images  # means and deviations, float32
         sample *= 1 if self.range is None else 4  # float32
+        sample += 4 * self.condition_width * self.has_tokens
         return (self.num_workers * self.prefetch + 1) * micro_batch * sample
 
     @model_validator(mode="after")
@@ -313,7 +335,8 @@ class Data(Section):
             raise UserError("data.input_root", self.input_root, problem, "give the directory of the inputs")
         if not self.may_have_conditions:
             remedy = "remove it, or set data.num_classes or data.condition_size"
-            self.refuse_changed("data", ["missing_labels", "labels_file"], "data.num_classes=0", remedy)
+            keys = ["missing_labels", "labels_file", "condition_dropout"]
+            self.refuse_changed("data", keys, "data.num_classes=0", remedy)
         if not classes:
             self.refuse_changed("data", ["multi_label"], "data.num_classes=0", "remove it, or set data.num_classes")
         if self.has_inputs and classes:
@@ -324,6 +347,7 @@ class Data(Section):
             problem = f"must be {counted(classes, 'different name')}, as many as data.num_classes"
             raise UserError("data.class_names", names, problem, "remove it, or correct it")
         self._check_codec()
+        check_conditions(self)
         if self.kind == "digits" and channels != 1:
             remedy, detail = "set data.image_channels=1", "the digits are greyscale"
             raise UserError("data.image_channels", channels, "must be 1 with data.kind=digits", remedy, detail)

@@ -29,6 +29,23 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
     _check_frozen_programs(recipe)
+    _check_tokens(recipe)
+
+
+def _check_tokens(recipe: Any) -> None:
+    """Refuse networks that do not read tokens, and fakes that would draw theirs from all images' in memory."""
+    if not recipe.data.has_tokens:
+        return
+    what = f"with data.condition_size={recipe.data.condition_size}"
+    for network in NETWORKS:
+        family = getattr(recipe, network).family
+        if not is_outside(family):
+            problem, remedy = f"must be a network of your own {what}", "name its code, as in docs/how-to/own-network.md"
+            raise UserError(f"{network}.family", family, problem, remedy)
+    if recipe.objective.fake_labels != "data":
+        problem, remedy = f"must be data {what}", "set objective.fake_labels=data objective.reuse_fakes=true"
+        detail = "fakes take the tokens of the images beside them, as those of all images may not fit into memory"
+        raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, remedy, detail)
 
 
 def check_batch_statistics(recipe: Any) -> None:

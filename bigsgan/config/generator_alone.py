@@ -70,8 +70,8 @@ def _check_flow(recipe: Any) -> None:
     if not recipe.generator.reads_times:
         remedy = "set generator.times=true, of family dit or of a network of your own"
         raise UserError("objective.flow", None, "needs a generator that reads times", remedy)
-    if recipe.objective.fake_labels != "uniform":
-        problem, detail = "must be uniform with objective.flow", "labels are those of the images"
+    if recipe.objective.fake_labels == "frequencies":
+        problem, detail = "must be uniform or data with objective.flow", "labels are those of the images"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, "remove it", detail)
     others = {"transport": recipe.objective.transport, "consistency": recipe.objective.consistency}
     for name, given in others.items():

@@ -26,6 +26,7 @@ from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import Files, data_directory, files_below, some_names, unreadable_root
+from bigsgan.data.tokens import padded
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.codec import images_of
@@ -47,7 +48,7 @@ _CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 Label: TypeAlias = int | np.ndarray
-"""Of an image: the number of its class, or a vector (K,) float32; see conditions.py."""
+"""Of an image: the number of its class, or a vector (K,) or tokens (T, W + 1) float32; see conditions.py."""
 
 
 class ImageDataset(Protocol):
@@ -231,6 +232,8 @@ class SyntheticImages(ImageDataset):
     @property
     def labels(self) -> np.ndarray | None:
         """The classes, which take turns, or vectors; None for more images than one would list."""
+        if self._vectors is not None and self._vectors.ndim > 2:
+            return None
         if self._vectors is not None:
             return self._vectors[np.arange(min(self.num_images, 10**6)) % len(self._vectors)]  # they repeat themselves
         return np.arange(self.num_images) % max(self.num_classes, 1) if self.num_images <= 10**6 else None
@@ -248,7 +251,12 @@ def _vectors(data: Data) -> np.ndarray | None:
     """Return vectors (_SYNTHETIC_LABELS, K) of classes in turn and normal numbers, if labels are vectors."""
     if not data.has_vectors:
         return None
-    numbers = Draws(seed=0).normal("synthetic/label", (), 0, _SYNTHETIC_LABELS, data.condition_size)
+    if data.has_tokens:  # of 1, 2, ... T tokens in turn
+        (most, width), num = data.condition_shape, max(8, min(_SYNTHETIC_LABELS, 2**24 // data.condition_width))
+        tokens = Draws(seed=0).normal("synthetic/label", (), 0, num, most * width).reshape(num, most, width)
+        tokens[..., -1] = np.arange(most) <= np.arange(num)[:, None] % most
+        return np.stack([padded(data, each) for each in tokens])
+    numbers = Draws(seed=0).normal("synthetic/label", (), 0, _SYNTHETIC_LABELS, data.condition_width - data.num_classes)
     classes = np.zeros((_SYNTHETIC_LABELS, data.num_classes), np.float32)
     if data.num_classes:
         places = np.arange(_SYNTHETIC_LABELS)

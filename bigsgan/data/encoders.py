@@ -24,6 +24,7 @@ from bigsgan.data.autoencoders import (
     weights_digest,
 )
 from bigsgan.data.codecs import build_codec
+from bigsgan.data.text_encoders import TextEncoder
 from bigsgan.errors import UserError
 from bigsgan.images.cosines import to_cosines
 from bigsgan.images.size import Size
@@ -41,6 +42,7 @@ class Encoder(NamedTuple):
     # images (n, C, H, W) in [-1, 1] -> latents (n, C', H', W') float32, neither shifted nor scaled, or means and
     # standard deviations of a posterior (n, 2 * C', H', W')
     encode: Callable[[Tensor], Tensor]
+    text: TextEncoder | None = None  # of captions beside the images
 
 
 @torch.no_grad()

@@ -49,7 +49,14 @@ class Columns:
         self.files: Sequence[str] = files
         self.others: Sequence[str] = ()  # columns that are not read
         self.ignored = Ignored({})
-        self._rows, self._image = rows, image
+        self._rows, self._image, self._whole = rows.select_columns([image]), image, rows
+
+    def texts(self, name: str | None) -> list[str | None] | None:
+        """Return a column of texts; None if it is none."""
+        if getattr(self._whole.features.get(name), "dtype", "") not in ("string", "large_string"):
+            return None
+        found: list[str | None] = self._whole.select_columns([name]).with_format("arrow")[:][name].to_pylist()
+        return found
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,7 +109,7 @@ def read_huggingface(data: Data) -> TableImages:
     if label is not None:
         labels, classes = _classes(data, library, rows, label)
     others = [name for name in rows.features if name not in (image, label)]
-    rows = rows.with_format(None).select_columns([image])
+    rows = rows.with_format(None)
     if isinstance(rows.features[image], library.Image):
         rows = rows.cast_column(image, library.Image(decode=False))
     columns = Columns(data, rows, image, labels, classes, files)

@@ -33,6 +33,7 @@ from bigsgan.data.listing import (
     warn_once,
     wrong_num_classes,
 )
+from bigsgan.data.tokens import padded, present
 from bigsgan.errors import UserError, counted, reason, shown
 from bigsgan.runtime.paths import check_regular, parse_json
 
@@ -237,9 +238,9 @@ def _file_of(data: Data) -> str:
 
 
 def as_vector(data: Data, label: Any) -> np.ndarray:
-    """Return the vector (K,) float32 of a label: the number of a class, or K numbers.
+    """Return the vector (K,) float32 of a label: the number of a class, or K numbers; or padded tokens (T, W + 1).
 
-    None, NaN and class -1 are a missing label.
+    None, NaN, class -1 and no tokens are a missing label.
 
     Raises:
         ValueError: It is missing where it must not be, or is not of the recipe's form.
@@ -247,9 +248,11 @@ def as_vector(data: Data, label: Any) -> np.ndarray:
     width, classes = data.condition_width, data.num_classes
     try:
         with np.errstate(over="ignore"):
-            vector = np.array(np.nan if label is None else label, dtype=np.float32)
+            vector = np.asarray(np.nan if label is None else label, dtype=np.float32)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # texts, lists of lists, tensors on a GPU
         raise ValueError("it is neither a number nor a list of numbers") from None
+    if data.has_tokens:
+        return present(data, np.zeros(data.condition_shape, np.float32) if label is None else padded(data, vector))
     is_class = vector.ndim == 0 and classes > 0 and not data.condition_size and not (data.multi_label and classes == 1)
     if vector.size and (np.isnan(vector).all() or (is_class and vector == -1)):
         if data.missing_labels == "accept":

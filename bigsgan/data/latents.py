@@ -27,7 +27,7 @@ from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
 from bigsgan.data.shards import ABOUT_FILE, check_shards, names_beside, read_shards, tar_content
 from bigsgan.errors import UserError, reason
-from bigsgan.images.npz import array_header
+from bigsgan.images.npz import array_of
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
 from bigsgan.runtime.paths import check_regular, parse_json, read_text
 
@@ -75,8 +75,8 @@ class LatentFiles(ImageDataset):
         return len(self._files)
 
     @property
-    def labels(self) -> np.ndarray:
-        """The labels of the latents."""
+    def labels(self) -> np.ndarray | None:
+        """The labels of the latents; None of tokens."""
         return self._files.labels
 
     def __getitem__(self, index: int) -> tuple[Tensor, Label]:
@@ -110,23 +110,14 @@ class LatentFiles(ImageDataset):
 
 
 def _array(content: bytes, path: str, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Read a .npy file as float32 of one of these shapes.
-
-    The header is checked first: numpy would allocate whatever size it gives, unpickle objects, or open an archive.
-    """
-    file = io.BytesIO(content)
+    """Read a .npy file as float32 of one of these shapes."""
     try:
-        shape, is_fortran, dtype = array_header(file)
-    except Exception as error:  # damaged headers make numpy raise all kinds
-        raise CorruptImage(path, reason(error)) from None
-    if dtype.kind not in "fiu":
-        raise CorruptImage(path, f"it holds the type {dtype}, and not numbers")
+        found = array_of(content)
+    except ValueError as error:
+        raise CorruptImage(path, str(error)) from None
+    shape = found.shape
     if (shape[1:] if len(shape) == 4 and shape[0] == 1 else shape) not in shapes:
         raise CorruptImage(path, f"it has the shape {shape}, not {shapes[0]} or {shapes[1]}")
-    num, start = int(np.prod(shape)), file.tell()
-    if len(content) < start + num * dtype.itemsize:
-        raise CorruptImage(path, "it is cut off")
-    found = np.frombuffer(content, dtype, num, start).reshape(shape, order="F" if is_fortran else "C")
     return found.reshape(shape[-3:]).astype(np.float32)
 
 
@@ -151,7 +142,7 @@ def build_latents(data: Data) -> LatentFiles:
         UserError: The data does not exist or has another form, has classes beyond ``data.num_classes``, or was made by
             another autoencoder than the recipe's; or the latter cannot be read or lacks its weights.
     """
-    if os.path.isfile(str(data.root)):
+    if os.path.isfile(str(data.root)) and not data.has_tokens:
         return _named(data, *_packed(data))
     remedy = f"give the directory with the .npy files and {LABELS_FILE}, or with tar shards, or a zip file"
     root = data_directory("data.root", data.root, remedy)
@@ -159,6 +150,9 @@ def build_latents(data: Data) -> LatentFiles:
         names = os.listdir(root)
     except OSError as error:
         raise UserError("data.root", data.root, f"cannot be read: {reason(error, root)}", remedy) from None
+    if data.has_tokens and LABELS_FILE in names:
+        problem, remedy = f"must be shards with data.condition_size={data.condition_size}", "encode the images again"
+        raise UserError("data.root", data.root, problem, remedy, f"it has {LABELS_FILE}")
     if LABELS_FILE not in names and any(map(is_shard, names)):
         return _named(data, _sharded(data, root), names_beside(root))
     try:
@@ -199,7 +193,7 @@ def _sharded(data: Data, root: Path) -> PackedLatents:
     if not data.has_vectors:
         _check_num_classes(data, int(found.entries["label"].max()) + 1, "classes")
     _check_codec(data, root / ABOUT_FILE)
-    return PackedLatents(found.archives, found.names, found.entries, tar_content)
+    return PackedLatents(found.archives, found.names, found.entries, tar_content, data)
 
 
 def _check_codec(data: Data, path: Path) -> None:

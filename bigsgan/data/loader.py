@@ -23,9 +23,19 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
+from bigsgan.data.conditions import without
 from bigsgan.data.datasets import ImageDataset, Label
 from bigsgan.data.latents import LatentFiles, check_images
-from bigsgan.data.order import EpochOrder, Slice, Stretch, horizontal_flips, phase_start, posterior_noise, random_crops
+from bigsgan.data.order import (
+    EpochOrder,
+    Slice,
+    Stretch,
+    drops_condition,
+    horizontal_flips,
+    phase_start,
+    posterior_noise,
+    random_crops,
+)
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError, at_end, counted
 from bigsgan.images.codec import decode, images_of
@@ -45,7 +55,7 @@ class LabelledImages(NamedTuple):
     """A micro-batch of real images on the device."""
 
     images: Tensor  # float32 (n, C, H, W): images in [-1, 1], or a codec's latents
-    labels: Tensor  # int64 (n,), all 0 without conditions; or float32 (n, K)
+    labels: Tensor  # int64 (n,), all 0 without conditions; or float32 (n, K) or (n, T, W + 1)
 
 
 class ShownImages(LabelledImages):
@@ -163,7 +173,10 @@ class RealImages:
             images = means + stds * noise.view_as(means)
         else:
             images = images_of(images)
-        found = self._codec.encode(images), self._to_device(batch.labels)
+        labels = batch.labels
+        if probability := self.data.condition_dropout:
+            labels = without(labels, drops_condition(self.draws, positions, probability))
+        found = self._codec.encode(images), self._to_device(labels)
         if not self._shows:
             return LabelledImages(*found)
         shown = ShownImages(*found)

@@ -83,6 +83,11 @@ def horizontal_flips(draws: Draws, positions: range) -> np.ndarray:
     return draws.integers("flip", (), positions.start, len(positions), 2) == 1
 
 
+def drops_condition(draws: Draws, positions: range, probability: float) -> np.ndarray:
+    """Return whether the image at each position loses its label: bool (n,)."""
+    return draws.uniform("condition", (), positions.start, len(positions), 1)[:, 0] < probability
+
+
 def random_crops(draws: Draws, positions: range, margins: Size) -> np.ndarray:
     """Return the rows and columns to cut off at the top and left of each image, 0 to ``margins``: int64 (n, 2)."""
     sides = [

@@ -27,6 +27,7 @@ from bigsgan.data.datasets import ImageDataset, Label, PathList, label_at, read_
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes
 from bigsgan.data.labels import with_classes
 from bigsgan.data.listing import LABELS_FILE, Files, is_hidden, plain_name, sort_files, unreadable_root
+from bigsgan.data.tokens import read_tokens
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import LOCAL_HEADER
 from bigsgan.images.reading import CorruptImage
@@ -116,11 +117,20 @@ class PackedFiles:
     """Files at known offsets in archives, each with a label."""
 
     def __init__(
-        self, archives: list[str], names: list[str], entries: np.ndarray, content: Callable[[OpenFiles, np.void], bytes]
+        self,
+        archives: list[str],
+        names: list[str],
+        entries: np.ndarray,
+        content: Callable[[OpenFiles, np.void], bytes],
+        data: Data | None = None,
     ) -> None:
-        """Take the names of all files, and (N,) entries: ``archive``, ``label``, and fields that ``content`` needs."""
+        """Take the names of all files, and (N,) entries: ``archive``, ``label``, and fields that ``content`` needs.
+
+        ``data`` describes labels that are tokens, and are read with an image.
+        """
         self._archives, self._names, self._entries = archives, PathList(names), entries
         self._files, self._content = OpenFiles(archives), content
+        self._tokens = data if data is not None and data.has_tokens else None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -130,13 +140,24 @@ class PackedFiles:
         return f"{self._archives[self._entries[index]['archive']]}/{self._names[index]}"
 
     @property
-    def labels(self) -> np.ndarray:
-        """The label of each file: classes (N,) int64, or vectors (N, K) float32."""
-        return self._entries["label"]  # type: ignore[no-any-return]
+    def labels(self) -> np.ndarray | None:
+        """The label of each file: classes (N,) int64, or vectors (N, K) float32; None of tokens."""
+        return self._entries["label"] if self._tokens is None else None
 
     def label(self, index: int) -> Label:
-        """Return the label of file ``index``."""
-        return label_at(self._entries["label"], index)
+        """Return the label of file ``index``.
+
+        Raises:
+            CorruptImage: Its tokens cannot be read, or do not fit.
+        """
+        if self._tokens is None:
+            return label_at(self._entries["label"], index)
+        entry = self._entries[index]
+        place = (int(entry[name]) for name in ("archive", "tokens_offset", "tokens_size"))
+        try:
+            return read_tokens(self._tokens, self._files.read(*place))
+        except (OSError, EOFError, ValueError) as error:
+            raise CorruptImage(self.path(index), f"its tokens do not fit: {reason(error)}") from None
 
     def read(self, index: int) -> bytes:
         """Return the content of file ``index``.
@@ -192,7 +213,7 @@ class PackedImages(PackedFiles, ImageDataset):
         data: Data,
     ) -> None:
         """See ``PackedFiles``; ``data`` gives the size and the channels of images."""
-        super().__init__(archives, names, entries, content)
+        super().__init__(archives, names, entries, content, data)
         self.class_names = class_names
         self.data = data
 

@@ -17,6 +17,7 @@ from bigsgan.config.data import Data
 from bigsgan.data.labels import as_vector
 from bigsgan.data.listing import LINKED, Ignored, ignored, image_suffixes, is_hidden, rarer_twins, unreadable_root
 from bigsgan.data.packed import check_member, damaged, open_archive
+from bigsgan.data.tokens import TOKENS
 from bigsgan.errors import UserError, shown
 from bigsgan.runtime.paths import parse_json
 
@@ -45,10 +46,19 @@ class _Label(NamedTuple):
 
 
 def place_of(data: Data) -> np.dtype:
-    """Return the type of a sample's place: of latents also that of the image with the same key, of size 0 if none."""
-    label = ("label", "f4", (data.condition_width,)) if data.has_vectors else ("label", "i8")
-    more = [("image_offset", "i8"), ("image_size", "i8")] if data.kind == "latents" else []
+    """Return the type of a sample's place, also of the image of latents and of tokens with its key, of size 0 if none.
+
+    With tokens, the label is 0 if they are there.
+    """
+    is_vector = data.has_vectors and not data.has_tokens
+    label = ("label", "f4", (data.condition_width,)) if is_vector else ("label", "i8")
+    more = [(f"{what}_{number}", "i8") for what in _beside(data) for number in ("offset", "size")]
     return np.dtype([("offset", "i8"), ("size", "i8"), label, *more])
+
+
+def _beside(data: Data) -> list[str]:
+    """Return what is read beside an image or latents, with the same key."""
+    return ["image"] * (data.kind == "latents") + ["tokens"] * data.has_tokens
 
 
 def label_key(data: Data) -> str:
@@ -60,15 +70,15 @@ def read_headers(data: Data, path: Path) -> Shard:
     """Find the images or latents of a shard.
 
     A sample's class is the number in ``<key>.cls``; without one, the ``label_key`` of the object in ``<key>.json``;
-    without it, ``<key>.txt``, if each of the shard holds a number alone. For vectors, ``<key>.json`` comes first. Other
-    files, and those that are not used, are ignored.
+    without it, ``<key>.txt``, if each of the shard holds a number alone. For vectors, ``<key>.json`` comes first.
+    Tokens are in ``<key>.tokens.npy``. Other files, and those that are not used, are ignored.
 
     Raises:
         UserError: The shard is damaged or cannot be read, or has a class that is no number.
     """
     found: list[tuple[str, str, int, int]] = []  # key, name, offset, size
     labels: dict[str, dict[str, _Label]] = {}  # by key and field
-    beside: dict[str, tuple[int, int]] = {}  # images beside latents: offset, size
+    beside: dict[str, dict[str, tuple[int, int]]] = {what: {} for what in _beside(data)}  # by key: offset, size
     others: list[str] = []
     links: list[str] = []
     latents = data.kind == "latents"
@@ -77,12 +87,13 @@ def read_headers(data: Data, path: Path) -> Shard:
             for member in archive:
                 parts = _KEY_AND_FIELD.fullmatch(member.name)
                 key, field = (parts[1], parts[2].lower()) if parts else (member.name, "")
-                is_array = f".{field}".endswith(".npy")
+                is_array = f".{field}".endswith(".npy") and field != TOKENS
                 is_image = f".{field}" in image_suffixes() or (field == "npy" and data.range is not None)
-                if member.isreg() and (is_image or (is_array and latents)):
+                what = "tokens" if field == TOKENS else "image" if is_image else ""
+                if member.isreg() and (is_image or (is_array and latents) or what in beside):
                     check_member(data, f"{member.name} in {path.name}", member.size)
-                    if is_image and latents:
-                        beside[key] = member.offset_data, member.size
+                    if what in beside:
+                        beside[what][key] = member.offset_data, member.size
                     else:
                         found.append((key, member.name, member.offset_data, member.size))
                 elif member.isreg() and (label := _label(archive, member, field, data)) is not None:
@@ -101,10 +112,12 @@ def read_headers(data: Data, path: Path) -> Shard:
     if any(name.endswith(".txt") for name in others):  # these are texts, of which one may be a number
         others += [fields.pop("txt").name for fields in labels.values() if "txt" in fields]
     found_labels, unused = _used_labels(labels, {key for key, *_ in found}, data, path)
-    missing = np.full(data.condition_width, np.nan) if data.has_vectors else NO_CLASS
-    more = [beside.get(key, (0, 0)) if latents else () for key, *_ in found]
+    if data.has_tokens:
+        found_labels = dict.fromkeys(beside["tokens"], 0)
+    missing = np.full(data.condition_width, np.nan) if data.has_vectors and not data.has_tokens else NO_CLASS
     places = [
-        (*place, found_labels.get(key, missing), *other) for (key, _, *place), other in zip(found, more, strict=True)
+        (*place, found_labels.get(key, missing), *(at for each in beside.values() for at in each.get(key, (0, 0))))
+        for key, _, *place in found
     ]
     names = [name for _, name, *_ in found]
     left = ignored(others + unused, names) + ignored(links, names, LINKED)
@@ -113,7 +126,7 @@ def read_headers(data: Data, path: Path) -> Shard:
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, field: str, data: Data) -> _Label | None:
     """Return the label that a member holds; None if it holds none. Without labels, only .cls counts, unread."""
-    if not data.condition_width:
+    if data.has_tokens or not data.condition_width:
         return _Label(member.name, 0) if field == "cls" else None
     if field not in _CLASS_FIELDS or (field != "cls" and member.size > _CLASS_FIELDS[field]):
         return None

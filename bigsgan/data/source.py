@@ -63,13 +63,15 @@ class Source(NamedTuple):
     ignored: Ignored = Ignored({})  # files that are listed, and not read
     vectors: np.ndarray | None = None  # labels (N, K) float32, if they are no classes
     names: Sequence[str] = ()  # of the classes that are marked in vectors
+    captions: Sequence[str] = ()  # of the images, if tokens are made of them
 
     def digest(self) -> str:
         """Return a hash that changes when a file does, or a label."""
         labels: Any = self.classes and self.labels
         if self.vectors is not None:
             labels = digest([self.vectors.tobytes()])
-        return hashlib.sha256(repr((self.images.digest(), labels)).encode()).hexdigest()
+        captions = (digest(caption.encode() for caption in self.captions),) if self.captions else ()
+        return hashlib.sha256(repr((self.images.digest(), labels, *captions)).encode()).hexdigest()
 
     @property
     def class_names(self) -> list[str]:

@@ -105,9 +105,9 @@ class Reference:
         self.distance = Distance(recipe, self.device)
         dataset = build_training_dataset(recipe.data)
         conditions = conditions_of(recipe.data, dataset, recipe.objective.fake_labels == "frequencies")
-        self.source = LatentSource(self.draws, recipe.latent_size, conditions, recipe.generator.draws)
-        shows = self.teacher is not None
-        self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=shows)
+        timed, dropout = recipe.generator.reads_times, recipe.data.condition_dropout
+        self.source = LatentSource(self.draws, recipe.latent_size, conditions, recipe.generator.draws, timed, dropout)
+        self.reals = RealImages(dataset, recipe.data, draws, part, self.device, shows=self.teacher is not None)
 
     def forward(self, network, moving, *inputs):
         """A network's first output; those of G that follow are kept. The network's state moves if ``moving``."""

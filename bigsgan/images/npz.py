@@ -6,7 +6,9 @@ under `arr_1`, if there are any.
 
 from __future__ import annotations
 
+import io
 import lzma
+import math
 import struct
 import zipfile
 import zlib
@@ -17,7 +19,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from bigsgan.errors import counted
+from bigsgan.errors import counted, reason
 from bigsgan.runtime.paths import check_regular
 
 IMAGES, LABELS = "arr_0", "arr_1"
@@ -126,6 +128,27 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+
+def array_of(content: bytes) -> np.ndarray:
+    """Return the numbers of a .npy file.
+
+    The header is checked first: numpy would allocate whatever size it gives, unpickle objects, or open an archive.
+
+    Raises:
+        ValueError: It is damaged, or does not hold numbers.
+    """
+    file = io.BytesIO(content)
+    try:
+        shape, in_columns, dtype = array_header(file)
+    except Exception as error:  # damaged headers make numpy raise all kinds
+        raise ValueError(reason(error)) from None
+    if dtype.kind not in "fiu":
+        raise ValueError(f"it holds the type {dtype}, and not numbers")
+    num, start = math.prod(shape), file.tell()
+    if len(content) < start + num_bytes(shape, dtype):
+        raise ValueError("it is cut off")
+    return np.frombuffer(content, dtype, num, start).reshape(shape, order="F" if in_columns else "C")
 
 
 def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -56,7 +56,7 @@ _USE = {
     "latents": "{made} = G(torch.randn(4, {latent_size}))  # (4, {channels}, {height}, {width}){values}",
     "classes": "{made} = G(torch.randn(4, {latent_size}), torch.tensor([0, 1, 2, 3]) % {classes})  "
     "# latents, classes -> (4, {channels}, {height}, {width}){values}",
-    "vectors": "{made} = G(torch.randn(4, {latent_size}), torch.eye(4, {numbers}))  "
+    "vectors": "{made} = G(torch.randn(4, {latent_size}), {labels})  "
     "# latents, labels -> (4, {channels}, {height}, {width}){values}",
     "pairs": "images = G(inputs)  # (n, {inputs}, {height}, {width}) in [-1, 1] -> "
     "(n, {channels}, {height}, {width}){values}",
@@ -103,6 +103,9 @@ def _classes(data: Data) -> str:
     """Describe the classes, by their first names if they have names."""
     names = [f"{number} {_quoted(name)}" for number, name in enumerate(data.class_names or [])]
     listed = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+    if isinstance(data.condition_size, list):
+        most, width = data.condition_size
+        return f"up to {counted(most, 'token')} of {counted(width, 'number')}, each with a 1 behind it"
     if data.condition_size or data.multi_label:
         several = "any number of them" if data.multi_label else "one of them"
         marks = f"a 0 or 1 for each of {counted(data.num_classes, 'class')} ({several})" if data.num_classes else ""
@@ -134,7 +137,7 @@ def model_card(
     use = _USE[kind].format(
         latent_size=recipe.latent_size,
         classes=data.num_classes,
-        numbers=data.condition_width,
+        labels=f"torch.{'ones' if data.has_tokens else 'eye'}(4, {', '.join(map(str, data.condition_shape))})",
         channels=data.channels if decoded else data.image_channels,
         inputs=recipe.input_channels,
         height=size.height,

@@ -27,7 +27,7 @@ from bigsgan.draws import Draws
 from bigsgan.errors import UserError, reason
 from bigsgan.inference.mappings import set_psi
 from bigsgan.inference.sheets import set_styles
-from bigsgan.models.build import with_images
+from bigsgan.models.build import example_labels, with_images
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import compute_in_float32
 from bigsgan.runtime.atomic import fsync
@@ -214,7 +214,9 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
         pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
         return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
     inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}
-    if data.has_vectors:
+    if data.has_tokens:
+        inputs["y"] = example_labels(data, num)
+    elif data.has_vectors:
         inputs["y"] = torch.from_numpy(draws.normal("graph/label", (0,), 0, num, data.condition_width))
     elif data.num_classes:
         inputs["y"] = torch.from_numpy(draws.integers("graph/label", (0,), 0, num, data.num_classes))

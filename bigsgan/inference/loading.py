@@ -57,7 +57,8 @@ class ExportedNetwork(nn.Module):
         Args:
             first: For a generator, latents (N, Z) or input images. For a discriminator, (N, L * C', S, S): images in
                 [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
-            labels: Classes (N,) int64, or vectors (N, K) float32; None for null vectors, or with one class or none.
+            labels: Classes (N,) int64, or float32: vectors (N, K), or tokens with a mask behind their numbers
+                (N, T, W + 1). None for null vectors or tokens, or with one class or none.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
@@ -90,7 +91,7 @@ class ExportedNetwork(nn.Module):
         reads_latents = self.header["network"] == "generator" and not recipe.translates
         if reads_latents and first.shape != (num, recipe.latent_size):
             raise ValueError(f"latents must be of shape ({num}, {recipe.latent_size}), got {tuple(first.shape)}")
-        wanted = (num, data.condition_width) if data.has_vectors else (num,)
+        wanted = (num, *data.condition_shape) if data.has_vectors else (num,)
         if labels.shape != wanted:
             raise ValueError(f"labels must be of shape {wanted}, got {tuple(labels.shape)}")
         if not data.num_classes or data.has_vectors:

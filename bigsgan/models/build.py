@@ -83,14 +83,21 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
 
 
 def example_labels(data: Data, num: int) -> torch.Tensor:
-    """Return labels as the data may have them, (num,) int64 or (num, K) float32: its classes or numbers in turn."""
+    """Return labels as the data may have them, (num,) int64 or (num, K) float32: its classes or numbers in turn.
+
+    Of tokens, (num, T, W + 1), the first is null if some may be, and the others have 1, 2, ... of T.
+    """
+    if data.has_tokens:
+        (most, width), has_null = data.condition_shape, data.missing_labels == "accept" or data.condition_dropout > 0
+        lengths = (torch.arange(num) + (not has_null)) % (most + 1)
+        return (torch.arange(most) < lengths[:, None])[..., None].repeat(1, 1, width).float()
     places = torch.arange(num) % max(data.condition_width, 1)
     return torch.zeros(num, data.condition_width).scatter_(1, places[:, None], 1.0) if data.has_vectors else places
 
 
 def null_labels(data: Data, num: int) -> torch.Tensor:
-    """Return labels of class 0, (num,) int64, or null vectors (num, K) float32."""
-    return torch.zeros(num, data.condition_width) if data.has_vectors else torch.zeros(num, dtype=torch.int64)
+    """Return labels of class 0, (num,) int64, or null vectors (num, K) or tokens (num, T, W + 1) float32."""
+    return torch.zeros(num, *data.condition_shape) if data.has_vectors else torch.zeros(num, dtype=torch.int64)
 
 
 def initial_seed(recipe: Recipe, network: str) -> int:

@@ -42,6 +42,7 @@ _HALF = (torch.bfloat16, torch.float16)
 class Foreign(TwiceDifferentiable):
     """A layer that is any module: it takes the carry, and returns a tensor or a tuple, which is the next carry.
 
+    Where labels are tokens (N, T, W + 1), a network's first layer gets (N, T, W) and a mask (N, T) bool in their place.
     The last layer of D may return several maps of logits, in lists or tuples, and further outputs after them. They are
     joined to one tensor (N, P + E), the logits first.
 
@@ -53,11 +54,13 @@ class Foreign(TwiceDifferentiable):
         map_sizes: Numbers of an image's logits in each map, as of the last forward pass; none of one map.
         output_sizes: Numbers of an image in each of D's further outputs.
         frozen_reads: Of frozen tensors that are shared out; None if there are none.
+        takes_tokens: Whether it is the first layer of a network whose labels are tokens.
     """
 
     map_sizes: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
     frozen_reads: Reads | None = None
+    takes_tokens = False
 
     def __init__(self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
         """Take a layer of a network; ``outputs`` are the names of what D returns after its logits."""
@@ -69,6 +72,9 @@ class Foreign(TwiceDifferentiable):
         floats = (each.dtype for each in (*self.parameters(), *carry) if each.is_floating_point())
         dtype = next(floats, torch.float32)
         inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in carry)
+        if self.takes_tokens:
+            first, labels, *rest = inputs
+            inputs = (first, labels[..., :-1], labels[..., -1] > 0, *rest)
         # torch's fast attention has neither second derivatives nor tangents.
         exact = self.exact or any(has_tangent(each) for each in inputs if each.is_floating_point())
         with sdpa_kernel(SDPBackend.MATH) if exact else nullcontext():
@@ -168,6 +174,14 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
         UserError: The recipe was not given by the user, there is no such function, it does not take these arguments,
             fails, or returns something else.
     """
+    first, *others = _layers(recipe, network)
+    if recipe.data.has_tokens:
+        first = first if isinstance(first, Foreign) else Foreign(first, network, not others)
+        first.takes_tokens = True
+    return [first, *others]
+
+
+def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     call = _call(recipe, network)
     field, family = f"{network}.family", getattr(recipe, network).family
     outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []

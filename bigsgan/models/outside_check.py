@@ -74,6 +74,9 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             initialize(layer, initial_seed(recipe, network))
         try:
             outputs = _watched(layer, carry, found)
+            if recipe.data.has_tokens and not all(map(_is_finite, outputs)):
+                problem = f"has numbers that are not finite in {_named(layer)}"
+                raise UserError(field, family, problem, "let it attend to something where its mask is all false")
             if _mixes_samples(layer, carry) or (network == "discriminator" and _mixes_samples(layer, carry, True)):
                 found.append(f"the samples of a batch meet in {_named(layer)}")
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
@@ -89,6 +92,10 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
         carry = outputs
     _check_outputs(recipe, network, carry)
     return found
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
@@ -194,6 +201,8 @@ def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False
     for ours, theirs in zip(whole, part, strict=True):
         if ours.shape[:1] != (_NUM,) or theirs.shape[:1] != (_NUM // 2,):
             return True
+        if ours.dtype == torch.bool:  # which torch cannot subtract
+            ours, theirs = ours.int(), theirs.int()
         near = _TOLERANCE * float(ours.detach().abs().max())
         if not torch.allclose(ours[: _NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
             return True

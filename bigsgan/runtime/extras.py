@@ -12,6 +12,7 @@ PACKAGES = {
     "hub": ("huggingface_hub",),
     "huggingface": ("datasets",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "text": ("transformers",),
     "tiff": ("imagecodecs", "tifffile"),
     "wandb": ("wandb",),
 }

@@ -206,9 +206,11 @@ def _of_other_labels(recipe: Recipe, other: Recipe, network: str, shapes: dict[s
     ours, theirs = ((each.data.num_classes, each.data.condition_size) for each in (recipe, other))
     if ours == theirs:
         return set()
-    data = recipe.data.model_copy(update={"condition_size": recipe.data.condition_size + 1})
-    wider = _shapes(recipe.model_copy(update={"data": data}), network)
-    return {name for name, shape in shapes.items() if wider.get(name) != shape}
+    size = recipe.data.condition_size
+    wider = [size[0], size[1] + 1] if isinstance(size, list) else size + 1
+    data = recipe.data.model_copy(update={"condition_size": wider})
+    others = _shapes(recipe.model_copy(update={"data": data}), network)
+    return {name for name, shape in shapes.items() if others.get(name) != shape}
 
 
 def _refuse_other(network: str, theirs: Mapping[str, torch.Size], expected: dict[str, torch.Size], field: str) -> None:

@@ -11,7 +11,7 @@ from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
-from tests.outside import LAYERED, WHOLE
+from tests.outside import LAYERED, TOKENS, WHOLE
 from tests.reference import build_networks
 from tests.tiny import both, stages, tiny_recipe
 
@@ -71,6 +71,17 @@ def test_layers(ranks, layout):
     }
     overrides = [*LAYERED, "accumulation=2", *more[layout]]
     check_updates(ranks(2), overrides, both(3 if layout == "zero3" else 1), 4)
+
+
+SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("stages", "ranks of their own")]
+
+
+@pytest.mark.parametrize("layout", ["zero3", *SLOW])
+def test_tokens_and_their_masks(ranks, layout):
+    """Some are dropped, the same in any layout."""
+    more = {"zero3": PENALTY, "stages": [*stages(2, 2), "accumulation=2"]}
+    more["ranks of their own"] = [*PENALTY, "engines.generator.ranks=1"]
+    check_updates(ranks(2), [*TOKENS, *more[layout]], both(3 if layout == "zero3" else 1), 2)
 
 
 LAYOUTS = [*([[], both(stage)] for stage in range(4)), [stages(2, 2), both(1)]]

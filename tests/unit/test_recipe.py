@@ -83,8 +83,9 @@ def test_defaults_are_filled_in(tmp_path):
             "kind": "digits", "arguments": {}, "root": None, "input_root": None, "input_side": "left",
             "input_channels": 3, "dataset": None, "split": None, "image_key": None, "label_key": None,
             "resolution": 16, "fit": "crop", "image_channels": 1,
-            "range": None, "num_classes": 10, "multi_label": False, "condition_size": 0, "missing_labels": "refuse",
-            "labels_file": None, "class_names": None, "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
+            "range": None, "num_classes": 10, "multi_label": False, "condition_size": 0,
+            "condition_dropout": 0.0, "missing_labels": "refuse", "labels_file": None, "class_names": None,
+            "num_images": 50_000, "crop_from": None, "horizontal_flip": False,
             "num_workers": 4, "prefetch": 4, "max_ignored": None, "max_corrupt": None, "truncated": "skip",
             "codec": {
                 "kind": "pixels", "block": 2, "path": None, "factor": 8, "channels": 4, "scale": None,
