@@ -1,6 +1,8 @@
 """Imports of SiT: what comes out predicts as a network of torch's modules, under the published names, at 1 - t."""
 
 import argparse
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,10 +23,10 @@ from bigsgan.training.start import find_start
 from bigsgan.weights import sit
 from bigsgan.weights.sources import read_source
 from tests import REPOSITORY
-from tests.tiny import TINY_GAMES
+from tests.autoencoders import save_autoencoder, write_latents
 
 CPU = torch.device("cpu")
-DEPTH, WIDTH, HEADS, PATCH, CHANNELS, SIDE, CLASSES = 2, 16, 2, 2, 3, 8, 5
+DEPTH, WIDTH, HEADS, PATCH, CHANNELS, SIDE, CLASSES = 2, 16, 2, 2, 4, 8, 5
 
 
 def waves(places, num):
@@ -184,7 +186,7 @@ WRONG = {
     "pos_embed is not of sines": changed(
         "pos_embed", lambda table: table.view(1, 4, 4, -1).transpose(1, 2).flatten(1, 2)
     ),
-    "final_layer.linear.weight does not have 24 rows": changed("final_layer.linear.weight", lambda rows: rows[:12]),
+    "final_layer.linear.weight does not have 32 rows": changed("final_layer.linear.weight", lambda rows: rows[:12]),
     "cannot be read as a generator of sit": changed("x_embedder.proj.weight", lambda weight: weight.flatten(1)),
     "does not fit": changed("blocks.0.attn.proj.weight", lambda weight: weight[:3]),
     "contains Inf or NaN": changed("t_embedder.mlp.2.bias", lambda bias: bias * torch.nan),
@@ -223,21 +225,51 @@ def test_the_published_size():
     assert found + positions + no_class + unused == 675_129_632
 
 
-AFM = ["generator.times=true", "generator.time_scale=1", "discriminator.times=true", "discriminator.time_scale=1"]
-GAME = [each.replace("[8, 12]", "8").replace("288", "192") for each in TINY_GAMES["dit"]]
-GAME = [each.replace("classes: 3", f"classes: {CLASSES}") for each in GAME]
+BLOCKS = f"depth: {DEPTH}, width: {WIDTH}, heads: {HEADS}"
+GAME = {
+    "discriminator": f"{{family: dit, {BLOCKS}, times: true, time_scale: 1}}",
+    "objective": "{loss: relativistic, reuse_fakes: true, fake_labels: data, transport: {weight: 0.2}}",
+    "optimizer": "{generator: {kind: adamw, lr: 1e-12}, discriminator: {kind: adamw, lr: 1e-12}}",
+    "init_from.backbone": "true",
+    "generator.steps": "1",
+}
+"""An adversarial flow model that stands still."""
 
 
-def test_a_one_step_game_begins_with_it(tmp_path, capsys):
+def overrides(tmp_path, **more):
+    return [f"{key}={value}" for key, value in {**GAME, "init_from.run": tmp_path / "run", **more}.items()]
+
+
+def test_a_game_does_not_begin_with_weights_that_would_mean_something_else(tmp_path):
     assert imported(tmp_path, drawn().state_dict()) == 0
-    base = [*GAME, f"out={tmp_path / 'afm'}", f"init_from.run={tmp_path / 'run'}", "init_from.backbone=true"]
 
     def begin(*more):
-        recipe = load_recipe(REPOSITORY / "launch" / "recipes" / "digits_afm.yaml", [*base, *more])
+        recipe = load_recipe(tmp_path / "run" / "config.yaml", [*overrides(tmp_path, out=tmp_path / "afm"), *more])
         check_initial_weights(recipe, find_start(plan_run(recipe, 1), tmp_path / "afm", ()).initial)
 
-    begin(*AFM)
+    begin()
     with pytest.raises(UserError, match=r"generator\.time_scale: must be 1.0, as in init_from.run, got 1000.0"):
-        begin(*AFM[::2])
+        begin("generator.time_scale=1000")
     with pytest.raises(UserError, match=r"generator\.heads: must be 2"):
-        begin(*AFM, "generator.heads=1")
+        begin("generator.heads=1")
+
+
+@pytest.mark.slow
+def test_a_one_step_game_begins_with_it(tmp_path):
+    assert imported(tmp_path, drawn().state_dict()) == 0
+    write_latents(tmp_path / "data", 8, posterior=False)
+    save_autoencoder(tmp_path / "vae")
+    more = {"out": tmp_path / "afm", "data.root": tmp_path / "data", "data.codec.path": tmp_path / "vae"}
+    more |= {"batch": 4, "total_nimg": 8, "data.num_workers": 0, "engines.generator.activation_checkpointing": "false"}
+    config = str(tmp_path / "run" / "config.yaml")
+    command = [sys.executable, "launch/train.py", "--config", config, *overrides(tmp_path, **more)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = dict(open_trained(tmp_path / "run", "generator", False, None, CPU).network.named_parameters())
+    g, d = (open_trained(tmp_path / "afm", network, True, None, CPU) for network in ("generator", "discriminator"))
+    assert g.nimg == 8
+    for found, own in ((g, set()), (d, {"layers.0.token", f"layers.{DEPTH + 1}.linear.weight"})):
+        named = dict(found.network.named_parameters())
+        assert named.keys() - expected.keys() <= own
+        for name in named.keys() - own:
+            assert_close(named[name], expected[name], atol=1e-6, rtol=0)
