@@ -245,7 +245,7 @@ def test_a_game_does_not_begin_with_weights_that_would_mean_something_else(tmp_p
 
     def begin(*more):
         recipe = load_recipe(tmp_path / "run" / "config.yaml", [*overrides(tmp_path, out=tmp_path / "afm"), *more])
-        check_initial_weights(recipe, find_start(plan_run(recipe, 1), tmp_path / "afm", ()).initial)
+        check_initial_weights(recipe, find_start(plan_run(recipe, 1, tmp_path / "run"), tmp_path / "afm", ()).initial)
 
     begin()
     with pytest.raises(UserError, match=r"generator\.time_scale: must be 1.0, as in init_from.run, got 1000.0"):
