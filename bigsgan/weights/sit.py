@@ -90,10 +90,10 @@ def untold(network: str, section: Mapping[str, Any], state: Mapping[str, Tensor]
 
 def left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Descriptions of a published generator's parts that have no place here, except its positions."""
-    found = ("the embedding of no class, for guidance, in the last row of the classes'",)
+    found = ["the embedding of no class, for guidance, in the last row of the classes'"]
     if any(_of_velocities(state, name)[:, 1].any() for name in _LAST):
-        found += ("outputs besides the velocity, not 0, as in a DiT, which predicts noise and cannot be told apart",)
-    return found
+        found.append("outputs besides the velocity, not 0, as in a DiT, which predicts noise and cannot be told apart")
+    return tuple(found)
 
 
 def checkpoint_settings(path: Path, args: Mapping[str, Any]) -> Settings:
