@@ -39,6 +39,7 @@ _RECIPES = {
     "stylegan2": ("stylegan2_cifar", "stylegan2_256", "stylegan2_512", "stylegan2_1024"),
     "r3gan": ("r3gan_cifar10", "r3gan_imagenet32", "r3gan_ffhq64", "r3gan_imagenet64", "r3gan_ffhq256"),
     "gat": ("gat_b_imagenet256",),
+    "dit": ("sit_xl_imagenet256",),
     "pix2pix": ("pix2pix_facades",),
     "autoencoder": ("sdvae_f8_imagenet256", "llamagen_vq16_imagenet256"),
 }
@@ -63,7 +64,7 @@ _SIZES = (
 )
 """Keys of a generator that a discriminator without weights takes over."""
 
-_UNTOLD = ("style_mixing", "bf16")
+_UNTOLD = ("style_mixing", "bf16", "steps")
 """Keys of a network that weights do not tell, and that a shipped recipe may have."""
 
 
@@ -224,6 +225,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
         del tree["objective"]["fake_labels"], tree["objective"]["reuse_fakes"]  # which only serves fake_labels
     shared = {key: generator[key] for key in ("levels",) if key in generator}  # a discriminator's shapes do not tell
     partner = {key: generator[key] for key in ("family", *_SIZES) if key in generator}  # attention is left to the user
+    if tree["discriminator"]["family"] == "none":
+        partner = tree["discriminator"]
     for network in NETWORKS:
         kept = {key: tree[network][key] for key in _UNTOLD if key in tree[network]}
         tree[network] = {**kept, **shared, **found.sections.get(network, partner)}

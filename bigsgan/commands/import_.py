@@ -14,7 +14,7 @@ BIGSGAN, UNIVERSAL = "bigsgan", "universal"
 def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("import", help="make a run directory from published weights")
-    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "pix2pix"]
+    sources = ["biggan-pytorch", "studiogan", "stylegan2-ada", "stylegan3-style2", "r3gan", "gat", "sit", "pix2pix"]
     sources += ["diffusers", BIGSGAN, UNIVERSAL]
     text = f"project that trained the weights: {', '.join(sources)}; universal: a network of any recipe, by DeepSpeed"
     command.add_argument("--from", dest="source", metavar="PROJECT", required=True, choices=sources, help=text)

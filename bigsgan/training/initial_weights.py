@@ -95,11 +95,6 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
     Raises:
         UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
-    ours, theirs = recipe.generator, initial.recipe_of("generator").generator if initial.has("generator") else None
-    scale = getattr(theirs, "time_scale", None)
-    if ours.reads_times and theirs and theirs.reads_times and scale != getattr(ours, "time_scale", None):
-        problem, remedy = "was trained with another generator.time_scale", f"set generator.time_scale={scale}"
-        raise UserError(initial.field("generator"), None, problem, remedy)
     for network in recipe.networks:
         if network == "discriminator" and _copies_backbone(recipe):
             if not _of_backbone(recipe, initial):
@@ -111,6 +106,7 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
         else:
             there = _shapes(_as_there(recipe, initial.recipe_of(network)), network)
             _refuse_other(network, initial.shapes(network), there, initial.field(network))
+            _refuse_other_numbers(network, recipe, initial)
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
@@ -225,6 +221,15 @@ def _refuse_other(network: str, theirs: Mapping[str, torch.Size], expected: dict
             problem = f"has a different {network}: {name} is {sizes}"
             remedy = f"use the {network} and data sections of its recipe; data.num_classes may differ"
             raise UserError(field, None, problem, remedy)
+
+
+def _refuse_other_numbers(network: str, recipe: Recipe, initial: InitialWeights) -> None:
+    """Refuse keys of other values that shapes do not tell, by which the same weights would mean something else."""
+    ours, theirs = (getattr(each, network) for each in (recipe, initial.recipe_of(network)))
+    for key in ("heads", *(("time_scale",) if ours.reads_times else ())):
+        if (needed := getattr(theirs, key, None)) != getattr(ours, key, None):
+            problem = f"must be {needed}, as in {initial.field(network)}"
+            raise UserError(f"{network}.{key}", getattr(ours, key, None), problem, f"set {network}.{key}={needed}")
 
 
 def _refuse_freezing(recipe: Recipe, initial: InitialWeights) -> None:

@@ -112,11 +112,11 @@ def _generator_names(depth: int, num_heads: int) -> dict[str, str]:
     """Our names of parameters, by the published ones."""
     between = depth // num_heads
     names = {"y_embedder.embedding_table.weight": "0.embedding.weight"}
-    names |= _inside("latent_embedder", "0.layers", _TWO_LAYERS)
+    names |= inside("latent_embedder", "0.layers", _TWO_LAYERS)
     for i in range(depth):
-        names |= _inside(f"blocks.{i}", f"{1 + i + i // between}", _IN_BLOCK)
+        names |= inside(f"blocks.{i}", f"{1 + i + i // between}", _IN_BLOCK)
     for i in range(num_heads):
-        names |= _inside(f"final_layers.{i}", f"{(i + 1) * (between + 1)}", _IN_HEAD)
+        names |= inside(f"final_layers.{i}", f"{(i + 1) * (between + 1)}", _IN_HEAD)
     return names
 
 
@@ -124,16 +124,16 @@ def _discriminator_names(depth: int) -> dict[str, str]:
     """Our names of parameters, by the published ones."""
     last = f"{depth + 2}"
     names = {"cls_token": "1.token", "y_embedder.embedding_table.weight": f"{last}.embedding.weight"}
-    names |= _inside(_INPUT.partition(".")[0], "1", {"proj": "linear"})
+    names |= inside(_INPUT.partition(".")[0], "1", {"proj": "linear"})
     for i in range(depth):
-        names |= _inside(f"blocks.{i}", f"{2 + i}", _IN_BLOCK)
+        names |= inside(f"blocks.{i}", f"{2 + i}", _IN_BLOCK)
         names |= {f"blocks.{i}.ls_attn": f"{2 + i}.scale1.weight", f"blocks.{i}.ls_mlp": f"{2 + i}.scale2.weight"}
-    names |= _inside("final_layer", last, {"0": "norm", "1": "linear"})
-    names |= _inside("y_embedder.latent_embedder", f"{last}.mapping", _TWO_LAYERS)
-    return names | _inside("proj", f"{last}.teacher", _THREE_LAYERS)
+    names |= inside("final_layer", last, {"0": "norm", "1": "linear"})
+    names |= inside("y_embedder.latent_embedder", f"{last}.mapping", _TWO_LAYERS)
+    return names | inside("proj", f"{last}.teacher", _THREE_LAYERS)
 
 
-def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, str]:
+def inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, str]:
     """Names of the weights and biases of layers within a module."""
     leaves = ("weight", "bias")
     return {f"{theirs}.{k}.{leaf}": f"{ours}.{name}.{leaf}" for k, name in names.items() for leaf in leaves}
@@ -201,10 +201,15 @@ def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from a generator's shapes, with the published code's autoencoder."""
     patch, side = state[f"{_INPUT}.weight"].shape[-1], int(state["pos_embed"].shape[1] ** 0.5)
     channels = len(state["final_layers.0.linear.weight"]) // patch**2
+    return latent_data(patch * side, channels, len(state["y_embedder.embedding_table.weight"]))
+
+
+def latent_data(side: int, channels: int, num_classes: int) -> dict[str, Any]:
+    """Keys of a recipe's ``data`` for the latents, of ``side`` pixels a side, of the public codes' autoencoder."""
     return {
-        "resolution": _FACTOR * patch * side,
+        "resolution": _FACTOR * side,
         "image_channels": 3,
-        "num_classes": len(state["y_embedder.embedding_table.weight"]),
+        "num_classes": num_classes,
         "codec": {"kind": "diffusers", "path": _AUTOENCODER, "factor": _FACTOR, "channels": channels},
     }
 

@@ -24,6 +24,7 @@ from bigsgan.weights import (
     pix2pix,
     pix2pix_settings,
     r3gan,
+    sit,
     studiogan,
     stylegan,
 )
@@ -39,6 +40,7 @@ SOURCES: dict[str, ModuleType] = {
     "stylegan3-style2": stylegan,
     "r3gan": r3gan,
     "gat": gat,
+    "sit": sit,
     "pix2pix": pix2pix,
 }
 """Each module's functions take state dicts under the source's names. ``generator_section``, ``discriminator_section``
@@ -52,6 +54,9 @@ DIFFUSERS = "diffusers"
 
 _OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
 """The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
+
+_OF_SIT = {"G": "model", "G_ema": "ema"}
+"""The networks in a snapshot, and their names in a checkpoint of SiT's trainer."""
 
 _PREFIXES = ("module.", "_orig_mod.")  # added by DataParallel and DDP, and by torch.compile
 
@@ -106,6 +111,8 @@ def read_source(
         raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
     if source == DIFFUSERS:
         return _read_autoencoder(weights, discriminator, settings_file)
+    if discriminator is not None and source == "sit":
+        raise UserError("--discriminator", None, "is not supported with --from sit", "remove the option")
     check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
@@ -127,7 +134,7 @@ def read_source(
             states["discriminator"] = module.discriminator_state(networks["D"].state)
     with _blaming("--weights", weights, f"a snapshot of {source}"):
         teacher = gat.teacher_section(networks["D"].state) if module is gat and "D" in networks else None
-        own, in_args = _snapshot_settings(weights, snapshot, settings_file, teacher is not None)
+        own, in_args = _snapshot_settings(weights, module, snapshot, settings_file, teacher is not None)
         nimg = nimg if in_args is None else in_args
         return Found(
             data,
@@ -140,7 +147,7 @@ def read_source(
             "G_ema" in networks and "G" in networks,
             tuple(_assumed(module, sections, networks | {"G": ema}, teacher, (own, in_file))),
             teacher,
-            gat.left_out(ema.state) if module is gat else (),
+            module.left_out(ema.state) if module in (gat, sit) else (),
         )
 
 
@@ -165,11 +172,13 @@ def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> For
 
 
 def _snapshot_settings(
-    path: Path, snapshot: Snapshot, settings_file: str | None, has_teacher: bool
+    path: Path, module: ModuleType, snapshot: Snapshot, settings_file: str | None, has_teacher: bool
 ) -> tuple[Settings, int | None]:
     """A snapshot's settings, empty if the user wants none, and the images seen that its arguments tell."""
     own, nimg = nvidia_settings.snapshot_settings(snapshot), None
-    if snapshot.args:
+    if module is sit:
+        own = sit.checkpoint_settings(path, snapshot.args)
+    elif snapshot.args:
         own, nimg = gat_settings.checkpoint_settings(path, snapshot.args, snapshot.steps, has_teacher)
     return Settings() if settings_file == NONE else own, nimg
 
@@ -225,14 +234,18 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
     """States of optimizers under our names, and the reasons for those that cannot be taken."""
     taken, left = {}, {}
     for theirs, ours in (("G", "generator"), ("D", "discriminator")):
-        network, convert = snapshot.networks.get(theirs), getattr(module, f"{ours}_state")
+        network = snapshot.networks.get(theirs)
         if theirs not in snapshot.optimizers or network is None:
+            continue
+        if module is sit:
+            left[ours] = sit.WITHOUT_MOMENTS
             continue
         try:
             moments = adam_moments(snapshot.optimizers[theirs], network, gat.FROZEN if module is gat else ())
         except ValueError as error:
             left[ours] = str(error)
             continue
+        convert = getattr(module, f"{ours}_state")
         # Converted like a network whose parameters are the moments, as names and layouts change alike.
         values = {kind: convert({**network.state, **each}) for kind, each in moments.values.items()}
         taken[ours] = Moments(moments.steps, values)
@@ -282,6 +295,14 @@ def _read(option: str, path: Path) -> Snapshot:
             optimizers={name: each for name, each in optimizers.items() if isinstance(each, dict)},
             args=args.values if isinstance(args, Arguments) else {},
             steps=content.get("steps"),
+        )
+    if isinstance(content, Mapping) and all(isinstance(content.get(name), Mapping) for name in _OF_SIT.values()):
+        networks = {ours: ForeignNetwork(_state(option, path, content[theirs])) for ours, theirs in _OF_SIT.items()}
+        args, optimizer = content.get("args"), content.get("opt")
+        return Snapshot(
+            networks,
+            optimizers={"G": optimizer} if isinstance(optimizer, dict) else {},
+            args=args.values if isinstance(args, Arguments) else {},
         )
     return Snapshot({"G": ForeignNetwork(_state(option, path, content))})
 
