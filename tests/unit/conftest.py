@@ -40,10 +40,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_PART_SIZE", 4)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_standing_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standing statistics come from 16 batches, however small, and not from 1,600 images."""
+    """Standing statistics come from 3 batches, however small, and not from 1,600 images."""
     monkeypatch.setattr(sampling, "STANDING_IMAGES", 1)
+    monkeypatch.setattr(sampling, "STANDING_BATCHES", 3)
 
 
 @pytest.fixture

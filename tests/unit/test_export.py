@@ -33,8 +33,6 @@ from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("few_standing_images")
-
 
 def export(run: Path, out: Path | str, *more: str) -> Path:
     batch = [] if {"--no-standing", "universal", "discriminator"} & set(more) else ["--batch", "25"]

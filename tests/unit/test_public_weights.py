@@ -21,8 +21,6 @@ from tests.runs import make_run
 from tests.tiny import TINY_GAMES
 from tests.unit.test_public_pix2pix import ResNet
 
-pytestmark = pytest.mark.usefixtures("few_standing_images")
-
 DATA = REPOSITORY / "tests" / "data"
 NETWORKS = ("generator", "discriminator")
 COLOURS = "data={kind: synthetic, num_images: 64, image_channels: 3, num_classes: 4, resolution: %d}"
