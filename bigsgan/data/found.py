@@ -95,7 +95,8 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
         found.keys["num_classes"] = num
         found.texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
     if {"image_channels", "range", "resolution"} & set(data.left_to_data):
-        (_read_pictures if data.range is None else _read_numbers)(data, listed.read(_some(listed.images)), found)
+        some = listed.images[:: -(-len(listed.images) // _MOST_OPENED) or 1]  # evenly spread
+        (_read_pictures if data.range is None else _read_numbers)(data, listed.read(some), found)
     if "resolution" in data.left_to_data:
         _choose_size(recipe, found)
     keys = _overrides(found.keys)
@@ -226,11 +227,6 @@ def _in_archive(packed: PackedFiles, numbers: Iterable[int]) -> Iterator[_Read]:
         return packed.path(number), packed.read(number)
 
     return (partial(read, number) for number in numbers)
-
-
-def _some(images: Sequence[Any]) -> Sequence[Any]:
-    """Return some images, evenly spread."""
-    return images[:: -(-len(images) // _MOST_OPENED) or 1]
 
 
 def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
