@@ -37,6 +37,14 @@ LONG = ("tests/test_digits.py", "tests/clusters/", "tests/stand_in/")
 """Files of few tests that take minutes, which would leave a worker alone if they came last."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Files need not outlast a loss of power; thousands of waits for the disk would be a part of the tests' time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def heard_signals() -> Iterator[None]:
     """Hear signals after each test as before it: a command that ends in this process has its rest ignore them."""

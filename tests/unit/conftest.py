@@ -1,9 +1,11 @@
 """Fixtures: of tests that compute; of tests of bad input."""
 
+import copy
 import importlib
 import logging
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from bigsgan import errors
+from bigsgan.config import yaml_file
 from bigsgan.data import task
 from bigsgan.runtime import comm
 from bigsgan.training import sampling
@@ -25,6 +28,15 @@ def without_launcher() -> Iterator[None]:
     """Nobody has to forward what is printed last."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(errors, "FORWARDING_SECONDS", 0.001)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """The same few recipes are read thousands of times."""
+    parse = lru_cache(yaml_file._parse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_file, "_parse", lambda text: copy.deepcopy(parse(text)))
         yield
 
 

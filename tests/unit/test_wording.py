@@ -24,7 +24,6 @@ BEGINNINGS = {
 }
 """With what the problem of a UserError begins: a predicate in the present tense, or "unknown" and what nobody knows."""
 PREDICATE = re.compile(rf"({'|'.join(sorted(BEGINNINGS))})\b")
-PROBLEM = 2  # place among the arguments
 
 
 def written() -> Iterator[Path]:
@@ -87,10 +86,12 @@ def problems(source: str) -> set[str]:
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue
-        names = assigned(function)
+        names: dict[str, list[ast.expr]] = {}
         for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "UserError" and len(node.args) > PROBLEM:
-                found |= set(beginnings(node.args[PROBLEM], names))
+            match node:
+                case ast.Call(func=ast.Name(id="UserError"), args=[_, _, problem, *_]):
+                    names = names or assigned(function)
+                    found |= set(beginnings(problem, names))
     return found
 
 
