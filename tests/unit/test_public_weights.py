@@ -227,11 +227,6 @@ REFUSED = {
         UNPAIRED,
         "--direction: 'b_to_a' needs CycleGAN, and --",
     ),
-    "a direction in a folder": (
-        ["hub", "--direction", "b_to_a"],
-        UNPAIRED,
-        "--direction: 'b_to_a' needs CycleGAN, and --",
-    ),
     "a direction for DeepSpeed": (
         ["universal", "--direction", "a_to_b"],
         UNPAIRED,
