@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -39,3 +40,12 @@ def compiled(kernel: Any, dtype: str, **given: Any) -> Any:
     source = compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants)
     target = backends.GPUTarget("cuda", 90, 32)
     return compiler.compile(source, target=target).asm
+
+
+def by_turns(subjects: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """Each subject with one of the others, which take turns; with the rest in the slow tier."""
+    return [
+        pytest.param(subject, other, marks=() if i % len(others) == j else pytest.mark.slow)
+        for i, subject in enumerate(subjects)
+        for j, other in enumerate(others)
+    ]

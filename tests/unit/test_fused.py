@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,7 @@ from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.models.stylegan2_layers import rectify_biased
-from tests.fused import compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels
 from tests.tiny import TINY_GAMES, tiny_plan, zero
 
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
@@ -81,17 +81,8 @@ def test_random_numbers_compile_for_a_gpu(kind, dtype, tmp_path, monkeypatch):
 # --- values and derivatives ---
 
 
-def by_turns(subjects: Iterable[Any]) -> list[Any]:
-    """Each subject in one layout, of which they take turns; in the others in the slow tier."""
-    return [
-        pytest.param(subject, layout, marks=() if i % len(LAYOUTS) == j else pytest.mark.slow)
-        for i, subject in enumerate(subjects)
-        for j, layout in enumerate(LAYOUTS)
-    ]
-
-
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name, layout", by_turns(FILTERS))
+@pytest.mark.parametrize("name, layout", by_turns(FILTERS, LAYOUTS))
 def test_filters(name, layout):
     assert filter_excess(name, (2, 3, 5, 7), layout, DOUBLE, "cpu") <= 1
 
@@ -129,7 +120,7 @@ def test_rectifiers_of_other_families(slope, layout):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("resample, layout", by_turns([r3gan.upsample, r3gan.downsample]))
+@pytest.mark.parametrize("resample, layout", by_turns([r3gan.upsample, r3gan.downsample], LAYOUTS))
 def test_filters_of_r3gan(resample, layout):
     for dtype in (DOUBLE, torch.bfloat16):
         assert excess(resample, [coarse((2, 3, 6, 8), 7)], layout, dtype) <= 1
