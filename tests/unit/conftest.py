@@ -34,7 +34,7 @@ def without_launcher() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
     """The same few recipes are read thousands of times."""
-    parse = lru_cache(yaml_file._parse)
+    parse = lru_cache(4096)(yaml_file._parse)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml_file, "_parse", lambda text: copy.deepcopy(parse(text)))
         yield
