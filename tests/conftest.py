@@ -29,12 +29,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small tensors this is quick
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a launcher unsets OMP_NUM_THREADS, threads wait asleep
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
 sys.dont_write_bytecode = False
+gc.disable()  # until the tests are collected: a quarter of the time in which torch and others are imported
 
 ON_RANKS = "tests/distributed/"
 LAUNCHING = ("test_launchers.py", "test_signals.py")
 """Files among those that start processes of their own instead."""
 LONG = ("tests/test_digits.py", "tests/clusters/", "tests/stand_in/")
 """Files of few tests that take minutes, which would leave a worker alone if they came last."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Files need not outlast a loss of power; thousands of waits for the disk would be a part of the tests' time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what torch has made, which each collection would look through
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:

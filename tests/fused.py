@@ -1,26 +1,14 @@
-"""Fused kernels beside torch's own operations: in Triton's interpreter (tests/unit) and on a GPU (tests/gpu).
-
-What is compared, and how, stands in bigsgan/doctor/kernels.py.
-"""
+"""Triton's kernels anew, and compiled without a GPU. What is compared, and how, stands in bigsgan/doctor/kernels.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-
-from bigsgan.doctor import kernels as checks
-from bigsgan.doctor.kernels import FILTERS, LAYOUTS, LIMIT, NETWORKS, ROUNDING, UNEVEN, coarse, laid_out, orders
-from bigsgan.models import fused
-
-__all__ = ["FILTERS", "LAYOUTS", "LIMIT", "NETWORKS", "ROUNDING", "UNEVEN", "coarse", "laid_out", "orders"]
 
 
 def fresh_kernels(name: str = "fused_kernels") -> ModuleType:
@@ -54,38 +42,10 @@ def compiled(kernel: Any, dtype: str, **given: Any) -> Any:
     return compiler.compile(source, target=target).asm
 
 
-@contextmanager
-def choosing(monkeypatch: pytest.MonkeyPatch, kernels: bool, subject: str = fused.MAPS) -> Iterator[None]:
-    with checks.choosing(kernels, subject):
-        yield
-
-
-def compare(
-    monkeypatch: pytest.MonkeyPatch,
-    function: Callable[..., Tensor],
-    inputs: list[Tensor],
-    layout: str,
-    dtype: torch.dtype,
-) -> None:
-    assert checks.excess(function, inputs, layout, dtype) <= 1
-
-
-def compare_filter(
-    monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
-) -> None:
-    assert checks.filter_excess(name, shape, layout, dtype, device) <= 1
-
-
-def compare_rectifier(
-    monkeypatch: pytest.MonkeyPatch,
-    limit: float | None,
-    shape: tuple[int, ...],
-    layout: str,
-    dtype: torch.dtype,
-    device: str,
-) -> None:
-    assert checks.rectifier_excess(limit, shape, layout, dtype, device) <= 1
-
-
-def compare_networks(monkeypatch: pytest.MonkeyPatch, name: str, device: str) -> None:
-    assert checks.network_error(name, device) <= NETWORKS[name][0]
+def by_turns(subjects: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """Each subject with one of the others, which take turns; with the rest in the slow tier."""
+    return [
+        pytest.param(subject, other, marks=() if i % len(others) == j else pytest.mark.slow)
+        for i, subject in enumerate(subjects)
+        for j, other in enumerate(others)
+    ]

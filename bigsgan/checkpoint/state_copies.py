@@ -42,7 +42,8 @@ class StateCopies:
         Returns:
             The end of a sentence, the same on all ranks; None if the copies fit, or are allocated already.
         """
-        needed = sum(_allocated(part.values) for _, part in self._new(parts))
+        new = (part.values for _, part in self._new(parts))
+        needed = sum(memory.pinned_bytes(values.nbytes) if values.is_cuda else values.nbytes for values in new)
         if not ranks.any_rank(needed > 0):
             return None
         return compared(ranks, _Need(socket.gethostname(), needed, memory.free_host_bytes()), _problem)
@@ -71,11 +72,6 @@ class StateCopies:
                 kept = self._kept.get(name := tensor_name(entry, part))
                 if kept is None or kept.shape != part.values.shape:
                     yield name, part
-
-
-def _allocated(values: Tensor) -> int:
-    """Return the bytes that a copy takes."""
-    return memory.pinned_bytes(values.nbytes) if values.is_cuda else values.nbytes
 
 
 def _problem(needs: Sequence[_Need]) -> str | None:

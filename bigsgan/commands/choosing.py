@@ -12,6 +12,11 @@ from bigsgan.commands.parsing import Parser, given_overrides
 from bigsgan.errors import UserError
 from bigsgan.preflight import versions
 
+_COMMANDS = {
+    "train": train, "submit": submit, "plan": plan, "sample": sample, "evaluate": evaluate, "export": export,
+    "import": import_, "bench": bench, "doctor": doctor, "data": data, "plugins": plugins,
+}  # fmt: skip
+
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; overrides may be before, between and after a command's options.
@@ -23,7 +28,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     if list(arguments) in ([], ["bench"], ["data"]):
         arguments = [*arguments, "--help"]
-    options, rest = _parser().parse_known_args(arguments)
+    options, rest = _parser(arguments[0]).parse_known_args(arguments)
     remedy = f"see `{options.command} --help`"
     for word in rest:
         if word.startswith("-"):
@@ -35,12 +40,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> Parser:
+def _parser(asked: str = "") -> Parser:
+    """Make the parser of the command that is asked for, or of all where that is none of them."""
     parser = Parser(prog="bigsgan", description="The `bigsgan` command.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    if asked in _COMMANDS:
+        _COMMANDS[asked].add(commands)
+        return parser
     text = "print a shell's completions, such as for `source <(bigsgan --print-completion bash)`"
     shtab.add_argument_to(parser, "--print-completion", help=text)
     parser.add_argument("--version", action="version", version=f"bigsgan {versions().get('bigsgan', 'not installed')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (train, submit, plan, sample, evaluate, export, import_, bench, doctor, data, plugins):
+    for command in _COMMANDS.values():
         command.add(commands)
     return parser

@@ -183,12 +183,7 @@ def add_form(command: argparse.ArgumentParser) -> None:
 
 
 def add_number(
-    command: argparse.ArgumentParser,
-    flag: str,
-    kind: Callable[[str], Any],
-    default: float | None,
-    text: str,
-    required: bool = False,
+    command: argparse.ArgumentParser, flag: str, kind: Callable[[str], Any], default: float | None, text: str
 ) -> None:
     """Add an option that takes a number; other text raises a UserError."""
 
@@ -199,4 +194,4 @@ def add_number(
             what = "an integer" if kind is int else "a number"
             raise UserError(flag, word, f"must be {what}", f"write {what} such as {default or 1}") from None
 
-    command.add_argument(flag, type=convert, default=default, required=required, help=text)
+    command.add_argument(flag, type=convert, default=default, help=text)

@@ -54,18 +54,18 @@ class _Found:
     keys: dict[str, Any] = field(default_factory=dict)  # of the section data
     texts: list[str] = field(default_factory=list)  # tell it
     sizes: set[Size] = field(default_factory=set)  # of some images
-    within: set[Size] = field(default_factory=set)  # the same with no more pixels than the largest size
 
-    def add(self, size: Size, largest: Size) -> None:
-        """Add the size of an image."""
-        share = min(1.0, (largest.num_pixels / size.num_pixels) ** 0.5)
-        self.sizes.add(size)
-        self.within.add(Size(*(max(1, round(side * share)) for side in size)))
 
-    @property
-    def are_alike(self) -> bool:
-        """Whether all sizes are the same but for the rounding of thumbnails."""
-        return all(max(sides) - min(sides) <= max(sides) / _ALIKE for sides in zip(*self.within, strict=True))
+def _within(largest: Size, size: Size) -> Size:
+    """Return the size with no more pixels than the largest."""
+    share = min(1.0, (largest.num_pixels / size.num_pixels) ** 0.5)
+    return Size(*(max(1, round(side * share)) for side in size))
+
+
+def _are_alike(sizes: Iterable[Size], largest: Size) -> bool:
+    """Return whether all sizes, within the largest, are the same but for the rounding of thumbnails."""
+    sizes = [_within(largest, size) for size in sizes]
+    return all(max(sides) - min(sides) <= max(sides) / _ALIKE for sides in zip(*sizes, strict=True))
 
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {"range": range_text, "resolution": lambda size: size.text}
@@ -95,7 +95,8 @@ def with_found(recipe: Recipe) -> tuple[Recipe, list[str], str]:
         found.keys["num_classes"] = num
         found.texts.append(f"{counted(num, 'class') if num else 'no classes'}{some_names(names)}")
     if {"image_channels", "range", "resolution"} & set(data.left_to_data):
-        (_read_pictures if data.range is None else _read_numbers)(data, listed.read(_some(listed.images)), found)
+        some = listed.images[:: -(-len(listed.images) // _MOST_OPENED) or 1]  # evenly spread
+        (_read_pictures if data.range is None else _read_numbers)(data, listed.read(some), found)
     if "resolution" in data.left_to_data:
         _choose_size(recipe, found)
     keys = _overrides(found.keys)
@@ -133,10 +134,11 @@ def _choose_size(recipe: Recipe, found: _Found) -> None:
     """Find the size of a recipe: near that of the images, which networks can have; the largest if they have several."""
     largest = recipe.data.resolution
     found.keys["resolution"] = Size(*largest)
-    if not found.sizes or not found.are_alike:
+    if not found.sizes or not _are_alike(found.sizes, largest):
         found.texts.append("images of several proportions or sizes" if found.sizes else "no readable images")
         return
-    own, within, problem = min(found.sizes, key=tuple), min(found.within, key=tuple), ""
+    own, problem = min(found.sizes, key=tuple), ""
+    within = min((_within(largest, size) for size in found.sizes), key=tuple)
     found.texts.append(f"images of {own}" + f" to {max(found.sizes, key=tuple)}" * (len(found.sizes) > 1))
     for size in dict.fromkeys(within.nearest_multiple_of(1 << i) for i in range(largest.longer.bit_length())):
         if size.num_pixels > largest.num_pixels:
@@ -227,11 +229,6 @@ def _in_archive(packed: PackedFiles, numbers: Iterable[int]) -> Iterator[_Read]:
     return (partial(read, number) for number in numbers)
 
 
-def _some(images: Sequence[Any]) -> Sequence[Any]:
-    """Return some images, evenly spread."""
-    return images[:: -(-len(images) // _MOST_OPENED) or 1]
-
-
 def _classes(data: Data, files: Files) -> tuple[int, list[str]]:
     """Return the number of classes, 0 for a single one, and their names if they have some."""
     if (listed := labels_of_images(data, files)) is not None:
@@ -258,12 +255,12 @@ def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
             with accepting_truncated(data.accepts_truncated), _opened(*read()) as image:
                 channels.add(own_channels(image))
                 if "resolution" in left:
-                    found.add(upright_size(image), data.resolution)
+                    found.sizes.add(upright_size(image))
         except Exception:  # damaged bytes make Pillow raise SyntaxError, struct.error, ...
             continue
         if 3 in channels:
             left.discard("image_channels")
-        if found.sizes and not found.are_alike:
+        if "resolution" in left and found.sizes and not _are_alike(found.sizes, data.resolution):
             left.discard("resolution")
         if not left:
             break
@@ -295,7 +292,8 @@ def _read_numbers(data: Data, images: Iterable[_Read], found: _Found) -> None:
             assert not isinstance(content, Image.Image)  # of kinds without a range
             numbers = channels_last(read_numbers(path, content, given), path, given)
             low, high = extent(numbers, path)
-            found.add(Size(*numbers.shape[:2]), data.resolution)
+            if "resolution" in data.left_to_data:
+                found.sizes.add(Size(*numbers.shape[:2]))
             channels.add(numbers.shape[2])
             lows.append(low)
             highs.append(high)

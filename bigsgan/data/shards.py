@@ -266,11 +266,9 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
             read = threads.map(partial(read_headers, data), [path for _, path in left])
             known.update(zip((state for state, _ in left), read, strict=True))
         _log.info("read the headers of %d shards in %.1f s", len(left), time.perf_counter() - start)
-        names = {name for name, *_ in states}
-        kept = {state: shard for state, shard in known.items() if state in states or state[0] not in names}
-        if len(states) > 1:  # of one shard alone, the index keeps those of the others
-            kept = {state: known[state] for state in states}
-        _unsaved[index] = _packed_index(kept, key)
+        # Of one shard alone, the index keeps those of the others.
+        others = [state for state in known if len(states) == 1 and state[0] != states[0][0]]
+        _unsaved[index] = _packed_index({state: known[state] for state in [*others, *states]}, key)
     return [known[state] for state in states]
 
 

@@ -49,7 +49,8 @@ def checkpoints(subject: Subject) -> Finding:
     if not found:
         return not_applicable("no checkpoint yet", numbers)
     newest = found[0]
-    text = f"{len(found)} complete, the newest of {newest.nimg} images and {size(_bytes_of(newest))}"
+    num_bytes = sum(int(file["bytes"]) for file in newest.manifest["files"].values())
+    text = f"{len(found)} complete, the newest of {newest.nimg} images and {size(num_bytes)}"
     if subject.ranks.rank:
         return passed(text, numbers, severity=-1)
     damage, verified = _verified(newest)
@@ -104,7 +105,7 @@ def alarms(subject: Subject) -> Finding:
 
 def skips(subject: Subject) -> Finding:
     """Check the share of skipped updates in the latest reports, and the loss scale of fp16."""
-    rows, recipe = _latest(subject), read_saved_recipe(subject.run_directory())
+    rows, recipe = reports(run := subject.run_directory())[-LATEST:], read_saved_recipe(run)
     shares = {network: _skipped(rows, network, recipe) for network in NETWORKS}
     scales = {n: [row[f"loss_scale/{n}"] for row in rows if row.get(f"loss_scale/{n}")] for n in NETWORKS}
     if not rows:
@@ -161,10 +162,6 @@ def reports(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _latest(subject: Subject) -> list[dict[str, Any]]:
-    return reports(subject.run_directory())[-LATEST:]
-
-
 def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
     """Share of a network's updates that were skipped over some reports."""
     known = [(row["nimg"], row[f"skipped/{network}"]) for row in rows if row.get(f"skipped/{network}") is not None]
@@ -173,10 +170,6 @@ def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
     updates = (known[-1][0] - known[0][0]) / recipe.batch
     updates *= recipe.updates_of(network)
     return max(0.0, float(known[-1][1] - known[0][1])) / updates
-
-
-def _bytes_of(checkpoint: tags.Checkpoint) -> int:
-    return sum(int(file["bytes"]) for file in checkpoint.manifest["files"].values())
 
 
 def _span(seconds: float) -> str:

@@ -68,10 +68,10 @@ def tensors_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tenso
     yield from module.named_buffers(prefix, recurse=False)
 
 
-def named_fillable(network: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def named_fillable(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules with their names as ``named_modules`` does, but none below those with ``fills_parts``."""
     below = {id(part) for each in network.modules() if hasattr(each, "fills_parts") for part in each.modules()}
-    for name, module in network.named_modules(prefix=prefix):
+    for name, module in network.named_modules():
         if hasattr(module, "fills_parts") or id(module) not in below:
             yield name, module
 

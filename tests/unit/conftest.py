@@ -1,9 +1,11 @@
 """Fixtures: of tests that compute; of tests of bad input."""
 
+import copy
 import importlib
 import logging
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from bigsgan import errors
+from bigsgan.config import yaml_file
 from bigsgan.data import task
 from bigsgan.runtime import comm
 from bigsgan.training import sampling
@@ -28,6 +31,15 @@ def without_launcher() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """The same few recipes are read thousands of times."""
+    parse = lru_cache(4096)(yaml_file._parse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_file, "_parse", lambda text: copy.deepcopy(parse(text)))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Draw the same numbers whatever ran before."""
@@ -40,10 +52,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_PART_SIZE", 4)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_standing_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standing statistics come from 16 batches, however small, and not from 1,600 images."""
+    """Standing statistics come from 3 batches, however small, and not from 1,600 images."""
     monkeypatch.setattr(sampling, "STANDING_IMAGES", 1)
+    monkeypatch.setattr(sampling, "STANDING_BATCHES", 3)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_parameter_counts(resolution, num_classes, colours, attend):
 
 
 @pytest.mark.parametrize("num_classes", [0, 10])
-@BY_RESOLUTION
+@pytest.mark.parametrize("resolution", [32, *(pytest.param(r, marks=pytest.mark.slow) for r in RESOLUTIONS if r != 32)])
 def test_every_float_in_the_carry_has_a_gradient_and_a_use(resolution, num_classes):
     g_maps, d_maps = G_MAPS[resolution], D_MAPS[resolution]
     with META:

@@ -145,9 +145,7 @@ HOSTILE = {
         )
         for value, shown in (
             (nn.LeakyReLU(0.2), "'LeakyReLU'"),
-            (nn.SiLU(), "'SiLU'"),
             (3, "3"),
-            ("leaky_relu", "'leaky_relu'"),
             ("LeakyReLU(negative_slope=0.2)", "'LeakyReLU(negative_slope=0.2)'"),
         )
     },

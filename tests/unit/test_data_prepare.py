@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_training_reads_what_it_would_read_from_the_source(tmp_path, source, kind):
-    made = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 2)
+    made = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
     assert made == Prepared(14, 3, 3, 0, [])
     expected = samples(opened("folder", source))
     assert [label for _, label in expected] == [0] * 4 + [1] * 6 + [2] * 4  # "dog" comes before "dog-big"
@@ -162,7 +162,7 @@ def test_a_zip_file_interrupted_at_the_end_is_finished(tmp_path, source, monkeyp
     assert (tmp_path / "made.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatch):
     (source / "cat/broken.png").write_bytes(b"not an image")
     first = prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
@@ -174,23 +174,22 @@ def test_a_complete_destination_is_left_alone(tmp_path, source, kind, monkeypatc
     assert identities(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, kind, monkeypatch):
-    place, real, told = destination(tmp_path, kind), prepare.in_order, []
+def test_a_second_process_is_refused_as_long_as_one_works(tmp_path, source, monkeypatch):
+    place, real, told = tmp_path / "made", prepare.in_order, []
 
     def in_order(work, jobs, workers, originals):  # in the midst of the first
         with pytest.raises(UserError) as caught:
-            prepare.prepare(origin(source), place, kind, 1)
+            prepare.prepare(origin(source), place, "tar", 1)
         told.append(str(caught.value))
         return real(work, jobs, workers, originals)
 
     monkeypatch.setattr(prepare, "in_order", in_order)
-    prepare.prepare(origin(source), place, kind, 2)
+    prepare.prepare(origin(source), place, "tar", 1)
     (message,) = told
     holder = f"process {os.getpid()} on {socket.gethostname()} since "
     assert message.startswith(f"DST: '{place}' is in use by {holder}")
     assert message.endswith("; wait until it has ended, or give another destination")
-    assert len(opened(kind, place)) == 14
+    assert len(opened("tar", place)) == 14
 
 
 def test_a_part_that_was_deleted_is_made_again(tmp_path, source):
@@ -212,7 +211,7 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path, source, kin
     place = destination(tmp_path, kind)
     for again in range(2):  # a second run says the same, but of a complete zip file it knows the number alone
         caplog.clear()
-        prepare.main(origin(source), place, kind, 2)
+        prepare.main(origin(source), place, kind, 1)
         assert capsys.readouterr().out.startswith(f"{place}: 14 images of 3 classes, cropped to 6x6\n")
         *named, total = caplog.messages
         assert total == "4 unreadable images were skipped"
@@ -237,14 +236,13 @@ def test_at_most_ten_paths_are_named(tmp_path, source, caplog):
     assert len(opened("tar", tmp_path / "made")) == 14  # some parts are empty
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, source, kind):
+def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, source):
     for name in ("1.png", "1.jpg", "alpha.png", "deep/er/0.webp"):
         (source / "cat" / name).write_bytes(b"not an image")
     with pytest.raises(
         UserError, match=r"SRC: '.*' has class folders without readable images \(cat\) \(such as .*1.jpg"
     ):
-        prepare.prepare(origin(source), destination(tmp_path, kind), kind, 1)
+        prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     assert not (tmp_path / "made.zip").exists()
 
 
@@ -255,7 +253,7 @@ def test_a_source_without_a_readable_image_is_refused(tmp_path):
         prepare.prepare(origin(tmp_path / "source"), tmp_path / "made.zip", "zip", 1)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["zip", "folder"])
 def test_the_command_prints_what_a_recipe_needs(tmp_path, source, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)

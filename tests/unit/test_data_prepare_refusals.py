@@ -36,7 +36,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(
     "state, name",
-    [*(("tar", name) for name in CHANGES), ("zip", "resolution"), ("zip parts", "content"), ("folder", "content")],
+    [*(("tar", name) for name in CHANGES), ("zip parts", "content"), ("folder", "content")],
 )
 def test_a_changed_source_or_resolution_is_refused(tmp_path, source, name, state):
     kind = state.split()[0]

@@ -23,7 +23,7 @@ from bigsgan.config.yaml_file import parse_override
 from bigsgan.data import build_dataset, prepare
 from bigsgan.errors import UserError
 from bigsgan.images.size import Fitting, Size
-from tests.preparing import FORMATS, Killed, files, identities, interrupt, samples
+from tests.preparing import Killed, files, identities, interrupt, samples
 from tests.unit.test_wide import Own as Own
 from tests.unit.test_wide import npy, png16, tiff
 
@@ -86,9 +86,8 @@ def keys(source: str, channels: int, kind: str, **more) -> dict:
 
 
 CASES = [
-    ("folder", "float.tif", "folder"), ("folder", "signed.tif", "zip"), ("folder", "six.tif", "tar"),
-    ("zip", "colour.png", "folder"), ("zip", "double.npy", "zip"), ("tar", "planar.npy", "tar"),
-    ("tar", "sixteen.npy", "zip"), ("tar", "float.tif", "folder"),
+    ("folder", "signed.tif", "zip"), ("folder", "six.tif", "tar"), ("zip", "colour.png", "folder"),
+    ("tar", "planar.npy", "tar"), ("tar", "sixteen.npy", "zip"),
 ]  # fmt: skip
 
 
@@ -202,7 +201,7 @@ def test_vectors_of_labels_stay(capsys):
         assert sorted(set(archive.namelist())) == [*(f"{number:08}.npy" for number in range(10)), "dataset.json"]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["zip", "tar"])
 def test_an_interrupted_command_goes_on(format, monkeypatch, small_parts):
     write_source("folder", "signed.tif")
     given = origin(f"data.range=[{LOW},{HIGH}]")

@@ -124,7 +124,7 @@ def test_images_without_a_class_are_refused_unless_labels_may_be_missing(tmp_pat
     assert labels == [[float(i >= 2 * shard and k == i % 3) for k in range(3)] for shard, i in marked]
 
 
-@pytest.mark.parametrize("label", ["cat", -1, True, 1.5, None, [1]])
+@pytest.mark.parametrize("label", ["cat", -1, True, 1.5])
 def test_a_label_in_json_that_is_no_class_is_named(tmp_path, label):
     root = tmp_path / "shards"
     write_tar(root / "0.tar", {"a.json": json.dumps({"label": label}).encode(), "a.png": image_bytes(0)})

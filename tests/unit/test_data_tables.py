@@ -121,8 +121,7 @@ def check_loaded(dataset: Any, data: Data) -> None:
     assert sorted(image.tolist() for image in found) == expected
 
 
-@pytest.mark.parametrize("planar", [True, False])
-@pytest.mark.parametrize("names", [{}, {"images": "x", "labels": "group/y"}])
+@pytest.mark.parametrize("planar, names", [(True, {}), (False, {"images": "x", "labels": "group/y"})])
 def test_hdf5_holds_images_and_classes(tmp_path, planar, names, caplog):
     root = write_hdf5(tmp_path / "data.hdf5", planar=planar, **names)
     keys = {"image_key": "x", "label_key": "group/y"} if names else {}
@@ -194,7 +193,7 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
         build_dataset(section("hdf5", tmp_path / "data.hdf5"))
 
 
-@pytest.mark.parametrize("form", ["disk", "splits", "repository", "file.parquet", "bytes", "structs"])
+@pytest.mark.parametrize("form", ["disk", "splits", "repository", "bytes", "structs"])
 def test_data_sets_of_hugging_face_hold_images_and_classes(write, form):
     root, split = write(form), {"split": "train"} if form in ("splits", "repository") else {}
     data = section("huggingface", root, num_workers=2, **split)

@@ -33,8 +33,6 @@ from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("few_standing_images")
-
 
 def export(run: Path, out: Path | str, *more: str) -> Path:
     batch = [] if {"--no-standing", "universal", "discriminator"} & set(more) else ["--batch", "25"]
@@ -104,8 +102,7 @@ def rounded(values: torch.Tensor, dtype: str) -> torch.Tensor:
     return torch.from_numpy(nearest.view(np.float32))
 
 
-@pytest.mark.parametrize("form", ["safetensors", "hub"])
-@pytest.mark.parametrize("dtype, kind", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize("dtype, kind, form", [("bf16", torch.bfloat16, "hub"), ("fp16", torch.float16, "safetensors")])
 def test_parameters_are_rounded_and_buffers_stay(dtype, kind, form, run):
     directory, networks = run
     full = load_file(export(directory, "full"))

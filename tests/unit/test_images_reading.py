@@ -154,7 +154,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ("8 bits", "12 bits", "signed") else pytest.param(n, marks=pytest.mark.slow) for n in RANGES]
+    "name", [n if n in ("8 bits", "12 bits") else pytest.param(n, marks=pytest.mark.slow) for n in RANGES]
 )
 def test_the_part_of_the_range_that_is_used_is_told(tmp_path, name, caplog):
     pixels, suffix, told = RANGES[name]

@@ -25,6 +25,7 @@ LEVELS = [
 ]
 LEVELS[-2].add(PACKAGE)  # whose __init__ offers ``load``
 LATE = ("importlib.import_module", "import_late", "import_quietly")
+LAST_OF_LATE = [name.rpartition(".")[2] for name in LATE]
 PASSED_ON = [f"{name}(module)" for name in LATE]  # within the last two, whose callers name the module
 MAY_IMPORT_DEEPSPEED = ("bigsgan.engines.", "bigsgan.runtime.comm")
 
@@ -56,7 +57,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
             for alias in node.names:  # ``from package import module`` names a module, ``from module import x`` does not
                 inner = f"{node.module}.{alias.name}"
                 yield inner if inner in modules() else node.module
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in LATE:
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST_OF_LATE:
+            if ast.unparse(node.func) not in LATE:
+                continue
             (argument,) = node.args
             if ast.unparse(node) in PASSED_ON:
                 continue
@@ -74,6 +77,7 @@ def graph() -> dict[str, set[str]]:
     return edges
 
 
+@cache
 def covering(module: str) -> str:
     """The longest name of the level list that covers a module."""
     found = [name for level in LEVELS for name in level if module == name or module.startswith(f"{name}.")]
@@ -82,6 +86,7 @@ def covering(module: str) -> str:
     return name
 
 
+@cache
 def level(module: str) -> int:
     return next(i for i, names in enumerate(LEVELS) if covering(module) in names)
 

@@ -166,8 +166,14 @@ def networks(family: str, block: str, resolution: int = 32) -> tuple[LayerStack,
     )
 
 
-@pytest.mark.parametrize("block", FORMS)
-@pytest.mark.parametrize("family", ["biggan", "dcgan_batch", "dcgan_spectral", "dcgan_none"])
+@pytest.mark.parametrize(
+    "family, block",
+    [
+        *(("biggan", block) for block in FORMS),
+        ("dcgan_batch", "standard"), ("dcgan_batch", "grouped"), ("dcgan_none", "depthwise_separable"),
+        ("dcgan_spectral", "grouped"), ("dcgan_spectral", "inverted_residual"),
+    ],
+)  # fmt: skip
 def test_networks_train_in_every_form(family, block):
     g, d = networks(family, block)
     initialize(g, 0), initialize(d, 1)
@@ -185,8 +191,14 @@ def test_networks_train_in_every_form(family, block):
             assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("block", FORMS)
-@pytest.mark.parametrize("family", [pytest.param("biggan", marks=pytest.mark.slow), "dcgan_batch", "dcgan_spectral"])
+@pytest.mark.parametrize(
+    "family, block",
+    [
+        *(pytest.param("biggan", block, marks=pytest.mark.slow) for block in FORMS),
+        ("dcgan_batch", "standard"), ("dcgan_batch", "depthwise_separable"),
+        ("dcgan_spectral", "grouped"), ("dcgan_spectral", "inverted_residual"),
+    ],
+)  # fmt: skip
 def test_bf16_parameters_give_about_the_same(family, block):
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from bigsgan.doctor.kernels import choosing, coarse, laid_out, modulation_excess, orders
 from bigsgan.models import fused, modulation
 from bigsgan.models.modulation import modulate_and_rectify
-from tests.fused import compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +57,13 @@ def gains(shape: tuple[int, ...], shared: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("upsamples", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype, upsamples", by_turns([torch.float32, torch.float16, torch.bfloat16], [False, True]))
 def test_kernels_round_once(dtype, upsamples):
     assert modulation_excess((2, 5, 6, 4), False, upsamples, dtype, "cpu") <= 1
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("upsamples", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared, upsamples", by_turns([False, True], [False, True]))
 def test_gradients_of_gradients_are_those_of_torch(shared, upsamples):
     shape, found = (2, 3, 4, 4), []
     for kernels in (True, False):

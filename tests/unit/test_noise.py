@@ -65,8 +65,7 @@ def test_uniform_and_normal_numbers_are_distributed_so(num):
         assert (normal[:, :-lag] * normal[:, lag:]).mean().abs() < 5 / math.sqrt(num)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
-@pytest.mark.parametrize("streams", [range(7, 8), range(7, 11)])
+@pytest.mark.parametrize("kind, streams", [("uniform", range(7, 8)), ("normal", range(7, 11))])
 def test_compiled_code_draws_the_same_numbers(kind, streams):
     seeds = torch.tensor([3, -5, 2**40])
     compiled = torch.compile(noise.draw, backend="eager", dynamic=False, fullgraph=True)

@@ -86,7 +86,7 @@ PENALTIES = {  # options, and the forward passes of D that a double backward and
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "name", [n if n in ("r1 and r2", "two kinds") else pytest.param(n, marks=pytest.mark.slow) for n in PENALTIES]
+    "name", [n if n == "two kinds" else pytest.param(n, marks=pytest.mark.slow) for n in PENALTIES]
 )
 def test_operations_of_penalties(name, method, tmp_path):
     """Against those of a D step with the penalty, over those of one without."""

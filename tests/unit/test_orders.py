@@ -225,8 +225,17 @@ def ranks_of(plan: RunPlan, phases: list[Phase]) -> Ranks:
     return Ranks(plan, phases, turns)
 
 
-@pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+MIXED = ("2 + 2", "2 + 3", "2 of 2 replicas + 1", "ranks of their own, 2 + 4", "ranks of their own, in stages")
+"""Layouts in which the quick tier plays all games; it plays the plain one in all layouts."""
+
+
+@pytest.mark.parametrize(
+    "layout, game",
+    [
+        pytest.param(layout, game, marks=() if game == "plain" or layout in MIXED else pytest.mark.slow)
+        for layout, game in product(LAYOUTS, GAMES)
+    ],
+)
 def test_no_rank_waits_for_ever(tmp_path, layout, game):
     world_size, options, stage = LAYOUTS[layout]
     plan = tiny_plan(tmp_path, world_size, ["batch=48", "accumulation=2", *GAMES[game], *options], both(stage))

@@ -123,7 +123,7 @@ class Case:
 
 def cases() -> dict[str, Case]:
     found = {}
-    for num_stages, num, keeps in product((2, 3, 4), (1, 2, 5), (True, False)):
+    for num_stages, num, keeps in product((2, 4), (1, 5), (True, False)):
         name = f"{num_stages}stages-{num}-{'keep' if keeps else 'recompute'}"
         found[f"{name}-equal"] = Case(update(num, keeps), num_stages, equal(num_stages))
         found[f"{name}-uneven"] = Case(update(num, keeps), num_stages, uneven(num_stages, num))
@@ -209,7 +209,7 @@ def replay(case: Case, planned: Plan) -> None:
         heapq.heappush(running, (timed.end, device, timed.task))
 
 
-@pytest.mark.parametrize("num_stages, num", [*product((2, 4, 8), range(2, 17))])
+@pytest.mark.parametrize("num_stages, num", [*product((2, 4, 8), (2, 7, 16))])
 def test_one_phase_fills_and_drains_once(num_stages, num):
     phase = Trains(num, 3, segments=3, images_from=None, d_step=0, tangents_from=None)
     expected = (num_stages - 1) / (num + num_stages - 1)
@@ -318,7 +318,7 @@ def test_devices_never_wait_for_each_other(case):
 
 # At the last ones the rule of the longest chain alone would take longer than the phases one after the other.
 @pytest.mark.parametrize(
-    "seed", [*range(40), *(pytest.param(s, marks=pytest.mark.slow) for s in range(40, 100)), 741, 1194, 2202]
+    "seed", [*range(12), *(pytest.param(s, marks=pytest.mark.slow) for s in range(12, 70)), 741, 1194, 2202]
 )
 def test_devices_never_wait_for_each_other_at_random(seed):
     rng = random.Random(seed)

@@ -118,7 +118,6 @@ def test_where_nothing_fits_the_closest_says_what_it_needs():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_networks_on_ranks_of_their_own_are_taken_where_they_alone_fit():
     """Two ranks that hold one network each need less than two that hold both."""
     found, _ = survey(2, GIB, ["batch=24"])
@@ -199,6 +198,7 @@ def test_offloading_asks_for_memory_of_the_nodes():
     assert caught.value.field == "--host-memory"
 
 
+@pytest.mark.slow
 def test_pinned_blocks_count_as_host_memory():
     """Those in which G's parameters were built hold D's afterwards, as far as D has as many of their size."""
     bf16 = both_engines("ds_config=ds_configs/zero1_bf16.json")

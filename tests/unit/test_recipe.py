@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bigsgan.cli import main
 from bigsgan.config import Recipe, load_recipe, plan_run
 from bigsgan.config.data import Data
 from bigsgan.config.families.biggan import (
@@ -224,13 +223,13 @@ def test_a_key_of_another_section_is_found_there(tmp_path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path, capsys):
+def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path):
     recipe = load_recipe(path, [])
-    assert main(["train", "--config", str(path), "--dry-run"]) == 0
     printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
+    printed.write_text(recipe.to_yaml())
+    plan_run(recipe, 1)
     assert load_recipe(printed, []) == recipe
-    assert yaml.safe_load(printed.read_text()) == recipe.model_dump()
+    assert yaml.load(printed.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) == recipe.model_dump()
 
 
 def test_the_tables_of_blocks_agree_with_the_resolutions():

@@ -9,7 +9,7 @@ import torch
 
 from bigsgan.doctor.kernels import RESIZED, choosing, coarse, laid_out, resized_excess
 from bigsgan.models import dual, fused, resizing
-from tests.fused import compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +33,14 @@ def test_kernels_compile_for_a_gpu(kernel, dtype, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", RESIZED)
-@pytest.mark.parametrize("shape", [(2, 5, 6, 4), (1, 65, 2, 10), (3, 32, 4, 12)], ids=str)
+@pytest.mark.parametrize("name, shape", by_turns(RESIZED, [(2, 5, 6, 4), (1, 65, 2, 10), (3, 32, 4, 12)]))
 def test_values_and_derivatives_are_those_of_torch(name, shape):
     """Of parts of a tile, of two tiles across, and of two tiles below each other."""
     assert resized_excess(name, shape, torch.float64, "cpu") <= 1
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", RESIZED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name, dtype", by_turns(RESIZED, [torch.float32, torch.float16, torch.bfloat16]))
 def test_kernels_round_once(name, dtype):
     assert resized_excess(name, (2, 5, 6, 4), dtype, "cpu") <= 1
 

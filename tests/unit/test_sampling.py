@@ -47,6 +47,11 @@ def test_statistics_are_those_of_the_batches():
         assert norm.momentum == 0.1
 
 
+@pytest.fixture
+def few_standing_images():
+    """As many as users get, in this file."""
+
+
 @pytest.mark.parametrize("batch, num_batches", [(100, 16), (64, 25), (400, 16)])
 def test_standing_batches_are_1600_images_or_more(tmp_path, batch, num_batches):
     recipe = tiny_recipe(tmp_path)

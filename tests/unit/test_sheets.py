@@ -22,9 +22,6 @@ from tests.tiny import TINY_GAMES, tiny_recipe
 CPU = torch.device("cpu")
 
 
-pytestmark = pytest.mark.usefixtures("few_standing_images")
-
-
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     return lambda *overrides: runs.make_run(tmp_path, *overrides)[0]

@@ -238,9 +238,9 @@ def _photographs(folder: Path, num: int = 4) -> Path:
 
 
 @pytest.mark.parametrize(
-    "how, said", [("crop", "cropped to"), ("pad", "padded with black to"), ("stretch", "stretched to")]
+    "kind, how, said",
+    [("zip", "crop", "cropped to"), ("tar", "pad", "padded with black to"), ("folder", "stretch", "stretched to")],
 )
-@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
 def test_prepared_images_are_those_that_training_reads(tmp_path, capsys, kind, how, said):
     source, made = _photographs(tmp_path / "photographs"), tmp_path / ("made.zip" if kind == "zip" else "made")
     options = ["--resolution", "16,24", "--fit", how, "--format", kind, "--workers", "1"]

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigsgan.doctor.kernels import choosing
 from bigsgan.models import fused, spectral
 from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLayer, SpectralLinear, moving_state
-from tests.fused import choosing, compiled, fresh_kernels
+from tests.fused import compiled, fresh_kernels
 
 LAYERS = {
     "filters": lambda: SpectralConv2d(5, 7, 3),
@@ -125,11 +126,11 @@ def test_kernels_compile_for_a_gpu(dtype, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("moving", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, dtype", CELLS)
-def test_values_and_gradients(name, moving, dtype, monkeypatch):
+def test_values_and_gradients(name, moving, dtype):
     layer, tolerance = made(name, dtype), ROUNDING[dtype]
     exact = layer.weight.detach().double().requires_grad_()
     expected, u, v = reference(exact, layer.u.double(), layer.v.double(), moving)
-    with choosing(monkeypatch, True, fused.NORMS), moving_state([layer], moving):
+    with choosing(True, fused.NORMS), moving_state([layer], moving):
         found = layer.normalized_weight()
     assert found.dtype == dtype
     assert close(found.detach(), expected.detach(), tolerance)
@@ -152,7 +153,7 @@ def test_values_and_gradients(name, moving, dtype, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", ["filters", pytest.param("map", marks=pytest.mark.slow)])
-def test_gradients_of_the_second_order(name, monkeypatch):
+def test_gradients_of_the_second_order(name):
     layer = made(name, torch.float64)
 
     def function(weight: Tensor) -> Tensor:
@@ -164,10 +165,10 @@ def test_gradients_of_the_second_order(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
-def test_a_recomputation_finds_the_same_bits(monkeypatch):
+def test_a_recomputation_finds_the_same_bits():
     for name in LAYERS:
         layer = made(name, torch.float32)
-        with choosing(monkeypatch, True, fused.NORMS):
+        with choosing(True, fused.NORMS):
             with moving_state([layer], True):
                 first = layer.normalized_weight()
             assert torch.equal(layer.normalized_weight(), first)
@@ -175,10 +176,10 @@ def test_a_recomputation_finds_the_same_bits(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
-def test_vectors_that_move_leave_those_of_earlier_passes(monkeypatch):
+def test_vectors_that_move_leave_those_of_earlier_passes():
     """A pass that moved has copies for its gradient; one that did not learns that its vectors are gone."""
     layer = made("filters", torch.float32)
-    with choosing(monkeypatch, True, fused.NORMS):
+    with choosing(True, fused.NORMS):
         with moving_state([layer], True):
             first = layer.normalized_weight()
             expected = torch.autograd.grad(first.square().sum(), layer.weight, retain_graph=True)
@@ -192,15 +193,15 @@ def test_vectors_that_move_leave_those_of_earlier_passes(monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_filters_have_their_channels_last(monkeypatch):
-    with choosing(monkeypatch, True, fused.NORMS):
+def test_filters_have_their_channels_last():
+    with choosing(True, fused.NORMS):
         weight = made("filters", torch.float32).normalized_weight()
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert not weight.is_contiguous()
 
 
 def test_who_uses_them(monkeypatch):
-    with choosing(monkeypatch, True, fused.NORMS):
+    with choosing(True, fused.NORMS):
         assert spectral.used_for(torch.ones(3, 4))
         assert not spectral.used_for(torch.ones(3, 4).T)
         assert not spectral.used_for(torch.ones(3, 4, device="meta"))

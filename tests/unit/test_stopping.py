@@ -51,8 +51,7 @@ with requests.listening():
 """
 
 
-@pytest.mark.parametrize("noted", [[], ["noted"]])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name, noted", [("SIGINT", []), ("SIGHUP", ["noted"])])
 def test_a_job_in_the_background_ignores_what_its_shell_or_nohup_has_set(name, noted):
     command = [sys.executable, "-c", BACKGROUND, name, *noted]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -96,8 +95,14 @@ def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("where", ["bigsgan.cli", "bigsgan.commands.choosing", "bigsgan.trainer"])
-@pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM), ("SIGHUP", -signal.SIGHUP)])
+@pytest.mark.parametrize(
+    "name, status, where",
+    [
+        ("SIGINT", 130, "bigsgan.trainer"),
+        ("SIGTERM", -signal.SIGTERM, "bigsgan.cli"),
+        ("SIGHUP", -signal.SIGHUP, "bigsgan.commands.choosing"),
+    ],
+)
 def test_a_dry_run_ends_at_once(name, status, where, tmp_path):
     """There is nothing to save."""
     tiny_recipe(tmp_path)
@@ -130,7 +135,7 @@ sys.exit(status if file > 2 else 99)
 """
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams(closed, tmp_path):
     command = f"exec {sys.executable} -c '{CLOSED}' {closed}"
     pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}

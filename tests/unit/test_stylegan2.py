@@ -86,8 +86,7 @@ def test_the_size_for_cifar():
     assert numel(d) == 3 * 512 + 512 + 6 * conv + head + embedding + 8 * square
 
 
-@pytest.mark.parametrize("num_classes", [0, 3])
-@pytest.mark.parametrize("resolution", [8, 16, 32])
+@pytest.mark.parametrize("resolution, num_classes", [(8, 0), (16, 3), (32, 0)])
 def test_shapes_and_entries_of_the_carry(resolution, num_classes):
     _, labels, seeds = inputs_of()
     with META:

