@@ -29,7 +29,7 @@ from bigsgan.images.size import Size
 from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
-from bigsgan.inference.trained import TrainedNetwork, open_trained
+from bigsgan.inference.trained import TrainedNetwork, open_trained, set_steps
 from bigsgan.metrics import Features, Measured, Replica, open_features
 from bigsgan.metrics.features import no_features
 from bigsgan.metrics.path_length import path_length
@@ -66,6 +66,7 @@ class Options(NamedTuple):
     seed: int  # seed of the latents
     truncation: float | None  # threshold of the latents, or psi of styles
     guidance: float | None  # factor on the distance of w from its mean over the classes; None for 1
+    steps: int | None  # from noise to an image, by flow matching; None for the recipe's
     overrides: Sequence[str]  # changes to `data` of the run's recipe
     reference: Path | None  # file to compare with instead of the data; None for the data
     json: bool  # print the records as JSON
@@ -85,6 +86,7 @@ def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
+    set_steps(trained, options.steps)
     compute_in_float32(trained.network)
     recipe = _with_data(trained, options)
     _check_run(recipe, options)
@@ -121,6 +123,7 @@ def _evaluate(options: Options) -> None:
             "seed": options.seed,
             "truncation": options.truncation,
             **({} if options.guidance is None else {"guidance": options.guidance}),
+            **({} if options.steps is None else {"steps": options.steps}),
             "precision": "fp32",
             "batch": options.batch,
             **about_reference,

@@ -30,7 +30,7 @@ from bigsgan.inference.graphs import SUFFIXES, has_psi, write_graph
 from bigsgan.inference.loading import CODEC, PROGRAM
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler
-from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained, set_steps
 from bigsgan.models.build import network_on_meta
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import leaving_nothing, replacing
@@ -65,6 +65,7 @@ class Options(NamedTuple):
     # threshold of the latents of standing statistics, or psi of a generator with styles; None for none
     truncation: float | None = None
     guidance: float | None = None  # factor on the distance of a GAT's w from its mean over the classes; None for 1
+    steps: int | None = None  # from noise to an image, by flow matching; None for the recipe's
     batch: int | None = None  # images computed at a time; None for 100
     # `safetensors`, `hub`, `onnx`, `torch-export`, `universal`, `diffusers`, or a project whose names the weights get;
     # None to choose by the output's suffix
@@ -108,6 +109,7 @@ def main(run: Path, out: Path, options: Options) -> None:
     with memory.naming_remedy(f"while the {network} is exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, options.live is True, options.nimg, device, options.width)
+        set_steps(trained, options.steps)
         _check_run(trained, options, form)
         header = {
             "network": network,
@@ -171,6 +173,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         "--standing": options.standing is True,
         "--truncation": options.truncation is not None,
         "--guidance": options.guidance is not None,
+        "--steps": options.steps is not None,
         "--batch": options.batch is not None,
         "--dtype": options.dtype != "fp32",
     }
@@ -208,6 +211,8 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
             raise UserError("--standing", None, "needs the generator, which alone has statistics", "remove the option")
         if form != "safetensors" and form not in public_weights.FORMS:
             raise UserError("--format", form, "needs the generator", "use --format safetensors, or --network generator")
+    if options.steps is not None and options.network != "generator":
+        raise UserError("--steps", None, "needs the generator", "remove the option")
     if options.guidance is not None and options.network != "generator":
         raise UserError("--guidance", None, "needs the generator, which alone has a mapping", "remove the option")
     if options.truncation is not None and not options.stands:

@@ -28,7 +28,7 @@ from bigsgan.images.wide import ARRAYS, in_units
 from bigsgan.inference.columns import labels_of_columns, open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
-from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained
+from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained, set_steps
 from bigsgan.inference.translations import Translations
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
@@ -75,6 +75,7 @@ class Options(NamedTuple):
     # relative width of the EMA, which is computed from snapshots; None for the EMA of the checkpoint
     width: float | None = None
     guidance: float | None = None  # factor on the distance of w from its mean over the classes; None for 1
+    steps: int | None = None  # from noise to an image, by flow matching; None for the recipe's
     conditions: Path | None = None  # file of the columns' labels, which are vectors; None for some of the data
 
     @property
@@ -113,6 +114,7 @@ def main(
     where = f"with {counted(options.batch, 'image')} at a time and {options.num or DEFAULT_NUM} in all"
     with memory.naming_remedy(where, remedy):
         trained = open_trained(run, "generator", live, nimg, best_device(), options.width, together)
+        set_steps(trained, options.steps)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
             text = _translate(trained, options, out, rank, num_ranks)

@@ -165,12 +165,14 @@ def refuse_beside(flag: str, others: Mapping[str, object]) -> None:
 
 
 def add_sampling(command: argparse.ArgumentParser, batch: int | None = 100) -> None:
-    """Add the options of commands that compute images: a class's influence, and the number of images at a time.
+    """Add the options of commands that compute images: a class's influence, steps, and the images at a time.
 
     ``batch`` is that number by default, None where the command itself takes 100.
     """
     text = "move w away from its mean over the classes, by more than 1, or towards it (GAT, CAT; default 1)"
     add_number(command, "--guidance", float, None, text)
+    text = "steps from noise to an image, of a generator by flow matching (default: generator.steps)"
+    add_number(command, "--steps", int, None, text)
 
     add_number(command, "--batch", int, batch, "images computed at a time (default 100)")
 

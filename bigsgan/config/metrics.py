@@ -50,9 +50,9 @@ DEFAULT_NUM = 10_000
 """Samples of a metric from outside."""
 
 RECORD_KEYS = (
-    "metric", "direction", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "precision", "batch",
-    "reference", "reference_sha256", "num_real", "num_fake", "features", "features_sha256", "resizer", "lpips",
-    "lpips_sha256", "use", "seconds", "time",
+    "metric", "direction", "by", "nimg", "weights", "ema_width", "seed", "truncation", "guidance", "steps",
+    "precision", "batch", "reference", "reference_sha256", "num_real", "num_fake", "features", "features_sha256",
+    "resizer", "lpips", "lpips_sha256", "use", "seconds", "time",
 )  # fmt: skip
 """Keys of a record of evaluations.jsonl, besides the values."""
 

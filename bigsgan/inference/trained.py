@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bigsgan import checkpoint
 from bigsgan.config import Recipe
+from bigsgan.config.families.base import MOST_STEPS
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.data.perceptual import check_program
 from bigsgan.engines.base import MicroBatch
@@ -42,16 +43,29 @@ class TrainedNetwork:
     def infer(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
         """Make images as networks see them, or logits, without a graph; only ``moving`` lets state move."""
         with moving_state(self.network.stateful_layers(), moving):
-            return self._make(inputs, moving)
-
-    @functools.cached_property
-    def _make(self) -> Infer:
-        return making(self.recipe, lambda inputs, moving: self.network(*inputs))
+            return making(self.recipe, lambda more, moving: self.network(*more))(inputs, moving)
 
     @functools.cached_property
     def show(self) -> Infer:
         """The function that makes images to show from a generator's inputs: (n, C, H, W) in [-1, 1]."""
         return shown(self.recipe, self.infer)
+
+
+def set_steps(trained: TrainedNetwork, steps: int | None) -> None:
+    """Let a generator by flow matching make images in so many steps; None leaves its recipe's.
+
+    Raises:
+        UserError: The generator makes images in one step, or the number is out of range.
+    """
+    if steps is None:
+        return
+    recipe = trained.recipe
+    if not recipe.objective.flow:
+        raise UserError("--steps", steps, "needs a generator by flow matching", "remove the option")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError("--steps", steps, f"must be 1 to {MOST_STEPS}", "give a number in this range")
+    generator = recipe.generator.model_copy(update={"steps": steps})
+    trained.recipe = recipe.model_copy(update={"generator": generator})
 
 
 def best_device() -> torch.device:

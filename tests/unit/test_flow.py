@@ -16,7 +16,7 @@ from bigsgan.draws import Draws
 from bigsgan.engines.phases import game_of, phases_of
 from bigsgan.errors import UserError
 from bigsgan.inference.sheets import Sampler
-from bigsgan.inference.trained import open_trained
+from bigsgan.inference.trained import open_trained, set_steps
 from bigsgan.models.build import build_network
 from bigsgan.models.dit import TimeEmbedding
 from bigsgan.models.network import initialize
@@ -185,6 +185,11 @@ def test_exports_make_samples_in_the_same_steps(tmp_path):
     expected = in_steps(trained.network, 3)(z, labels)
     assert not torch.allclose(expected, in_steps(trained.network, 2)(z, labels))
     torch.testing.assert_close(trained.infer((z, labels)), expected)
+    set_steps(trained, 2)
+    torch.testing.assert_close(trained.infer((z, labels)), in_steps(trained.network, 2)(z, labels))
+    for wrong in (0, 1001):
+        with pytest.raises(UserError, match="--steps: must be 1 to 1000"):
+            set_steps(trained, wrong)
     assert Sampler(trained, 0, 4, range(3)).grid(6, torch.arange(3), None).images.shape == (6, 3, 8, 12)
 
 

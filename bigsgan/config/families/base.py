@@ -165,13 +165,17 @@ class NoDiscriminator(NetworkSection):
     convolves = has_statistics = False
 
 
+MOST_STEPS = 1000
+"""Largest number of steps from noise to an image."""
+
+
 class TimedGenerator(NetworkSection):
     """Keys of a generator that may read times, and then make images in several steps."""
 
     times: bool = False
     """Let it read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z;
     1 stands for noise z alone."""
-    steps: Annotated[int, Field(gt=0, le=1000)] = 1
+    steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
     """Steps of equal length from noise to an image, by which samples are made (Euler's method)."""
 
     @property
