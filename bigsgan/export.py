@@ -95,9 +95,6 @@ def main(run: Path, out: Path, options: Options) -> None:
     if options.direction and (form != "pix2pix" or not read_saved_recipe(run).data.joins_domains):
         detail = "other formats have both of CycleGAN's generators"
         raise UserError("--direction", options.direction, "needs CycleGAN, and --format pix2pix", "remove it", detail)
-    if options.network not in read_saved_recipe(run).networks:
-        problem = "is not in this run, whose generator learns alone"
-        raise UserError("--network", options.network, problem, "remove it")
     if form == UNIVERSAL:
         _write_universal(run, out, options)
         return
@@ -181,6 +178,7 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         detail = "it holds the live weights in float32, and the optimizer's state"
         raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
     refuse_existing(out, "--out")
+    _check_network(run, options.network)
     recipe = read_saved_recipe(run)
     if getattr(recipe.optimizer, options.network).kind == "muon":
         problem = f"cannot be combined with optimizer.{options.network}.kind=muon"
@@ -202,9 +200,15 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     print(f"{out}: {about}, {num_bytes / 2**20:.1f} MiB of weights and optimizer state, {UNIVERSAL}")
 
 
+def _check_network(run: Path, network: str) -> None:
+    if network not in read_saved_recipe(run).networks:
+        raise UserError("--network", network, "is not in this run, whose generator learns alone", "remove it")
+
+
 def _check(options: Options, form: str, run: Path, out: Path) -> None:
     """Refuse options that do not fit each other, before the run is opened."""
     if options.network == "discriminator":
+        _check_network(run, options.network)
         if options.live is False:
             raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
         if options.standing:

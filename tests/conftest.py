@@ -108,6 +108,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % num == number]
 
 
+def pytest_runtestloop() -> None:
+    gc.enable()  # of xdist's first process, which collects nothing
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what torch has made, which each collection would look through

@@ -38,9 +38,11 @@ def build_source(
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.objective.flow:
         return FlowSource(draws, recipe, own)
-    timed, dropout = recipe.generator.reads_times, recipe.data.condition_dropout
-    latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws, timed, dropout)
-    return LatentsOfClasses(latents, own) if recipe.objective.fake_labels == "data" else latents
+    drawn = draws, recipe.latent_size
+    seeded, timed = recipe.generator.draws, recipe.generator.reads_times
+    if recipe.objective.fake_labels == "data":
+        return LatentsOfClasses(LatentSource(*drawn, range(1), seeded, timed), own)  # whose labels nobody reads
+    return LatentSource(*drawn, conditions, seeded, timed, recipe.data.condition_dropout)
 
 
 class LatentsOfClasses(DataSource):

@@ -37,13 +37,14 @@ def _check_tokens(recipe: Any) -> None:
     if not recipe.data.has_tokens:
         return
     what = f"with data.condition_size={recipe.data.condition_size}"
-    for network in NETWORKS:
+    for network in recipe.networks:
         family = getattr(recipe, network).family
         if not is_outside(family):
             problem, remedy = f"must be a network of your own {what}", "name its code, as in docs/how-to/own-network.md"
             raise UserError(f"{network}.family", family, problem, remedy)
-    if recipe.objective.fake_labels != "data":
-        problem, remedy = f"must be data {what}", "set objective.fake_labels=data objective.reuse_fakes=true"
+    if recipe.objective.fake_labels != "data" and not recipe.objective.flow:
+        remedy = "set objective.fake_labels=data" + " objective.reuse_fakes=true" * (len(recipe.networks) > 1)
+        problem = f"must be data {what}"
         detail = "fakes take the tokens of the images beside them, as those of all images may not fit into memory"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, remedy, detail)
 

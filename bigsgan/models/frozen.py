@@ -18,10 +18,13 @@ from bigsgan.models.initial import make_buffer
 from bigsgan.models.layers import StatefulLayer
 from bigsgan.models.network import LayerStack
 
+_SHAPES = "_bigsgan_frozen"
+"""Name in a module's dictionary of the shapes of its frozen tensors."""
+
 
 def has_frozen(network: nn.Module) -> bool:
     """Whether ``freeze`` has made buffers of parameters of a network."""
-    return any("_frozen" in vars(module) for module in network.modules())
+    return any(_SHAPES in vars(module) for module in network.modules())
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -31,7 +34,7 @@ Gather = Callable[[Tensor, Tensor], None]
 def freeze(module: nn.Module, name: str) -> None:
     """Let a parameter of a module be a buffer, which no engine trains and no forward pass changes."""
     make_buffer(module, name)
-    vars(module).setdefault("_frozen", {})[name] = tuple(module.get_buffer(name).shape)
+    vars(module).setdefault(_SHAPES, {})[name] = tuple(module.get_buffer(name).shape)
 
 
 class Sharing(NamedTuple):
@@ -61,7 +64,7 @@ class FrozenPart(NamedTuple):
         values, offset = tensor.new_zeros(size), min(sharing.rank * size, tensor.numel())
         own = tensor.flatten()[offset : offset + size]
         values[: len(own)].copy_(own)
-        if sharing.on_host:
+        if sharing.on_host and not values.is_meta:
             values = values.cpu().pin_memory() if values.device.type == "cuda" else values.cpu()
         return cls(values, tensor.shape, offset)
 
@@ -101,13 +104,13 @@ class Reads:
         """Return a tensor whole. All ranks do so together."""
         dtype = self.dtype if self.dtype is not None and part.values.is_floating_point() else part.values.dtype
         tensor: Any = self._gathered(part, dtype).view(part.shape)
-        tensor.frozen_part = part
+        tensor.frozen_part, tensor.frozen_version = part, tensor._version
         self._read[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     @torch.no_grad()
     def _gathered(self, part: FrozenPart, dtype: torch.dtype) -> Tensor:
-        own = part.values.to(self._sharing.device, dtype, non_blocking=True)
+        own = part.values.to(self._sharing.device, non_blocking=True).to(dtype)
         whole = own.new_empty(len(own) * self._sharing.num_ranks)
         self._sharing.gather(whole.view(torch.uint8), own.view(torch.uint8))  # whatever a backend knows of types
         return whole[: part.shape.numel()]
@@ -123,7 +126,8 @@ class Reads:
 
     def _pack(self, tensor: Tensor) -> Any:
         found: Any = self._read.get(tensor.untyped_storage()._cdata)
-        if found is None:
+        is_view = found is not None and tensor.dtype == found.dtype and not (tensor.is_conj() or tensor.is_neg())
+        if not is_view or found._version != found.frozen_version:  # or it was changed in place since
             return tensor, tensor._version
         return _Again(found.frozen_part, found.dtype, (tensor.size(), tensor.stride(), tensor.storage_offset()))
 
@@ -163,9 +167,9 @@ def share_out(network: LayerStack, sharing: Sharing) -> None:
 def _share_out(layer: nn.Module, sharing: Sharing) -> None:
     reads = Reads(sharing)
     for module in layer.modules():
-        named = {name: module.get_buffer(name) for name in vars(module).get("_frozen", ())}
+        named = {name: module.get_buffer(name) for name in vars(module).get(_SHAPES, ())}
         taken = {name: tensor for name, tensor in named.items() if tensor.dim() > 1 and tensor.numel() > sharing.above}
-        if not taken or isinstance(module, StatefulLayer):
+        if not taken or isinstance(module, (StatefulLayer, nn.RNNBase)):  # these keep what they read
             continue
         whole = {name: buffer for name, buffer in module._buffers.items() if name not in taken}
         parts = {name: FrozenPart.of(tensor, sharing) for name, tensor in taken.items()}

@@ -97,6 +97,7 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
     """
     for network in recipe.networks:
         if network == "discriminator" and _copies_backbone(recipe):
+            _refuse_other_numbers(network, recipe, initial, of="generator")
             if not _of_backbone(recipe, initial):
                 remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
                 raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
@@ -223,9 +224,12 @@ def _refuse_other(network: str, theirs: Mapping[str, torch.Size], expected: dict
             raise UserError(field, None, problem, remedy)
 
 
-def _refuse_other_numbers(network: str, recipe: Recipe, initial: InitialWeights) -> None:
-    """Refuse keys of other values that shapes do not tell, by which the same weights would mean something else."""
-    ours, theirs = (getattr(each, network) for each in (recipe, initial.recipe_of(network)))
+def _refuse_other_numbers(network: str, recipe: Recipe, initial: InitialWeights, of: str = "") -> None:
+    """Refuse keys of other values that shapes do not tell, by which weights of a network would mean something else.
+
+    ``of`` is the other run's network that they are of, if not the same.
+    """
+    ours, theirs = getattr(recipe, network), getattr(initial.recipe_of(of or network), of or network)
     for key in ("heads", *(("time_scale",) if ours.reads_times else ())):
         if (needed := getattr(theirs, key, None)) != getattr(ours, key, None):
             problem = f"must be {needed}, as in {initial.field(network)}"

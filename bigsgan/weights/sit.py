@@ -71,7 +71,8 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     depth, (width, channels, patch, _) = _depth(state), state[_PATCHES].shape
     heads = {size[:2]: size[2] for size in SIZES.values()}.get((depth, width))
     if heads is None:
-        raise _foreign(f"{depth} blocks of {width} features are no published size, and do not tell the heads")
+        problem = f"have {depth} blocks of {width} features, which is no published size, and do not tell the heads"
+        raise UserError("weights", None, problem, "give a SiT of size S, B, L or XL")
     latent_size = channels * (patch * _side(state)) ** 2
     sizes = {"depth": depth, "width": width, "heads": heads, "patch": patch, "latent_size": latent_size}
     return {"family": "dit", **sizes, "times": True, "time_scale": 1.0}
@@ -105,7 +106,8 @@ def checkpoint_settings(path: Path, args: Mapping[str, Any]) -> Settings:
     options = Options(path, {key: value for key, value in args.items() if isinstance(key, str)})
     for name, needed in _GAME.items():
         if (given := options.value(name)) not in (None, needed):
-            raise _foreign(f"its trainer's {name} is {short(given)} instead of {needed}")
+            problem = f"are of a SiT whose trainer's {name} is {short(given)} instead of {needed}"
+            raise UserError("weights", None, problem, f"give one of {name} {needed}")
     for name in _OF_SHAPES_OR_MACHINE:
         options.value(name)
     batch, keys = options.value("global_batch_size"), {}

@@ -111,9 +111,7 @@ def read_source(
         raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
     if source == DIFFUSERS:
         return _read_autoencoder(weights, discriminator, settings_file)
-    if discriminator is not None and source == "sit":
-        raise UserError("--discriminator", None, "is not supported with --from sit", "remove the option")
-    check_file("--weights", weights)
+    _check_files(source, weights, discriminator)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
     if discriminator is not None:
@@ -149,6 +147,12 @@ def read_source(
             teacher,
             module.left_out(ema.state) if module in (gat, sit) else (),
         )
+
+
+def _check_files(source: str, weights: Path, discriminator: Path | None) -> None:
+    check_file("--weights", weights)
+    if discriminator is not None and source == "sit":
+        raise UserError("--discriminator", None, "is not supported with --from sit", "remove the option")
 
 
 def _read_autoencoder(folder: Path, discriminator: Path | None, settings_file: str | None) -> Found:

@@ -5,6 +5,7 @@ The real library was tried by hand with tiny random T5 and CLIP, as it is too la
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -116,7 +117,7 @@ def test_captions_beside_images(source, capsys, caplog):
     assert (data.condition_size, data.num_classes) == ([T, W], 0)
     caplog.clear()
     dataset = build_dataset(data)
-    assert caplog.text == ""  # of the classes, too
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]  # of the classes, too
     for place, number in enumerate(ORDER):
         np.testing.assert_array_equal(dataset[place][1], expected(number))
     (source / "images" / "class0" / "0.txt").write_text("another")

@@ -99,7 +99,7 @@ DAMAGES = {
     "not a number": (lambda path: np.save(path, np.full((4, 8, 8), np.nan)), "it has numbers that are not finite"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:200]), "."),
     "code": (lambda path: np.save(path, np.array([{}], dtype=object), allow_pickle=True), "it holds the type object"),
-    "a shape beyond memory": (lambda path: path.write_bytes(header(4, 2**40, 2**20)), "it has the shape"),
+    "a shape beyond memory": (lambda path: path.write_bytes(header(4, 2**40, 2**20)), "it is cut off"),
 }
 
 

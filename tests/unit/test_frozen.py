@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigsgan.checkpoint import saved_buffers
-from bigsgan.models.frozen import Sharing, frozen_parts, share_out
+from bigsgan.models.frozen import FrozenPart, Sharing, frozen_parts, share_out
 from bigsgan.models.network import LayerStack
 from bigsgan.models.outside import Foreign, _prepared
 
+CPU = torch.device("cpu")
 NUM = 5
 """Ranks; the last have none of six numbers."""
 
@@ -168,3 +169,38 @@ def test_small_tensors_stay_whole():
     stack = LayerStack([Foreign(_prepared(Judge()), "discriminator", is_last=True)])
     share_out(stack, Sharing(0, 2, partial(pytest.fail, "gathered"), torch.device("cpu"), above=200))
     assert not frozen_parts(stack)
+
+
+def test_a_plan_shares_tensors_without_memory():
+    """Also those that are to lie on the host."""
+    tensor = torch.empty(4, 5, device="meta")
+    sharing = Sharing(1, 3, lambda found, own: None, torch.device("meta"), on_host=True)
+    assert FrozenPart.of(tensor, sharing).values.shape == (7,)
+
+
+@pytest.mark.parametrize("read", [lambda w: w.conj(), torch.view_as_real], ids=["conjugate", "numbers"])
+def test_views_of_other_numbers_keep_their_gradients(read):
+    """As of a complex matrix."""
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64), requires_grad=False)
+
+        def forward(self, x):
+            w = read(self.weight)
+            found = x.to(w.dtype) @ w if w.dim() == 2 else (x.real @ w.flatten(1).to(x.real.dtype))
+            return torch.view_as_real(found).sum() if found.is_complex() else found.sum()
+
+    torch.manual_seed(0)
+    whole = _prepared(Product())
+    shared = copy.deepcopy(whole)
+    sharing = Sharing(0, 1, lambda found, own: found.copy_(own), CPU, again=True)
+    share_out(LayerStack([Foreign(shared, "generator", is_last=False)]), sharing)
+    x = torch.randn(4, 3)
+    grads = []
+    for network in (whole, shared):
+        own = x.clone().requires_grad_()
+        network(own).backward()
+        grads.append(own.grad)
+    torch.testing.assert_close(*grads)

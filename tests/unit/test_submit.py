@@ -150,7 +150,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
             "-N4": "--nodes",
             "-HG 4": "--gpus",
             "--gpus-per-n=4": "--gpus-per-node",
+            "--gpus-per-task=4": "--gpus-per-task",
             "--ntask=4": "--ntasks",
+            "--ntasks-per-node=4": "--ntasks-per-node",
             "--ntasks-per-c=4": "--ntasks-per-core",
         }.items()
     },

@@ -153,6 +153,7 @@ def test_names_of_metrics_are_needed():
 WRONG = {
     "recipe: must be of type Recipe | RunPlan, got 'digits'": lambda run, plan: bigsgan.Trainer("digits"),
     "name: must be of type str | os.PathLike[str], got 5 (it is int)": lambda run, plan: bigsgan.Recipe.read(5),
+    "overrides: must be of type str, got 6": lambda run, plan: bigsgan.Recipe.read("digits", "batch=8", 6),
     "tree: must be of type Mapping[str, Any], got ['batch=8']": lambda run, plan: bigsgan.Recipe.of(["batch=8"]),
     "tree: must be of type Mapping[str, Any], got {5: 1}": lambda run, plan: bigsgan.Recipe.of({5: 1}),
     "num: must be of type int, got true": lambda run, plan: sampled(run, True, 0, None, False),

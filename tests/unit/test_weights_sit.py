@@ -160,7 +160,7 @@ def test_a_checkpoint_of_its_trainer(tmp_path, capsys):
         compare(networks[name], open_trained(tmp_path / "run", "generator", live, None, CPU).network)
     other = {**content, "args": argparse.Namespace(**{**given, "prediction": "noise"})}
     torch.save(other, tmp_path / "other.pt")
-    with pytest.raises(UserError, match=r"its trainer's prediction is 'noise' instead of velocity"):
+    with pytest.raises(UserError, match=r"trainer's prediction is 'noise' instead of velocity"):
         read_source("sit", tmp_path / "other.pt", None)
 
 
@@ -214,7 +214,7 @@ def test_other_networks_and_options_are_refused(tmp_path, capsys, monkeypatch):
     assert "--settings: is not supported with --from sit" in capsys.readouterr().err
     monkeypatch.delitem(SIZES, "tiny")
     assert imported(tmp_path, state) == 2
-    assert "2 blocks of 16 features are no published size" in capsys.readouterr().err
+    assert "2 blocks of 16 features, which is no published size" in capsys.readouterr().err
 
 
 def test_the_published_size():
