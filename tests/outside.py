@@ -237,3 +237,19 @@ TOKENS = [
     "objective.reuse_fakes=true",
 ]
 """Overrides of a game between networks that read tokens."""
+
+
+class TokensToVelocities(nn.Module):
+    """Images with noise (N, C * R * R), tokens, mask, times (N,) -> estimates of the images (N, C, R, R)."""
+
+    def __init__(self, latent_size, condition_size, resolution, image_channels, width: int = 8):
+        super().__init__()
+        self.shape = image_channels, resolution, resolution
+        self.noisy, self.tokens = nn.Linear(latent_size, width), nn.Linear(condition_size[1], width)
+        self.times, self.velocities = nn.Linear(1, width), nn.Linear(width, latent_size)
+
+    def forward(self, noisy, tokens, mask, times):
+        """Estimate."""
+        seen = (self.tokens(tokens) * mask[:, :, None]).sum(1)
+        h = torch.tanh(self.noisy(noisy) + seen + self.times(times[:, None]))
+        return (noisy - times[:, None] * self.velocities(h)).unflatten(1, self.shape)

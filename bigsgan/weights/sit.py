@@ -71,7 +71,7 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     depth, (width, channels, patch, _) = _depth(state), state[_PATCHES].shape
     heads = {size[:2]: size[2] for size in SIZES.values()}.get((depth, width))
     if heads is None:
-        problem = f"have {depth} blocks of {width} features, which is no published size, and do not tell the heads"
+        problem = f"are of {depth} blocks of {width} features, which is no published size, and do not tell the heads"
         raise UserError("weights", None, problem, "give a SiT of size S, B, L or XL")
     latent_size = channels * (patch * _side(state)) ** 2
     sizes = {"depth": depth, "width": width, "heads": heads, "patch": patch, "latent_size": latent_size}

@@ -11,6 +11,7 @@ from tests.codebooks import AVERAGED
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
 from tests.distributed.test_state import BF16, check_same_run
+from tests.outside import TOKENS
 from tests.tiny import TINY_GAMES, stages, zero
 
 _, CLASSES, AUTOENCODER, *_ = TINY_GAMES["autoencoder_vq"]
@@ -22,6 +23,11 @@ GAMES = {
         "objective={l1: 3, codebook: {weight: 2, commitment: 0.5}}",
     ],
 }
+GAMES["tokens"] = [
+    *TOKENS[:2],
+    'generator={family: "tests.outside:TokensToVelocities", latent_size: 256, times: true}',
+    *(ALONE[0], "optimizer={generator: {kind: sgd, lr: 0.5}}", "objective={flow: {}}"),
+]
 HALVES = "accumulation=2"
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], zero(0)),
@@ -37,12 +43,13 @@ LAYOUTS = {
     "compiled by layer": (2, [HALVES, "engines.generator.compile=layers"], zero(1)),
 }
 QUICK = [("flow", "one rank, micro-batches"), ("flow", "ZeRO 3")]
-SLOW = [("flow", "stages"), ("autoencoder", "ZeRO 3"), ("autoencoder", "stages")]
+SLOW = [("flow", "stages"), ("autoencoder", "ZeRO 3"), ("autoencoder", "stages"), ("tokens", "ZeRO 3")]
+WHOLE = ("one rank, micro-batches", "ZeRO 3", "ZeRO 2")
 
 
 def marked():
     for game in GAMES:
-        for layout in LAYOUTS:
+        for layout in LAYOUTS if game != "tokens" else WHOLE:
             case, mark = (game, layout), pytest.mark.nightly
             if case in QUICK or case in SLOW:
                 mark = () if case in QUICK else pytest.mark.slow
