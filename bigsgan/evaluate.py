@@ -86,7 +86,7 @@ def _evaluate(options: Options) -> None:
     _check(options)
     device = comm.device()
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
-    set_steps(trained, options.steps)
+    set_steps(trained, options.steps, options.guidance)
     compute_in_float32(trained.network)
     recipe = _with_data(trained, options)
     _check_run(recipe, options)

@@ -106,7 +106,7 @@ def main(run: Path, out: Path, options: Options) -> None:
     with memory.naming_remedy(f"while the {network} is exported", remedy):
         device = best_device() if standing else torch.device("cpu")
         trained = open_trained(run, network, options.live is True, options.nimg, device, options.width)
-        set_steps(trained, options.steps)
+        set_steps(trained, options.steps, options.guidance)
         _check_run(trained, options, form)
         header = {
             "network": network,
@@ -258,7 +258,7 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
 def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:
     if options.guidance is not None:
         check_guidance(trained.recipe, options.guidance)
-        if form in SUFFIXES:
+        if form in SUFFIXES and not trained.recipe.objective.flow:
             problem, detail = f"must be unset with --format {form}", "no graph of a generator has it"
             raise UserError("--guidance", options.guidance, problem, "remove the option", detail)
     if options.truncation is None:

@@ -114,7 +114,7 @@ def main(
     where = f"with {counted(options.batch, 'image')} at a time and {options.num or DEFAULT_NUM} in all"
     with memory.naming_remedy(where, remedy):
         trained = open_trained(run, "generator", live, nimg, best_device(), options.width, together)
-        set_steps(trained, options.steps)
+        set_steps(trained, options.steps, options.guidance)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
             text = _translate(trained, options, out, rank, num_ranks)

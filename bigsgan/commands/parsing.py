@@ -169,7 +169,8 @@ def add_sampling(command: argparse.ArgumentParser, batch: int | None = 100) -> N
 
     ``batch`` is that number by default, None where the command itself takes 100.
     """
-    text = "move w away from its mean over the classes, by more than 1, or towards it (GAT, CAT; default 1)"
+    text = "move w away from its mean over the classes (GAT, CAT), or estimates of a flow from those without a label, "
+    text += "by more than 1, or towards them (default 1, or generator.guidance)"
     add_number(command, "--guidance", float, None, text)
     text = "steps from noise to an image, of a generator by flow matching (default: generator.steps)"
     add_number(command, "--steps", int, None, text)

@@ -35,6 +35,10 @@ def check_networks(recipe: Any) -> None:
     if (steps := generator.num_steps) > 1 and not recipe.objective.flow:
         problem, remedy = "must be 1 without objective.flow", "remove it, or give objective.flow"
         raise UserError("generator.steps", steps, problem, remedy)
+    guidance = getattr(generator, "guidance", 1)
+    if guidance != 1 and not (recipe.objective.flow and recipe.data.condition_dropout):
+        problem, remedy = "must be 1 without objective.flow and data.condition_dropout", "remove it, or give these"
+        raise UserError("generator.guidance", guidance, problem, remedy)
     if generator.reads_times and recipe.translates:
         raise UserError("generator.times", True, "needs a generator from latents", "remove it")
     needed = recipe.data.channels * recipe.data.network_size.num_pixels

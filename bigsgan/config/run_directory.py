@@ -45,7 +45,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "metrics.lpips", "metrics.lpips.path", "metrics.lpips.heads",
     "init_from.run", "init_from.nimg", "init_from.weights", "init_from.generator", "init_from.discriminator",
-    "init_from.backbone", "generator.steps",
+    "init_from.backbone", "generator.steps", "generator.guidance",
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (

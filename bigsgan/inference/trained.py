@@ -51,21 +51,21 @@ class TrainedNetwork:
         return shown(self.recipe, self.infer)
 
 
-def set_steps(trained: TrainedNetwork, steps: int | None) -> None:
-    """Let a generator by flow matching make images in so many steps; None leaves its recipe's.
+def set_steps(trained: TrainedNetwork, steps: int | None, guidance: float | None = None) -> None:
+    """Let a generator by flow matching make images in so many steps, with a guidance; None leaves its recipe's.
 
     Raises:
-        UserError: The generator makes images in one step, or the number is out of range.
+        UserError: The generator makes images in one step, or the number of steps is out of range.
     """
-    if steps is None:
-        return
     recipe = trained.recipe
-    if not recipe.objective.flow:
+    if steps is not None and not recipe.objective.flow:
         raise UserError("--steps", steps, "needs a generator by flow matching", "remove the option")
-    if not 1 <= steps <= MOST_STEPS:
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise UserError("--steps", steps, f"must be 1 to {MOST_STEPS}", "give a number in this range")
-    generator = recipe.generator.model_copy(update={"steps": steps})
-    trained.recipe = recipe.model_copy(update={"generator": generator})
+    given = {"steps": steps, "guidance": guidance}
+    if recipe.objective.flow:
+        changes = {key: value for key, value in given.items() if value is not None}
+        trained.recipe = recipe.model_copy(update={"generator": recipe.generator.model_copy(update=changes)})
 
 
 def best_device() -> torch.device:

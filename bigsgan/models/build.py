@@ -73,8 +73,9 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
     A codec without weights is undone; with another codec, the generator returns latents.
     """
     codec, more = recipe.data.codec, list[nn.Module]()
-    if recipe.generator.reads_times:
-        generator = LayerStack([InSteps(generator, recipe.generator.num_steps)])
+    section: Any = recipe.generator
+    if section.reads_times:
+        generator = LayerStack([InSteps(generator, section.steps, section.guidance)])
     if recipe.generator.images_per_sample > 1 or recipe.outputs or recipe.data.joins_domains:
         more.append(LastImage(recipe.shown_channels))
     if codec.kind == "dct":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +42,12 @@ def making(recipe: Recipe, infer: Infer) -> Infer:
 
     Its inputs are those of ``generator_inputs``, without times.
     """
-    if not recipe.generator.reads_times:
+    section: Any = recipe.generator
+    if not section.reads_times:
         return infer
 
     def make(inputs: MicroBatch, moving: bool) -> Tensor:
-        return in_steps(lambda *more: infer(more, moving), recipe.generator.num_steps)(*inputs)
+        return in_steps(lambda *more: infer(more, moving), section.steps, section.guidance)(*inputs)
 
     return make
 
@@ -207,8 +209,14 @@ def check_guidance(recipe: Recipe, guidance: float) -> None:
     Raises:
         UserError: It is not finite, or the generator has no guidance, or samples have no class each.
     """
-    if not recipe.generator.has_guidance or not recipe.data.num_classes or recipe.data.has_vectors:
-        raise UserError("--guidance", None, "needs a GAT or CAT with classes", "remove the option")
+    if recipe.objective.flow:
+        if not recipe.data.condition_dropout:
+            raise UserError("--guidance", None, "needs a run with data.condition_dropout", "remove the option")
+        if not 0 <= guidance <= 100:
+            raise UserError("--guidance", guidance, "must be 0 to 100", "give a number such as 1.5")
+    elif not recipe.generator.has_guidance or not recipe.data.num_classes or recipe.data.has_vectors:
+        problem = "needs a GAT or CAT with classes, or flow matching"
+        raise UserError("--guidance", None, problem, "remove the option")
     if not math.isfinite(guidance):
         raise UserError("--guidance", guidance, "must be a finite number", "give a number such as 1.5")
 

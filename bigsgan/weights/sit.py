@@ -32,7 +32,7 @@ _IN_BLOCK = {
 }
 _IN_LAST = {"adaLN_modulation.1": "modulation.linear", "linear": "linear"}
 _PATCHES, _POSITIONS, _CLASSES = "x_embedder.proj.weight", "pos_embed", "y_embedder.embedding_table.weight"
-_TIMES = "t_embedder.mlp.0.weight"
+_TIMES, _OF_ALL = "t_embedder.mlp.0.weight", "t_embedder.mlp.2.bias"
 _LAST = ("final_layer.linear.weight", "final_layer.linear.bias")
 _DRIFT = 0.01
 """Rounding of the positions in an EMA, which the trainer averages too; other tables differ by more than 1."""
@@ -56,10 +56,12 @@ def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     _, channels, patch, _ = state[_PATCHES].shape
     if len(state[_LAST[0]]) != 2 * channels * patch**2:
         raise _foreign(f"{_LAST[0]} does not have {2 * channels * patch**2} rows")
+    classes, null = state[_CLASSES].split([len(state[_CLASSES]) - 1, 1])
     changed = {
         _PATCHES: state[_PATCHES].flatten(1),
         _TIMES: _turned(state[_TIMES]),
-        _CLASSES: state[_CLASSES][:-1],
+        _CLASSES: classes - null,  # the embedding of a null vector is 0, and joins what is added to all
+        _OF_ALL: state[_OF_ALL] + null[0],
         **{name: -_of_velocities(state, name)[:, 0].flatten(0, 1) for name in _LAST},
     }
     return {f"layers.{ours}": changed.get(theirs, state[theirs]) for theirs, ours in names.items()}
@@ -81,7 +83,8 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 def data_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``data`` that follow from a generator's shapes, with the published code's autoencoder."""
     _, channels, patch, _ = state[_PATCHES].shape
-    return latent_data(patch * _side(state), channels, len(state[_CLASSES]) - 1)
+    data = latent_data(patch * _side(state), channels, len(state[_CLASSES]) - 1)
+    return {**data, "missing_labels": "accept", "condition_dropout": 0.1}
 
 
 def untold(network: str, section: Mapping[str, Any], state: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -91,7 +94,7 @@ def untold(network: str, section: Mapping[str, Any], state: Mapping[str, Tensor]
 
 def left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Descriptions of a published generator's parts that have no place here, except its positions."""
-    found = ["the embedding of no class, for guidance, in the last row of the classes'"]
+    found = []
     if any(_of_velocities(state, name)[:, 1].any() for name in _LAST):
         found.append("outputs besides the velocity, not 0, as in a DiT, which predicts noise and cannot be told apart")
     return tuple(found)

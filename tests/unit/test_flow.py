@@ -59,6 +59,19 @@ def test_steps_are_those_of_eulers_method():
     torch.testing.assert_close(found.flatten(1), x)
 
 
+def test_guidance_moves_estimates_from_those_of_null_labels():
+    z, y = torch.randn(2, 3), torch.eye(2)
+
+    def estimate(noisy, labels, times):
+        return (noisy.cos() + labels.sum(1, keepdim=True) * noisy.sin() * times[:, None]).view(2, 1, 1, 3)
+
+    def guided(noisy, labels, times):
+        null = estimate(noisy, 0 * labels, times)
+        return null + 1.7 * (estimate(noisy, labels, times) - null)
+
+    torch.testing.assert_close(in_steps(estimate, 3, 1.7)(z, y), in_steps(guided, 3)(z, y))
+
+
 def test_times_are_embedded_as_published():
     embedding = TimeEmbedding(6, 1000.0)
     with torch.no_grad():
@@ -206,6 +219,7 @@ WRONG = [
     ("engines.generator.ranks", ["engines.generator.ranks=1"]),
     ("generator.latent_size", ["generator={family: 'nets:G', latent_size: 12, times: true}"]),
     ("generator.steps", ["generator={family: dit, latent_size: 288, steps: 2}", "objective={transport: {}}"]),
+    ("generator.guidance", ["generator={family: dit, latent_size: 288, times: true, guidance: 2}"]),
     ("objective.flow", ["generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}"]),
 ]
 

@@ -129,6 +129,11 @@ def compare(network, generator):
         with torch.no_grad():
             expected = noisy + (1 - time) * network(noisy, t, labels)
         assert_close(estimates(generator, noisy, 1 - t, labels).double(), expected, atol=1e-4, rtol=0)
+        with torch.no_grad():
+            unguided = noisy + (1 - time) * network(noisy, t, torch.full((3,), CLASSES))
+        found = estimates(generator, noisy, 1 - t, torch.zeros(3, CLASSES))
+        assert_close(found.double(), unguided, atol=1e-4, rtol=0)
+        assert not torch.allclose(unguided, expected, atol=1e-2)
 
 
 def test_it_estimates_the_same_images(tmp_path, capsys):
@@ -137,13 +142,13 @@ def test_it_estimates_the_same_images(tmp_path, capsys):
     compare(network, open_trained(tmp_path / "run", "generator", False, None, CPU).network)
     said = capsys.readouterr().out
     assert "a dit generator" in said
-    assert "left out:      the embedding of no class, for guidance" in said
     assert "not 0, as in a DiT, which predicts noise and cannot be told apart" in said
     recipe = read_saved_recipe(tmp_path / "run")
     assert (recipe.generator.times, recipe.generator.time_scale, recipe.generator.steps) == (True, 1.0, 64)
     assert (recipe.discriminator.family, recipe.objective.flow.weight) == ("none", 1.0)
     data = recipe.data
     assert (data.kind, data.resolution.value, data.num_classes) == ("latents", 8 * SIDE, CLASSES)
+    assert (data.missing_labels, data.condition_dropout) == ("accept", 0.1)
     assert (data.codec.kind, data.codec.factor, data.codec.channels) == ("diffusers", 8, CHANNELS)
 
 
@@ -168,7 +173,7 @@ def test_what_training_leaves_at_zero_is_not_named():
     state = drawn().state_dict()
     for name in ("weight", "bias"):
         state[f"final_layer.linear.{name}"].unflatten(0, (PATCH**2, 2, CHANNELS))[:, 1] = 0
-    assert len(sit.left_out(state)) == 1
+    assert sit.left_out(state) == ()
 
 
 def without(name):

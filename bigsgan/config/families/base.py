@@ -177,6 +177,9 @@ class TimedGenerator(NetworkSection):
     1 stands for noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
     """Steps of equal length from noise to an image, by which samples are made (Euler's method)."""
+    guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Factor on the distance of samples' estimates from those without a label (Ho and Salimans 2022, arXiv 2207.12598);
+    needs ``data.condition_dropout``. Other factors than 1 take two passes a step."""
 
     @property
     def reads_times(self) -> bool:
