@@ -131,10 +131,10 @@ def with_captions(data: Data, source: Source, given: str | None) -> Source:
         raise UserError(_CAPTIONS, None, problem, remedy)
     read = {os.path.splitext(name)[0] for name in names}
     ignored = source.ignored
-    others = Counter(ignored.kinds) - Counter({_BESIDE: len(read)})
+    unread = Counter(ignored.kinds) - Counter({_BESIDE: len(read)})
     of_image = os.path.splitext(source.root / ignored.example)[0] in read
     example = "" if of_image and ignored.example.endswith(_BESIDE) else ignored.example
-    ignored = Ignored(dict(others), ignored.num_lost, example)
+    ignored = Ignored(dict(unread), ignored.num_lost, example)
     return source._replace(captions=[_beside(name) for name in names], ignored=ignored)
 
 
