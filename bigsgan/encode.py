@@ -259,4 +259,5 @@ def _finish(task: Task, reports: list[dict[str, Any]], encoder: Encoder, origin:
         if num_cut := sum(report["cut"] for report in reports):
             captions = counted(made.num_images, "caption")
             _log.warning("of %s, %d had more than %d tokens, and were cut", captions, num_cut, most)
-    describe(made, f"latents of {counted(made.num_images, 'image')}", data, task.fitting, codec)
+    what = f"latents of {counted(made.num_images, 'image')}"
+    describe(made, what, data, task.fitting, codec, "with captions" if encoder.text else None)

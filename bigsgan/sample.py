@@ -166,7 +166,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         check_truncation(recipe, truncation)
     if options.guidance is not None:
         check_guidance(recipe, options.guidance)
-    paired, styles, no_input = recipe.translates, recipe.generator.has_styles, options.input is None
+    data, paired, styles, no_input = recipe.data, recipe.translates, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
     latents = "a generator from latents"
     for option, given, fits, needed in (
@@ -174,7 +174,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
         ("--no-standing", not options.standing, normed, "batch norm, and with pairs also --input"),
         ("--input", not no_input, paired, "a generator that translates images"),
-        ("--direction", options.direction, recipe.data.joins_domains and not no_input, "two domains, and --input"),
+        ("--direction", options.direction, data.joins_domains and not no_input, "two domains, and --input"),
         ("--truncation", options.truncations, not paired, latents),
         ("--classes", options.classes, not paired, latents),
         ("--conditions", options.conditions is not None, not paired, latents),
@@ -183,7 +183,7 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--files", options.files and no_input, not paired, latents),
         ("--out *.npz", npz, not paired, latents),
         ("--seed", options.seed and no_input, not paired, latents),
-        ("--morph", options.morph, recipe.data.condition_width and not recipe.data.has_tokens, "a run with classes"),
+        ("--morph", options.morph, data.condition_width and not data.conditions_are_tokens, "a run with classes"),
     ):
         if given and not fits:
             raise UserError(option, None, f"needs {needed}", "remove the option")
@@ -336,7 +336,7 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     """Make batches in turn, the same for any number of ranks, while rank 0 writes them.
 
     Without ``classes``, all classes take turns: their numbers of samples differ by at most one. Of tokens, the file has
-    the number of each sample's among those that take turns.
+    the place of each sample's in ``labels.npy`` or ``--conditions``.
     """
     (sampler, columns), num, data = _sampler(trained, options), options.num_latents, trained.recipe.data
     if options.classes is None and options.conditions is None:
@@ -358,7 +358,8 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     shape = (num, *data.resolution, data.image_channels)
     with writing(out), replacing(out) as unfinished:
         dtype = np.dtype(np.uint8 if data.range is None else np.float32)
-        labels = places if data.has_tokens else columns[places]  # tokens of all samples may not fit into memory
+        # Tokens of all samples may not fit into memory.
+        labels = places if data.conditions_are_tokens else columns[places]
         write_images(unfinished, shape, batches, labels.numpy() if data.condition_width else None, dtype)
     return counted(num, "image")
 

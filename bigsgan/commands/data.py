@@ -13,6 +13,7 @@ from bigsgan.images.size import Fit, Fitting, Size
 from bigsgan.runtime import launched
 
 _IGNORED = "files that may be images and may be ignored (default: as many as there are images)"
+_LABELS = ("labels_file", "label_key", "condition_size", "multi_label", "missing_labels", "num_classes")
 
 
 def add(group: Commands) -> None:
@@ -101,6 +102,10 @@ def encode(options: argparse.Namespace) -> int:
         value, name = getattr(options, option), f"--{option.replace('_', '-')}"
         if value is not None and options.text_encoder is None:
             raise UserError(name, value, "needs a text encoder", "add --text-encoder, or remove the option")
+    given = options.origin.keys
+    if options.text_encoder is not None and (others := [key for key in _LABELS if given.get(key)]):
+        problem, detail = "cannot be given with --text-encoder", "labels are the tokens of captions"
+        raise UserError(f"data.{others[0]}", given[others[0]], problem, "remove it", detail)
     if options.max_tokens is not None and not 0 < options.max_tokens <= LARGEST_SIDE:
         problem = f"must be 1 to {LARGEST_SIDE}"
         raise UserError("--max-tokens", options.max_tokens, problem, "give a number in this range")

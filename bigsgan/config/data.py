@@ -204,7 +204,7 @@ class Data(Section):
     """Form in which networks see images."""
 
     @property
-    def has_tokens(self) -> bool:
+    def conditions_are_tokens(self) -> bool:
         """Whether a condition is a sequence of tokens: (T, W + 1), of which the last numbers are a mask."""
         return isinstance(self.condition_size, list)
 
@@ -301,7 +301,7 @@ class Data(Section):
             images = self.resolution.num_pixels * self.image_channels * keeps_images
             sample = 2 * self.channels * self.network_size.num_pixels * 4 + images  # means and deviations, float32
         sample *= 1 if self.range is None else 4  # float32
-        sample += 4 * self.condition_width * self.has_tokens
+        sample += 4 * self.condition_width * self.conditions_are_tokens
         return (self.num_workers * self.prefetch + 1) * micro_batch * sample
 
     @model_validator(mode="after")

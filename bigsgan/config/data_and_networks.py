@@ -34,7 +34,7 @@ def check_data_and_networks(recipe: Any) -> None:
 
 def _check_tokens(recipe: Any) -> None:
     """Refuse networks that do not read tokens, and fakes that would draw theirs from all images' in memory."""
-    if not recipe.data.has_tokens:
+    if not recipe.data.conditions_are_tokens:
         return
     what = f"with data.condition_size={recipe.data.condition_size}"
     for network in recipe.networks:

@@ -39,12 +39,13 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
     """Return the message for the most helpful of the errors.
 
     An unknown key comes first: if a key is misspelt, the right one is often missing too. Of a section that may be a
-    name instead, its keys count.
+    name instead, its keys count, and of a list that may be a number, its entries.
     """
     findings = error.errors()
 
     def rank(each: Any) -> tuple[bool, bool]:
-        return each["type"] != "extra_forbidden", each["type"] == "literal_error" and isinstance(each["input"], dict)
+        is_other = each["type"] in ("literal_error", "int_type") and isinstance(each["input"], dict | list)
+        return each["type"] != "extra_forbidden", is_other
 
     finding = min(findings, key=rank)
     path, section = _locate(finding["loc"], root)

@@ -121,7 +121,7 @@ def find_origin(source: Path, fitting: Fitting, given: Mapping[str, Any], overri
     if "range" in data.left_to_data:
         remedy = "give the values of black and of white; `bigsgan train --dry-run` tells those of the data"
         raise UserError("data.range", keys["range"], "must be two numbers here", remedy)
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         remedy = "remove it; `bigsgan data encode --text-encoder` makes tokens of captions"
         raise UserError("data.condition_size", data.condition_size, "must be one number here", remedy)
     return Origin(data, keys)

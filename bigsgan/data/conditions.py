@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bigsgan.config.conditions import MOST_NUMBERS
 from bigsgan.config.data import Data
 from bigsgan.config.run_directory import SOME_LABELS
 from bigsgan.data.datasets import ImageDataset
@@ -30,8 +31,6 @@ Conditions: TypeAlias = range | np.ndarray
 _MOST_READ, _FEW, _MOST_KEPT = 2_000, 256, 4_096
 """Images that are read for their labels, where only an image tells its own: all of a data set, or some; labels that a
 run directory keeps."""
-_MOST_NUMBERS = 2**24
-"""Of the labels of some images."""
 
 
 def conditions_of(data: Data, dataset: ImageDataset, as_often: bool = False) -> Conditions:
@@ -44,7 +43,7 @@ def conditions_of(data: Data, dataset: ImageDataset, as_often: bool = False) -> 
     """
     if not (data.has_vectors or (as_often and data.num_classes)):
         return range(max(data.num_classes, 1))
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         return some_conditions(data, dataset)
     labels = dataset.labels
     if labels is None and len(dataset) > _MOST_READ:
@@ -66,7 +65,7 @@ def some_conditions(data: Data, dataset: ImageDataset) -> Conditions:
         return range(max(data.num_classes, 1))
     labels = dataset.labels
     if labels is None:
-        return _read(data, dataset, min(_FEW, len(dataset), max(1, _MOST_NUMBERS // data.condition_width)))
+        return _read(data, dataset, min(_FEW, len(dataset), max(1, MOST_NUMBERS // data.condition_width)))
     num = min(_MOST_KEPT, len(labels))
     return labels[np.arange(num) * len(labels) // num]
 
@@ -79,7 +78,7 @@ def _read(data: Data, dataset: ImageDataset, num: int) -> np.ndarray:
         except CorruptImage as error:  # the loader counts it
             problem = str(error)
     if not found:
-        remedy = "correct its tokens, or data.condition_size" if data.has_tokens else "repair its images"
+        remedy = "correct its tokens, or data.condition_size" if data.conditions_are_tokens else "repair its images"
         raise UserError("data.root", data.root, "contains no readable images", remedy, problem)
     return np.array(found, dtype=np.float32 if data.has_vectors else np.int64)
 
@@ -105,6 +104,7 @@ def read_vectors(data: Data, path: Path, field: str) -> np.ndarray:
         UserError: It cannot be read, or is not of this form.
     """
     remedy = "give a .npy file (M, K), or a line of numbers with commas for each vector"
+    remedy = "give a .npy file (M, t, W)" if data.conditions_are_tokens else remedy
     try:
         check_regular(path)
         is_array = path.suffix == ".npy"
@@ -120,7 +120,7 @@ def checked_vectors(data: Data, found: np.ndarray, field: str, value: object) ->
     Raises:
         UserError: They are no finite numbers of this shape, of which there is one.
     """
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         return _checked_tokens(data, found, field, value)
     width = data.condition_width
     if found.dtype.kind not in "biuf" or found.ndim != 2 or found.shape[1] != width or not len(found):

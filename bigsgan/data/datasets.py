@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigsgan.config.conditions import MOST_NUMBERS
 from bigsgan.config.data import Data
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.fingerprint import Fingerprint, digest, file_sizes, some_of
@@ -251,8 +252,8 @@ def _vectors(data: Data) -> np.ndarray | None:
     """Return vectors (_SYNTHETIC_LABELS, K) of classes in turn and normal numbers, if labels are vectors."""
     if not data.has_vectors:
         return None
-    if data.has_tokens:  # of 1, 2, ... T tokens in turn
-        (most, width), num = data.condition_shape, max(8, min(_SYNTHETIC_LABELS, 2**24 // data.condition_width))
+    if data.conditions_are_tokens:  # of 1, 2, ... T tokens in turn
+        (most, width), num = data.condition_shape, max(8, min(_SYNTHETIC_LABELS, MOST_NUMBERS // data.condition_width))
         tokens = Draws(seed=0).normal("synthetic/label", (), 0, num, most * width).reshape(num, most, width)
         tokens[..., -1] = np.arange(most) <= np.arange(num)[:, None] % most
         return np.stack([padded(data, each) for each in tokens])

@@ -251,7 +251,7 @@ def as_vector(data: Data, label: Any) -> np.ndarray:
             vector = np.asarray(np.nan if label is None else label, dtype=np.float32)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # texts, lists of lists, tensors on a GPU
         raise ValueError("it is neither a number nor a list of numbers") from None
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         return present(data, np.zeros(data.condition_shape, np.float32) if label is None else padded(data, vector))
     is_class = vector.ndim == 0 and classes > 0 and not data.condition_size and not (data.multi_label and classes == 1)
     if vector.size and (np.isnan(vector).all() or (is_class and vector == -1)):

@@ -142,17 +142,19 @@ def build_latents(data: Data) -> LatentFiles:
         UserError: The data does not exist or has another form, has classes beyond ``data.num_classes``, or was made by
             another autoencoder than the recipe's; or the latter cannot be read or lacks its weights.
     """
-    if os.path.isfile(str(data.root)) and not data.has_tokens:
+    if os.path.isfile(str(data.root)) and not data.conditions_are_tokens:
         return _named(data, *_packed(data))
     remedy = f"give the directory with the .npy files and {LABELS_FILE}, or with tar shards, or a zip file"
+    remedy = "give the directory with tar shards" if data.conditions_are_tokens else remedy
     root = data_directory("data.root", data.root, remedy)
     try:
         names = os.listdir(root)
     except OSError as error:
         raise UserError("data.root", data.root, f"cannot be read: {reason(error, root)}", remedy) from None
-    if data.has_tokens and LABELS_FILE in names:
-        problem, remedy = f"must be shards with data.condition_size={data.condition_size}", "encode the images again"
-        raise UserError("data.root", data.root, problem, remedy, f"it has {LABELS_FILE}")
+    if data.conditions_are_tokens and (LABELS_FILE in names or not any(map(is_shard, names))):
+        problem, remedy = f"must have shards with data.condition_size={data.condition_size}", "encode the images again"
+        detail = f"it has {LABELS_FILE}" if LABELS_FILE in names else ""
+        raise UserError("data.root", data.root, problem, f"{remedy} with their captions", detail)
     if LABELS_FILE not in names and any(map(is_shard, names)):
         return _named(data, _sharded(data, root), names_beside(root))
     try:

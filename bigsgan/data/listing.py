@@ -78,7 +78,7 @@ class Ignored(NamedTuple):
         shown = sorted(self.kinds.items(), key=lambda kind: (-kind[1], kind[0]))[:_SHOWN_KINDS]
         kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in shown)
         more = ", ..." if len(self.kinds) > _SHOWN_KINDS else ""
-        return f"{counted(num, 'other file')} ignored: {kinds}{more}, such as {self.example}"
+        return f"{counted(num, 'other file')} ignored: {kinds}{more}" + f", such as {self.example}" * bool(self.example)
 
     def check(
         self, field: str, root: object, num_images: int, most: int | None = None, remedy: str = CONVERTING

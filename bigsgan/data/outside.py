@@ -49,7 +49,7 @@ class OutsideImages(ImageDataset):
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
         """The labels in an attribute of the data set, if some of its images have them too."""
         data, num = self.data, len(self)
-        if not data.condition_width or data.has_tokens:  # which may not fit into memory
+        if not data.condition_width or data.conditions_are_tokens:  # which may not fit into memory
             return None
         some = sorted({index * (num - 1) // _COMPARED for index in range(_COMPARED + 1)})
         for values in (getattr(self.source, name, None) for name in ("labels", "targets", "attr")):

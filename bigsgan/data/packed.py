@@ -130,7 +130,7 @@ class PackedFiles:
         """
         self._archives, self._names, self._entries = archives, PathList(names), entries
         self._files, self._content = OpenFiles(archives), content
-        self._tokens = data if data is not None and data.has_tokens else None
+        self._tokens = data if data is not None and data.conditions_are_tokens else None
 
     def __len__(self) -> int:
         return len(self._entries)

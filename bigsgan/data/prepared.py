@@ -29,11 +29,17 @@ class Prepared(NamedTuple):
 
 
 def describe(
-    made: Prepared, what: str, data: Mapping[str, Any], fitting: Fitting, codec: Mapping[str, Any] | None = None
+    made: Prepared,
+    what: str,
+    data: Mapping[str, Any],
+    fitting: Fitting,
+    codec: Mapping[str, Any] | None = None,
+    labels: str | None = None,
 ) -> None:
     """Print the result, the skipped images, the overrides of a recipe that uses it, and the files that were ignored.
 
-    ``data`` and ``codec`` are keys of these sections besides those that ``made`` and ``fitting`` tell.
+    ``data`` and ``codec`` are keys of these sections besides those that ``made`` and ``fitting`` tell. ``labels`` says
+    what labels there are, where ``made`` does not.
     """
     for path, why in made.unreadable[:_SHOWN_UNREADABLE]:
         _log.warning("skipped an unreadable image: %s: %s", path, why)
@@ -44,7 +50,7 @@ def describe(
         _log.warning("%s", made.values)
     classes = counted(made.num_classes, "class") if made.num_classes else "no classes"
     classes = f"labels of {counted(made.label_size, 'number')}" if made.label_size else classes
-    print(f"{data['root']}: {what} of {classes}, {fitting.text}")
+    print(f"{data['root']}: {what} {labels or f'of {classes}'}, {fitting.text}")
     overrides = {**data, "resolution": fitting.size.text}
     overrides |= {"image_channels": made.image_channels, "num_classes": data.get("num_classes", made.num_classes)}
     overrides |= {f"codec.{key}": value for key, value in (codec or {}).items()}

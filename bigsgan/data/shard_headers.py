@@ -50,7 +50,7 @@ def place_of(data: Data) -> np.dtype:
 
     With tokens, the label is 0 if they are there.
     """
-    is_vector = data.has_vectors and not data.has_tokens
+    is_vector = data.has_vectors and not data.conditions_are_tokens
     label = ("label", "f4", (data.condition_width,)) if is_vector else ("label", "i8")
     more = [(f"{what}_{number}", "i8") for what in _beside(data) for number in ("offset", "size")]
     return np.dtype([("offset", "i8"), ("size", "i8"), label, *more])
@@ -58,7 +58,7 @@ def place_of(data: Data) -> np.dtype:
 
 def _beside(data: Data) -> list[str]:
     """Return what is read beside an image or latents, with the same key."""
-    return ["image"] * (data.kind == "latents") + ["tokens"] * data.has_tokens
+    return ["image"] * (data.kind == "latents") + ["tokens"] * data.conditions_are_tokens
 
 
 def label_key(data: Data) -> str:
@@ -112,9 +112,9 @@ def read_headers(data: Data, path: Path) -> Shard:
     if any(name.endswith(".txt") for name in others):  # these are texts, of which one may be a number
         others += [fields.pop("txt").name for fields in labels.values() if "txt" in fields]
     found_labels, unused = _used_labels(labels, {key for key, *_ in found}, data, path)
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         found_labels = dict.fromkeys(beside["tokens"], 0)
-    missing = np.full(data.condition_width, np.nan) if data.has_vectors and not data.has_tokens else NO_CLASS
+    missing = np.full(data.condition_width, np.nan) if data.has_vectors and not data.conditions_are_tokens else NO_CLASS
     places = [
         (*place, found_labels.get(key, missing), *(at for each in beside.values() for at in each.get(key, (0, 0))))
         for key, _, *place in found
@@ -126,7 +126,7 @@ def read_headers(data: Data, path: Path) -> Shard:
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, field: str, data: Data) -> _Label | None:
     """Return the label that a member holds; None if it holds none. Without labels, only .cls counts, unread."""
-    if data.has_tokens or not data.condition_width:
+    if data.conditions_are_tokens or not data.condition_width:
         return _Label(member.name, 0) if field == "cls" else None
     if field not in _CLASS_FIELDS or (field != "cls" and member.size > _CLASS_FIELDS[field]):
         return None

@@ -164,7 +164,7 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
         )
         problem, detail = "has no classes", f"{detail}; {found.others.text()}"
         remedy = "write the number of each image's class into <key>.cls, set data.label_key, or set data.num_classes=0"
-        if data.has_tokens:
+        if data.conditions_are_tokens:
             problem, detail, remedy = f"has no tokens in <key>.{TOKENS}", "", "encode the images with --text-encoder"
         raise UserError("data.root", data.root, problem, remedy, detail.removesuffix("; "))
     if not data.condition_width or not 0 < num_unlabelled < num:
@@ -173,7 +173,7 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
         _log.warning("%s: %d of %d images have no label; theirs is null", data.root, num_unlabelled, num)
         return
     problem = f"has {num_unlabelled} of {num} images without a label"
-    suffix = TOKENS if data.has_tokens else "json" if data.has_vectors else "cls"
+    suffix = TOKENS if data.conditions_are_tokens else "json" if data.has_vectors else "cls"
     remedy = f"write them into <key>.{suffix}, or set data.missing_labels=accept"
     remedy += ", or data.num_classes=0 to train without classes" * (not data.has_vectors)
     raise UserError("data.root", data.root, problem, remedy, f"such as {_name(found, int(found.unlabelled[0]))}")
@@ -249,7 +249,7 @@ def _index(data: Data, root: Path, paths: list[Path]) -> list[Shard]:
     """
     what = "-latents" if data.kind == "latents" else ""
     kind = "vectors" if data.has_vectors else "classes" if data.num_classes else "plain"
-    kind = "tokens" if data.has_tokens else kind
+    kind = "tokens" if data.conditions_are_tokens else kind
     index = Path(os.path.abspath(root)) / f".bigsgan-index{what}-{kind}.npz"
     states = [_state(path) for path in paths]
     key = label_key(data) if data.condition_width else ""

@@ -134,10 +134,11 @@ def model_card(
     decoded = data.kind == "latents"  # the user decodes them
     size = data.network_size if decoded else data.resolution
     scaled = f"scaled by {data.codec.scale:g}" if data.codec.scale else "scaled as the autoencoder's config.json says"
+    example = "ones" if data.conditions_are_tokens else "eye"
     use = _USE[kind].format(
         latent_size=recipe.latent_size,
         classes=data.num_classes,
-        labels=f"torch.{'ones' if data.has_tokens else 'eye'}(4, {', '.join(map(str, data.condition_shape))})",
+        labels=f"torch.{example}(4, {', '.join(map(str, data.condition_shape))})",
         channels=data.channels if decoded else data.image_channels,
         inputs=recipe.input_channels,
         height=size.height,

@@ -214,7 +214,7 @@ def _inputs(recipe: Recipe, num: int) -> dict[str, Tensor]:
         pixels = draws.normal("graph", (0,), 0, num, shape[0] * shape[1] * shape[2])
         return {"x": torch.from_numpy(pixels).view(num, *shape).clamp(-1, 1)}
     inputs = {"z": torch.from_numpy(draws.normal("graph", (0,), 0, num, recipe.latent_size))}
-    if data.has_tokens:
+    if data.conditions_are_tokens:
         inputs["y"] = example_labels(data, num)
     elif data.has_vectors:
         inputs["y"] = torch.from_numpy(draws.normal("graph/label", (0,), 0, num, data.condition_width))

@@ -58,7 +58,7 @@ class ExportedNetwork(nn.Module):
             first: For a generator, latents (N, Z) or input images. For a discriminator, (N, L * C', S, S): images in
                 [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
             labels: Classes (N,) int64, or float32: vectors (N, K), or tokens with a mask behind their numbers
-                (N, T, W + 1). None for null vectors or tokens, or with one class or none.
+                (N, T, W + 1). None for null vectors, for null tokens if the recipe has some, or with one class or none.
             rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
 
         Returns:
@@ -73,6 +73,9 @@ class ExportedNetwork(nn.Module):
         if labels is None:
             if data.num_classes > 1 and not data.has_vectors:
                 raise ValueError(f"labels must be 0 to {data.num_classes - 1}, got None")
+            may_be_null = data.condition_dropout > 0 or data.missing_labels == "accept"
+            if data.conditions_are_tokens and not may_be_null:  # attention to no token is NaN
+                raise ValueError("labels must be given, as they are tokens, and null ones were not trained")
             labels = null_labels(data, len(first)).to(first.device)
         if not torch.compiler.is_compiling():
             self._check(first, labels)

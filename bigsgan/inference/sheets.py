@@ -76,8 +76,9 @@ class Sampler:
     def grid(self, num: int, columns: Tensor, truncation: float | None) -> Sheet:
         """Make ``num`` images, with a column for each label of ``columns``, (columns,) or (columns, K)."""
         self.prepare(truncation)
-        labels = columns[torch.arange(num) % len(columns)]
-        return Sheet(self.images(self.inputs(0, labels, truncation)), len(columns))
+        batches = torch.arange(num).split(self._batch)  # tokens of all samples may not fit into memory
+        inputs = (self.inputs(int(each[0]), columns[each % len(columns)], truncation) for each in batches)
+        return Sheet(torch.cat(list(map(self.images, inputs))), len(columns))
 
     def sweep(self, columns: Tensor, truncations: Sequence[float]) -> Sheet:
         """Make the same samples with each truncation, one row for each."""

@@ -175,7 +175,7 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
             fails, or returns something else.
     """
     first, *others = _layers(recipe, network)
-    if recipe.data.has_tokens:
+    if recipe.data.conditions_are_tokens:
         first = first if isinstance(first, Foreign) else Foreign(first, network, not others)
         first.takes_tokens = True
     return [first, *others]

@@ -74,7 +74,7 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             initialize(layer, initial_seed(recipe, network))
         try:
             outputs = _watched(layer, carry, found)
-            if recipe.data.has_tokens and not all(map(_is_finite, outputs)):
+            if recipe.data.conditions_are_tokens and not all(map(_is_finite, outputs)):
                 problem = f"has numbers that are not finite in {_named(layer)}"
                 raise UserError(field, family, problem, "let it attend to something where its mask is all false")
             if _mixes_samples(layer, carry) or (network == "discriminator" and _mixes_samples(layer, carry, True)):

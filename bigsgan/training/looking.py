@@ -63,16 +63,21 @@ def sampled(
     if not generator.is_held:
         return torch.empty(0)
     columns = _columns(run, classes, conditions)
-    labels = columns[torch.arange(num) % len(columns)]
-    inputs = generator_inputs(recipe, Draws(seed), "sample", 0, labels, None, comm.device())
     infer, statistics = making(recipe, generator.infer_everywhere), recipe.sample_statistics
     show = shown(recipe, infer)
     run.rank_log.phase = "samples"
-    if live:
+
+    def images(places: Tensor) -> Tensor:
+        first, labels = int(places[0]), columns[places % len(columns)]
+        inputs = generator_inputs(recipe, Draws(seed), "sample", first, labels, None, comm.device())
         return sample(generator.network, show, inputs, run.sampling_batch, statistics)
+
+    batches = torch.arange(num).split(run.sampling_batch)  # tokens of all samples may not fit into memory
+    if live:
+        return torch.cat(list(map(images, batches)))
     with run.ema.swapped():
         stand_statistics(generator.network, infer, run.standing)
-        return sample(generator.network, show, inputs, run.sampling_batch, statistics)
+        return torch.cat(list(map(images, batches)))
 
 
 def _columns(run: Run, classes: Sequence[int] | None, conditions: Tensor | None) -> Tensor:

@@ -118,8 +118,13 @@ def latent_grid(
     """Return a grid of fixed latents. If there are conditions, each column has one of them."""
     columns = column_labels(recipe.data, conditions)
     labels = columns[torch.arange(GRID_ROWS * len(columns)) % len(columns)]
-    inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, device)
-    return SampleGrid(inputs, len(columns), lambda images: images, shown, reals, conditions)
+    inputs = generator_inputs(recipe, Draws(recipe.seed), "grid", 0, labels, None, torch.device("cpu"))
+
+    def makes(recipe: Recipe, infer: Infer) -> Infer:
+        # Tokens of all columns are large: a batch at a time is on the device.
+        return shown(recipe, lambda batch, moving: infer(tuple(entry.to(device) for entry in batch), moving))
+
+    return SampleGrid(inputs, len(columns), lambda images: images, makes, reals, conditions)
 
 
 def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:

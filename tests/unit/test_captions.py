@@ -17,7 +17,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from bigsgan.config.data import Data
+from bigsgan.config.origin import Origin
 from bigsgan.data import build_dataset
+from bigsgan.data.source import open_source
+from bigsgan.data.text_encoders import with_captions
 from tests.unit.test_encode import contents, encode, printed_data
 
 T, W = 4, 3
@@ -29,7 +33,7 @@ WRITTEN = [range(2), range(4), range(1), range(4)]
 class Tokenizer:
     """A word's number is its length. Pads with 0."""
 
-    model_max_length = T
+    model_max_length, pad_token = T, "0"
 
     @classmethod
     def from_pretrained(cls, folder: str, local_files_only: bool) -> Tokenizer:
@@ -60,6 +64,7 @@ class Network(nn.Module):
     def forward(self, input_ids, attention_mask):
         places = torch.arange(input_ids.shape[1]).expand_as(input_ids)
         num = attention_mask.sum(1, keepdim=True).expand_as(input_ids)
+        places = places / (input_ids != len("infinite")).all(1, keepdim=True)
         return (torch.stack([input_ids, places, num], 2).double() * attention_mask[..., None] / 7,)
 
 
@@ -109,6 +114,7 @@ def test_captions_beside_images(source, capsys, caplog):
     assert encode(source / "images", made, "dct", *words) == 0
     captured = capsys.readouterr()
     assert "of 4 captions, 2 had more than 4 tokens, and were cut" in caplog.text + captured.err
+    assert "latents of 4 images with captions, " in captured.out
     assert "ignored" not in captured.out
     before = contents(made)
     assert encode(source / "images", made, "dct", *words) == 0  # a second run
@@ -121,11 +127,14 @@ def test_captions_beside_images(source, capsys, caplog):
     for place, number in enumerate(ORDER):
         np.testing.assert_array_equal(dataset[place][1], expected(number))
     (source / "images" / "class0" / "0.txt").write_text("another")
+    (source / "images" / "class0" / "none.txt").write_text("of no image")
+    assert encode(source / "images", source / "more", "dct", *words) == 0
+    assert "1 other file ignored: 1 .txt" in capsys.readouterr().out
     assert "holds work on other images" in refused(capsys, source / "images", made, "dct", *words)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_captions_in_a_table(source, capsys, suffix):
+def test_captions_in_a_table(source, capsys, caplog, suffix):
     separator = {"csv": ",", "tsv": "\t"}[suffix]
     rows = [f'class{number % 2}/{number}.png{separator}"{caption}"' for number, caption in enumerate(CAPTIONS)]
     for path in (source / "images").glob("*/*.txt"):
@@ -136,10 +145,35 @@ def test_captions_in_a_table(source, capsys, suffix):
     assert encode(source / "images", source / "made", "dct", *words) == 0
     dataset = build_dataset(printed_data(capsys))
     assert [int(dataset[place][1][:, -1].sum()) for place in range(4)] == [2, 1, 3, 3]
+    assert "ignored" not in caplog.text
+    table.write_text("\n".join([*rows, f"class0/9.png{separator}none"]))
+    assert encode(source / "images", source / "more", "dct", *words) == 0
+    assert "1 caption of no image ignored, such as of class0/9.png" in caplog.text
+    table.write_text("\n".join([*rows, rows[2]]))
+    assert "has several rows of class0/2.png; give one for each" in refused(
+        capsys, source / "images", source / "other", "dct", *words
+    )
     table.write_text("\n".join(rows[:3]))
     message = refused(capsys, source / "images", source / "other", "dct", *words)
     assert "has no caption of 1 image" in message
     assert "class1/3.png" in message
+
+
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+def test_texts_as_other_programs_write_them(source, suffix):
+    texts = ["two\nlines", "a separator\u2028of lines", "one", "more"]
+    root = source / "images"
+    images = [f"class{number % 2}/{number}.png" for number in range(4)]
+    for image, text in zip(images, texts, strict=True):
+        (root / image).with_suffix(".txt").write_text(text, encoding="utf-8-sig", newline="")
+    quoted = [f'"{text}"' if "\n" in text else text for text in texts]
+    rows = [f"{image},{text}\r\n" for image, text in zip(images, quoted, strict=True)]
+    table = source / "captions.csv"
+    table.write_text("".join(rows), encoding="utf-8-sig", newline="")
+    data = Data(kind="folder", root=str(root), resolution=32, num_classes=0)
+    opened = open_source(Origin(data), 0)
+    found = with_captions(data, opened, str(table) if suffix == "csv" else None)
+    assert found.captions == [texts[number] for number in ORDER]
 
 
 def test_captions_in_a_column(source, capsys):
@@ -174,9 +208,28 @@ def test_what_is_refused(source, capsys):
     assert "a row that is no path and one text, 'a,b,c'" in refused(
         capsys, *words, "--captions", str(source / "captions.csv")
     )
+    (source / "images" / "class1" / "1.txt").write_text("an infinite one")
+    message = refused(capsys, *words[:2], "dct", "--text-encoder", str(source / "encoder"))
+    assert "encoder' makes numbers that are not finite (of the caption 'an infinite one')" in message
+    (source / "made").rename(source / "begun")
+    for key, value in (("condition_size", 2), ("labels_file", "labels.csv"), ("num_classes", 2)):
+        message = refused(capsys, *words, f"data.{key}={value}")
+        assert f"data.{key}: {value!r} cannot be given with --text-encoder" in message
+    (source / "encoder" / "text_encoder_2").mkdir()
+    assert "has several text encoders" in refused(capsys, *words)
     assert not (source / "made").exists()
     message = refused(capsys, *words[:3], "--kind", "tar", "data.condition_size=[4, 3]")
     assert "data.condition_size: must be one number here" in message
+
+
+def test_a_tokenizer_without_padding(source, capsys, monkeypatch):
+    words = source / "images", source / "made", "dct", "--text-encoder", str(source / "encoder")
+    monkeypatch.setattr(Tokenizer, "pad_token", None)
+    message = refused(capsys, *words)
+    assert "has a tokenizer without a token of padding; name one as pad_token in its tokenizer_config.json" in message
+    monkeypatch.setattr(Tokenizer, "pad_token", "0")
+    monkeypatch.setattr(Network, "forward", lambda self, **inputs: {}["none"])
+    assert "encoder' cannot be read: 'none'" in refused(capsys, *words)
 
 
 def test_without_the_library(source, capsys, monkeypatch):

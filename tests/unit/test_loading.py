@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 import bigsgan
 from bigsgan import cli
 from bigsgan.errors import UserError
+from bigsgan.inference.loading import ExportedNetwork
 from bigsgan.inference.trained import best_device
 from bigsgan.models.build import build_network, null_labels
 from bigsgan.models.network import initialize
+from tests.outside import TOKENS
 from tests.runs import make_run
 from tests.tiny import TINY_GAMES, awake, tiny_recipe
 
@@ -108,6 +110,20 @@ def test_inputs_that_a_network_cannot_read(tmp_path, problem):
     generator = loaded(tmp_path, "biggan", "generator").float()
     with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
         generator(*REFUSED[problem](torch.randn(2, 12), torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_tokens_may_be_left_out_where_some_were_null(tmp_path, dropout):
+    own = 'generator={family: "tests.outside:attending_generator", latent_size: 12}'
+    recipe = tiny_recipe(tmp_path, TOKENS[0], f"data.condition_dropout={dropout}", own, *TOKENS[3:])
+    network = build_network(recipe, "generator")
+    initialize(network, 0)
+    generator, latents = ExportedNetwork(recipe, network, {"network": "generator"}), torch.randn(2, 12)
+    if dropout:
+        assert torch.equal(generator(latents), generator(latents, torch.zeros(2, 5, 4)))
+        return
+    with pytest.raises(ValueError, match="labels must be given, as they are tokens"):
+        generator(latents)
 
 
 @pytest.mark.parametrize("num_classes", [0, 1])

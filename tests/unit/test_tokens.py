@@ -15,7 +15,7 @@ from bigsgan import plugins
 from bigsgan.adversarial.latents import LatentSource, SampleDraws
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset
-from bigsgan.data.conditions import checked_vectors, conditions_of, some_conditions
+from bigsgan.data.conditions import checked_vectors, conditions_of, read_vectors, some_conditions
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage
@@ -23,7 +23,7 @@ from bigsgan.models.build import build_network, example_labels
 from bigsgan.models.network import initialize
 from bigsgan.models.outside_check import check_outside
 from tests.archives import png, write_tar
-from tests.autoencoders import latents
+from tests.autoencoders import latents, write_latents
 from tests.outside import TOKENS
 from tests.tiny import tiny_recipe
 
@@ -83,6 +83,19 @@ def test_shards_hold_tokens_beside_each_sample(tmp_path, kind):
         expected = np.stack([reference(tokens_of(number)) for number in [0, 2, 4, 6, 1, 3, 5, 7]])
         for found in (some_conditions(data, dataset), conditions_of(data, dataset)):
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["loose", "listed", "zip"])
+def test_tokens_are_in_shards(tmp_path, form):
+    write_latents(tmp_path / "data", 2, posterior=False)
+    if form == "loose":
+        (tmp_path / "data" / "dataset.json").unlink()
+    root, message = "data", r"must have shards with data.condition_size=\[5, 3\].*; encode the images again with"
+    if form == "zip":
+        (tmp_path / "data.zip").write_bytes(b"")
+        root, message = "data.zip", "; give the directory with tar shards$"
+    with pytest.raises(UserError, match=message):
+        build_dataset(section(tmp_path, root=str(tmp_path / root)))
 
 
 WRONG = {
@@ -161,6 +174,8 @@ def test_a_data_set_of_ones_own():
         (["data.kind=torchvision"], r"data.condition_size: must be one number with data.kind=torchvision"),
         (["data.condition_size=[65536, 65536]"], r"data.condition_size: must be T and W with T \* \(W \+ 1\) up to"),
         (["data.condition_size=[3]"], "data.condition_size: must be an integer or must have at least 2 entries"),
+        (["data.condition_size=[0, 3]"], r"data.condition_size.0: must be greater than 0, got 0; give a larger number"),
+        (["data.condition_size=[5, true]"], r"data.condition_size.1: must be an integer, got true"),
         (["objective.fake_labels=uniform"], r"objective.fake_labels: must be data with data.condition_size"),
         (["generator=null"], r"generator.family: must be a network of your own with data.condition_size"),
         (["data.condition_size=0"], "data.condition_dropout.*must be unset with data.num_classes=0"),
@@ -286,3 +301,5 @@ def test_conditions_that_a_user_gives():
     for wrong in (tokens[0], tokens[:0], np.zeros((1, T + 1, W)), np.zeros((1, 2, W + 2)), np.array([["a"]])):
         with pytest.raises(UserError, match=r"^--conditions: must hold the tokens of labels, got 'x.npy'"):
             checked_vectors(data, wrong, "--conditions", "x.npy")
+    with pytest.raises(UserError, match=r"give a .npy file \(M, t, W\)$"):
+        read_vectors(data, Path("none.npy"), "--conditions")
