@@ -87,20 +87,22 @@ def test_your_images(elsewhere, capsys):
     check = commands(page)[0]
     for number, name in enumerate(["cat", "dog", "horse"] * 4):
         Path("photos", name).mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (40, 36, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 36 + number, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(Path("photos", name, f"{number}.png"))
     both = {"channel_base": 256, "channel_max": 8, "half_resolutions": 0, "mapping_layers": 1}
     small = [f"{network}.{key}={value}" for network in ("generator", "discriminator") for key, value in both.items()]
-    small += ["generator.latent_size=8", "generator.w_size=8", "data.resolution=32", "data.num_workers=0", "batch=4"]
+    small += ["generator.latent_size=8", "generator.w_size=8", "data.resolution=auto 32", "data.num_workers=0", "batch=4"]
     small += ["total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
     shown = execute([word for word in check if word != "--dry-run"], *small)
     (told,) = (line for line in shown.splitlines() if line.startswith("photos has"))
-    assert f"\n{told}\n" in page
+    assert f"\n{told.replace('data.resolution=32', 'data.resolution=256')}\n" in page
     assert "done: 16 images" in shown
     data = yaml.safe_load(Path("runs/photos/config.yaml").read_text())["data"]
     assert (data["num_classes"], data["image_channels"], data["class_names"]) == (3, 3, ["cat", "dog", "horse"])
     assert cli.main([*check[1:], *small]) == 0
-    assert capsys.readouterr().err.startswith(told)
+    said = capsys.readouterr().err  # what the run began with stays
+    assert said.startswith("runs/photos began with data.image_channels=3 data.resolution=32\n")
+    assert "\nphotos has 3 classes (cat, dog, horse): data.num_classes=3\n" in said
     Path("photos/zebra").mkdir()
     Image.new("RGB", (32, 32)).save("photos/zebra/0.png")
     assert cli.main([*check[1:], *small]) == 2
