@@ -91,8 +91,8 @@ def test_your_images(elsewhere, capsys):
         Image.fromarray(pixels).save(Path("photos", name, f"{number}.png"))
     both = {"channel_base": 256, "channel_max": 8, "half_resolutions": 0, "mapping_layers": 1}
     small = [f"{network}.{key}={value}" for network in ("generator", "discriminator") for key, value in both.items()]
-    small += ["generator.latent_size=8", "generator.w_size=8", "data.resolution=auto 32", "data.num_workers=0", "batch=4"]
-    small += ["total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
+    small += ["generator.latent_size=8", "generator.w_size=8", "data.resolution=auto 32", "data.num_workers=0"]
+    small += ["batch=4", "total_nimg=16", "report_nimg=8", "sample_nimg=16", "checkpoint_nimg=16"]
     shown = execute([word for word in check if word != "--dry-run"], *small)
     (told,) = (line for line in shown.splitlines() if line.startswith("photos has"))
     assert f"\n{told.replace('data.resolution=32', 'data.resolution=256')}\n" in page

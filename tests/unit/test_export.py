@@ -314,7 +314,7 @@ def test_guidance_travels_with_the_weights(form, tmp_path):
     "family, options, message",
     [
         ("gat", ["--guidance", "nan"], "--guidance: must be a finite number, got nan; give a number such as 1.5"),
-        ("dcgan", ["--guidance", "2"], "--guidance: needs a GAT or CAT with classes; remove the option"),
+        ("dcgan", ["--guidance", "2"], "--guidance: needs a GAT or CAT with classes, or flow matching"),
         ("gat", ["--guidance", "2", "--format", "onnx"], "--guidance: must be unset with --format onnx, got 2"),
         ("gat", ["--guidance", "2", "--network", "discriminator"], "--guidance: needs the generator"),
     ],

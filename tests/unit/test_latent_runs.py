@@ -53,7 +53,9 @@ def latents_of(directory: Path, folder: str, **more: Any) -> Data:
 def asked(run: Path, *overrides: str) -> evaluate.Options:
     metrics = [parse_metric("fid10", "--metrics")]
     features = FeatureNetwork(network="auto", weights=None, resizer="tensorflow")
-    return evaluate.Options(run, None, False, None, metrics, features, None, 8, 0, None, None, overrides, None, False)
+    return evaluate.Options(
+        run, None, False, None, metrics, features, None, 8, 0, None, None, None, overrides, None, False
+    )
 
 
 def generator_of(run: Path) -> TrainedNetwork:
