@@ -15,6 +15,7 @@ from torch import Tensor
 from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.checkpoint.universal import write_universal
+from bigsgan.config import Recipe
 from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.run_directory import read_saved_recipe, refuse_existing, refuse_output
@@ -178,8 +179,8 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
         detail = "it holds the live weights in float32, and the optimizer's state"
         raise UserError(flag, None, f"cannot be combined with --format {UNIVERSAL}", "remove the option", detail)
     refuse_existing(out, "--out")
-    _check_network(run, options.network)
     recipe = read_saved_recipe(run)
+    _check_network(recipe, options.network)
     if getattr(recipe.optimizer, options.network).kind == "muon":
         problem = f"cannot be combined with optimizer.{options.network}.kind=muon"
         remedy, detail = (
@@ -200,15 +201,15 @@ def _write_universal(run: Path, out: Path, options: Options) -> None:
     print(f"{out}: {about}, {num_bytes / 2**20:.1f} MiB of weights and optimizer state, {UNIVERSAL}")
 
 
-def _check_network(run: Path, network: str) -> None:
-    if network not in read_saved_recipe(run).networks:
+def _check_network(recipe: Recipe, network: str) -> None:
+    if network not in recipe.networks:
         raise UserError("--network", network, "is not in this run, whose generator learns alone", "remove it")
 
 
 def _check(options: Options, form: str, run: Path, out: Path) -> None:
     """Refuse options that do not fit each other, before the run is opened."""
     if options.network == "discriminator":
-        _check_network(run, options.network)
+        _check_network(read_saved_recipe(run), options.network)
         if options.live is False:
             raise UserError("--ema", None, "needs an EMA, which only the generator has", "use --live")
         if options.standing:

@@ -390,7 +390,7 @@ def _memory_remedy(plan: RunPlan) -> tuple[str, str]:
     sizes = ", ".join(f"{plan.engines[n].micro_batch_size} ({n})" for n in plan.recipe.networks)
     networks = plan.recipe.networks
     staged = any(plan.placement(network).num_stages > 1 for network in networks)
-    keeps = staged and len(networks) > 1 and plan.recipe.pipeline.generator_phase == "keep"
+    keeps = staged and plan.recipe.has_discriminator and plan.recipe.pipeline.generator_phase == "keep"
     return (
         f"on rank {comm.rank()} with {sizes} images a micro-batch",
         ("set pipeline.generator_phase=recompute; or set " if keeps else "set ")

@@ -55,7 +55,7 @@ def bench_train(options: argparse.Namespace) -> int:
     launched.take_from_slurm()
     launched.check_launcher()
     recipe, _ = with_data(load_recipe(options.config, options.overrides))
-    if len(recipe.networks) == 1:
+    if not recipe.has_discriminator:
         remedy = "use `bigsgan bench profile`"
         raise UserError("discriminator.family", "none", "has no loop in plain PyTorch to compare with", remedy)
     if chooses_ranks(recipe) and launched.world_size() > 1:

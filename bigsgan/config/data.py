@@ -231,6 +231,11 @@ class Data(Section):
         return self.condition_width > 0 or "num_classes" in self.left_to_data
 
     @property
+    def may_be_null(self) -> bool:
+        """Whether an image may have no label, or lose it."""
+        return self.missing_labels == "accept" or self.condition_dropout > 0
+
+    @property
     def has_vectors(self) -> bool:
         """Whether conditions are vectors (K,) or tokens (T, W + 1) of numbers, instead of one class each.
 

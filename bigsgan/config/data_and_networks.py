@@ -43,7 +43,7 @@ def _check_tokens(recipe: Any) -> None:
             problem, remedy = f"must be a network of your own {what}", "name its code, as in docs/how-to/own-network.md"
             raise UserError(f"{network}.family", family, problem, remedy)
     if recipe.objective.fake_labels != "data" and not recipe.objective.flow:
-        remedy = "set objective.fake_labels=data" + " objective.reuse_fakes=true" * (len(recipe.networks) > 1)
+        remedy = "set objective.fake_labels=data" + " objective.reuse_fakes=true" * recipe.has_discriminator
         problem = f"must be data {what}"
         detail = "fakes take the tokens of the images beside them, as those of all images may not fit into memory"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, remedy, detail)
@@ -92,7 +92,7 @@ def _check_frozen_programs(recipe: Any) -> None:
 
 def _check_images_per_sample(recipe: Any) -> None:
     made, judged = recipe.generator.images_per_sample, recipe.discriminator.images_per_sample
-    if made != judged and len(recipe.networks) > 1:
+    if made != judged and recipe.has_discriminator:
         problem = f"must judge as many images of a sample as generator.family={recipe.generator.family} makes ({made})"
         remedy = "give both networks the same family and the same levels"
         field, detail = "discriminator.family", f"it judges {judged}"
@@ -146,7 +146,7 @@ def _check_images_from_images(recipe: Any) -> None:
     if recipe.objective.pool and (recipe.data.paired or recipe.data.condition_width):
         problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
         raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
-    if recipe.translates and not recipe.objective.reuse_fakes and len(recipe.networks) > 1:
+    if recipe.translates and not recipe.objective.reuse_fakes and recipe.has_discriminator:
         problem, detail = "must be true with a generator from images", "both networks' updates read the same inputs"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
     if recipe.data.has_inputs and recipe.augmentation:

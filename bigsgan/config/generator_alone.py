@@ -20,7 +20,7 @@ def check_networks(recipe: Any) -> None:
     Raises:
         UserError: A key has no effect, or one is missing.
     """
-    if len(recipe.networks) > 1:
+    if recipe.has_discriminator:
         if recipe.optimizer.discriminator == Optimizers.model_fields["discriminator"].default:
             remedy = "set optimizer.discriminator.lr=2e-4, or discriminator.family=none"
             raise UserError("optimizer.discriminator", None, "must be given", remedy)

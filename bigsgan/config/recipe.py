@@ -127,7 +127,12 @@ class Recipe(Section):
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks that learn: both, or the generator alone."""
-        return NETWORKS if self.discriminator.family != "none" else NETWORKS[:1]
+        return NETWORKS if self.has_discriminator else NETWORKS[:1]
+
+    @property
+    def has_discriminator(self) -> bool:
+        """Whether there is a discriminator; without one the generator learns alone."""
+        return self.discriminator.family != "none"
 
     def engine(self, network: str) -> Engine:
         """Return the engine section of ``generator`` or ``discriminator``."""
@@ -353,7 +358,7 @@ def _check_objective(recipe: Recipe) -> None:
         if objective.reuse_fakes:
             raise UserError("objective.reuse_fakes", None, "needs equal accumulation in both networks", remedy)
     labels = objective.fake_labels
-    if labels == "data" and not objective.reuse_fakes and len(recipe.networks) > 1:
+    if labels == "data" and not objective.reuse_fakes and recipe.has_discriminator:
         problem = "must be uniform or frequencies without objective.reuse_fakes"
         raise UserError("objective.fake_labels", labels, problem, "set objective.reuse_fakes=true, or remove it")
     if labels != "uniform" and not recipe.data.may_have_conditions:

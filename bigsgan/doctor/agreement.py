@@ -54,7 +54,7 @@ def differences(
     Raises:
         DifferError: The run and the reference begin with different states.
     """
-    plain = (Reference if "discriminator" in recipe.networks else GeneratorAlone)(recipe, device)
+    plain = (Reference if recipe.has_discriminator else GeneratorAlone)(recipe, device)
     generator = torch.Generator().manual_seed(0)
     with closing(plain.reals):
         far, where = worst(states[0], on_cpu(plain.result()))

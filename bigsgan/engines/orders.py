@@ -48,10 +48,9 @@ class Order:
         self._num_stages = {network: plan.placement(network).num_stages for network in NETWORKS}
         self._costs = {n: [EQUAL] * num for n, num in self._num_stages.items()} | dict(costs or {})
         num_staged = sum(num > 1 for num in self._num_stages.values())
-        meets = not plan.images_travel
+        meets = plan.recipe.has_discriminator and not plan.images_travel
         self._is_whole = num_staged == 0 and not plan.is_split
-        self._is_joint = num_staged == len(plan.recipe.networks) == 2 and meets
-        self._is_joint &= plan.recipe.pipeline.schedule == "joint"
+        self._is_joint = num_staged == 2 and meets and plan.recipe.pipeline.schedule == "joint"
         self._holds_back = plan.engines["discriminator"].leaves_steps_open
         self._known: dict[tuple[Phase, ...], list[Turn]] = {}
 

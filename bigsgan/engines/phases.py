@@ -278,7 +278,7 @@ def update_phases(
         has_kept: Whether D has kept images from the update before; if not, an update that overlaps makes them first.
     """
     update = _Update(plan, steps, regularized)
-    if len(plan.recipe.networks) == 1:
+    if not plan.recipe.has_discriminator:
         return [LearnsAlone(*update.size(LearnsAlone, begins=True))]
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)

@@ -147,7 +147,7 @@ def model_card(
         values=f", {scaled}" if decoded else f" {'in' if _is_bounded(recipe) else 'about'} [-1, 1]{_units(data)}",
     )
     of_latents = f", as the autoencoder `{Path(str(data.codec.path)).name}` decodes them" if decoded else ""
-    is_gan = len(recipe.networks) > 1
+    is_gan = recipe.has_discriminator
     head = _HEAD.format(
         game="gan" if is_gan else "flow-matching" if recipe.objective.flow else "generator",
         trained=f"{'The generator of a GAN' if is_gan else 'A generator that learned alone,'} of family",

@@ -73,8 +73,7 @@ class ExportedNetwork(nn.Module):
         if labels is None:
             if data.num_classes > 1 and not data.has_vectors:
                 raise ValueError(f"labels must be 0 to {data.num_classes - 1}, got None")
-            may_be_null = data.condition_dropout > 0 or data.missing_labels == "accept"
-            if data.conditions_are_tokens and not may_be_null:  # attention to no token is NaN
+            if data.conditions_are_tokens and not data.may_be_null:  # attention to no token is NaN
                 raise ValueError("labels must be given, as they are tokens, and null ones were not trained")
             labels = null_labels(data, len(first)).to(first.device)
         if not torch.compiler.is_compiling():

@@ -89,8 +89,8 @@ def example_labels(data: Data, num: int) -> torch.Tensor:
     Of tokens, (num, T, W + 1), the first is null if some may be, and the others have 1, 2, ... of T.
     """
     if data.conditions_are_tokens:
-        (most, width), has_null = data.condition_shape, data.missing_labels == "accept" or data.condition_dropout > 0
-        lengths = (torch.arange(num) + (not has_null)) % (most + 1)
+        most, width = data.condition_shape
+        lengths = (torch.arange(num) + (not data.may_be_null)) % (most + 1)
         return (torch.arange(most) < lengths[:, None])[..., None].repeat(1, 1, width).float()
     places = torch.arange(num) % max(data.condition_width, 1)
     return torch.zeros(num, data.condition_width).scatter_(1, places[:, None], 1.0) if data.has_vectors else places

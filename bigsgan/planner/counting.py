@@ -49,7 +49,7 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     segments = 1 + plan.recipe.objective.pairs
     generator, discriminator = (counted[network][1] for network in NETWORKS)
     made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
-    num_made = d_steps + made_again if len(plan.recipe.networks) > 1 else 1
+    num_made = d_steps + made_again if plan.recipe.has_discriminator else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     trained = {network: _count_backward(plan, network) for network in NETWORKS}
     update = num_made * generator + trained["generator"] + 3 * d_steps * heads

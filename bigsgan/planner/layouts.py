@@ -168,10 +168,12 @@ class Surveyor:
         for stages in _STAGES:
             if stages <= most and self.resources.gpus % stages == 0:
                 yield Kind(f"{stages} stages, ZeRO 1", "ds_configs/zero1{}.json", _PIPELINE_TIER, stages)
-        if self.resources.gpus > 1 and len(networks) > 1:
+        if self.resources.gpus > 1 and self._recipe.has_discriminator:
             yield from _OWN_RANKS
         if all(self._precision(network) == "bf16" for network in networks):
-            yield from (kind for kind in _OFFLOADED if len(networks) > 1 or kind.discriminator_file is None)
+            yield from (
+                kind for kind in _OFFLOADED if self._recipe.has_discriminator or kind.discriminator_file is None
+            )
         else:
             refused["offloading"] = "its DeepSpeed files are in bf16, and the recipe is not"
 
@@ -225,7 +227,7 @@ class Surveyor:
         changes = [f"accumulation={accumulation}"] if accumulation != self._recipe.accumulation else []
         phase = "recompute" if recomputes else "keep"
         networks = self._recipe.networks
-        if kind.stages > 1 and len(networks) > 1 and phase != self._recipe.pipeline.generator_phase:
+        if kind.stages > 1 and self._recipe.has_discriminator and phase != self._recipe.pipeline.generator_phase:
             changes.append(f"pipeline.generator_phase={phase}")
         for network in networks:
             engine, field = self._recipe.engine(network), f"engines.{network}"

@@ -46,7 +46,7 @@ def build_reals(
     if shows and network == "discriminator":  # D's last stage compares features with the teacher's
         stages.add(place.num_stages - 1)
     # G's last stage needs G's inputs, as path length's seeds and terms of its outputs do.
-    knows = recipe.objective.path_length or recipe.outputs or len(recipe.networks) == 1
+    knows = recipe.objective.path_length or recipe.outputs or not recipe.has_discriminator
     if network == "generator" and knows:
         stages.add(place.num_stages - 1)
     reads = place.stage(comm.rank()) in stages
@@ -71,7 +71,7 @@ def build_sources(
         conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]
     own = None
-    if recipe.inputs_from_data and len(recipe.networks) > 1 and places[0].input_ranks() != places[1].input_ranks():
+    if recipe.inputs_from_data and recipe.has_discriminator and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
     source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
     if not recipe.translates and has_standing_statistics(recipe):

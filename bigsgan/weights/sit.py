@@ -2,7 +2,8 @@
 
 SiT reads t x + (1 - t) z of images x and noise z, and predicts x - z. Our generator reads (1 - t') x + t' z and
 predicts z - x. So t' = 1 - t, the last linear map changes its sign, and the first map of times is composed with what
-makes features of t out of those of t'. Left out are outputs that SiT does not use, and the embedding of no class.
+makes features of t out of those of t'. The embedding of no class is that of a null label. Left out are outputs that
+SiT does not use.
 ``sources.SOURCES`` lists the errors raised.
 """
 

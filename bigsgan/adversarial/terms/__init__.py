@@ -148,7 +148,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if section and section.target is not None:
         found.append(AdaptiveProbability(section, recipe.batch, device, rank.augmentation, rank.sum_over_ranks))
     judged = JudgedOutputs(judged_outputs(recipe.discriminator), rank.output_sizes)
-    if "discriminator" in recipe.networks:
+    if recipe.has_discriminator:
         found += [OfDiscriminator(loss, judged), OfGenerator(loss, judged)]
     if objective.consistency:
         value = partial(consistency, recipe.generator.images_per_sample)

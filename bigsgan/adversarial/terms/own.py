@@ -197,7 +197,7 @@ def _judged(recipe: Recipe) -> tuple[str, ...]:
     """Return what terms may read where D's logits are computed, each of G's images and of real ones in turn."""
     names = judged_outputs(recipe.discriminator)
     found = (*LOGITS, *(f"{segment}_{name}" for name in names for segment in ("fake", "real")))
-    return found if "discriminator" in recipe.networks else ()
+    return found if recipe.has_discriminator else ()
 
 
 def _reads(field: str, name: str, function: Callable[..., Any], offered: tuple[str, ...], what: str) -> tuple[str, ...]:
