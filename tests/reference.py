@@ -7,7 +7,8 @@ import torch
 from bigsgan.config import Recipe
 from bigsgan.doctor.agreement import distance, worst
 from bigsgan.doctor.losses import LOSSES
-from bigsgan.doctor.reference import Reference, build_networks, make_optimizer
+from bigsgan.doctor.rates import make_optimizer
+from bigsgan.doctor.reference import Reference, build_networks
 
 __all__ = ["LOSSES", "Reference", "build_networks", "distance", "make_optimizer", "run_reference", "worst"]
 

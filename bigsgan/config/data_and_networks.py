@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigsgan.config.families.base import judged_outputs
+from bigsgan.config.families.dmd2 import DMD2Discriminator
 from bigsgan.config.families.outside import OutsideGenerator, is_outside
 from bigsgan.config.sections import NETWORKS
 from bigsgan.errors import UserError
@@ -28,6 +30,7 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_transport(recipe)
     _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
+    _check_matching(recipe)
     _check_frozen_programs(recipe)
     _check_tokens(recipe)
 
@@ -232,6 +235,31 @@ def _check_terms_of_outputs(recipe: Any) -> None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")
     if recipe.objective.codebook:
         _check_codes(recipe)
+
+
+def _check_matching(recipe: Any) -> None:
+    """Refuse distribution matching without what D has to return for it, or a fake score without it."""
+    section, discriminator, field = (
+        recipe.objective.distribution_matching,
+        recipe.discriminator,
+        "objective.distribution_matching",
+    )
+    missing = [name for name in DMD2Discriminator.outputs if name not in judged_outputs(discriminator)]
+    init, problem = recipe.init_from, f"must be given with discriminator.family={discriminator.family}"
+    if discriminator.copies_generator and not (init and (init.run or init.discriminator)):
+        remedy = "name the teacher's run, such as init_from.run=runs/digits_dit"
+        raise UserError("init_from.run", None, problem, remedy)
+    if section is None:
+        if discriminator.copies_generator:
+            raise UserError(field, None, problem, f"set {field}={{}}")
+        return
+    value = f"weight={section.weight}"
+    if missing:
+        problem = f"needs a discriminator with an output {missing[0]}"
+        raise UserError(field, value, problem, "set discriminator.family=dmd2, or remove it")
+    if key := recipe.objective.adversarial.weighs:
+        problem, detail = f"must be null with objective.adversarial.{key}", "it would be weighed too"
+        raise UserError(field, value, problem, "remove one of both", detail)
 
 
 def _check_codes(recipe: Any) -> None:

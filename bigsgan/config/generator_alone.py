@@ -10,6 +10,7 @@ from bigsgan.errors import UserError
 _OF_BOTH = (
     *("loss", "d_steps", "schedule", "reuse_fakes", "pool", "feature_matching", "r1", "r2", "gradient_penalty"),
     *("lecam", "centering", "path_length", "teacher", "adversarial", "discriminator_from_nimg"),
+    "distribution_matching",
 )
 """Keys of ``objective`` that need a discriminator, or its phases."""
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from bigsgan.config.adversarial_weight import Adversarial
 from bigsgan.config.outside import outside_name
-from bigsgan.config.reconstruction import Codebook, Flow, Huber, Perceptual, Transport
+from bigsgan.config.reconstruction import Codebook, DistributionMatching, Flow, Huber, Perceptual, Transport
 from bigsgan.config.sections import (
     Fraction,
     NaturalFloat,
@@ -254,6 +254,7 @@ class Objective(Section):
     2511.22475)."""
     transport: Transport | None = None
     flow: Flow | None = None
+    distribution_matching: DistributionMatching | None = None
     path_length: PathLength | None = None
     teacher: Teacher | None = None
     orthogonal: Orthogonal = Orthogonal()
@@ -268,6 +269,7 @@ class Objective(Section):
         taken = ["generator", "discriminator", "l1", "l2", "huber", "perceptual", "feature_matching", "consistency"]
         taken += ["kl", "codebook", "centering", "transport", "flow", "cycle", "identity"]
         taken += ["entropy"] if self.codebook and self.codebook.entropy else []
+        taken += ["denoising", "matching"] if self.distribution_matching else []
         for number, term in enumerate(self.terms):
             if term.label in taken:
                 problem, remedy = "is the name of another part of the losses", "give it a name of its own"

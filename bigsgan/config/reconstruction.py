@@ -77,6 +77,18 @@ class Flow(Section):
     arXiv 2403.03206)."""
 
 
+class DistributionMatching(Section):
+    """weight * E[(x - stop(x - d))^2] / 2, d the direction in which a teacher's estimate differs from a fake score's.
+
+    It is D's output ``matching`` (Yin et al. 2024, arXiv 2311.18828, equations 7 and 8; DMD2: arXiv 2405.14867).
+    """
+
+    weight: PositiveFloat = 1.0
+    """Weight in G's loss."""
+    denoising: PositiveFloat = 100.0
+    """Weight in D's loss of the fake score's error for G's images, D's output ``denoising``."""
+
+
 class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 

@@ -219,6 +219,16 @@ FLOW = [
 ]
 """Overrides for flow matching, in which the generator learns alone."""
 
+DMD2 = [
+    *FLOW[:2],
+    "discriminator={family: dmd2, depth: 2, width: 16, heads: 2, first_time: 0.2, guidance: 1}",
+    "objective={loss: non_saturating, d_steps: 2, adversarial: {weight: 0.5},"
+    " distribution_matching: {weight: 0.7, denoising: 3}}",
+    "optimizer={generator: {kind: sgd, lr: 1e-4}, discriminator: {kind: sgd, lr: 1e-5}}",
+    "init_from.run=unset",
+]
+"""Overrides for distribution matching, whose networks begin as any others here."""
+
 
 def _write_text(path: Path, text: str) -> None:
     """Write a file that other ranks may write and read at the same time, with the same text."""

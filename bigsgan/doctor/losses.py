@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -30,6 +31,15 @@ def losses_on_logits(recipe: Recipe) -> tuple[Any, Any]:
 
     d_loss, g_loss = (of_both(loss) for loss in found)
     return d_loss, g_loss
+
+
+def of_judged(recipe: Recipe, network: str, outputs: Sequence[Tensor]) -> Tensor | float:
+    """Return what distribution matching adds to a network's loss, of D's errors and losses of G's images, (n, 1)."""
+    section = recipe.objective.distribution_matching
+    if section is None:
+        return 0.0
+    denoising, matching = outputs
+    return section.denoising * denoising.mean() if network == "discriminator" else section.weight * matching.mean()
 
 
 def of_outputs(recipe: Recipe, images: Tensor, *outputs: Tensor) -> Tensor | float:

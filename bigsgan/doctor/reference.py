@@ -22,7 +22,8 @@ from bigsgan.data.conditions import conditions_of
 from bigsgan.doctor.adversarial_weights import adversarial_weights, normalized
 from bigsgan.doctor.distance import Distance, distance_to_teacher
 from bigsgan.doctor.games import awake
-from bigsgan.doctor.losses import losses_on_logits, of_outputs
+from bigsgan.doctor.losses import losses_on_logits, of_judged, of_outputs
+from bigsgan.doctor.rates import make_optimizer, moved, own_rate
 from bigsgan.draws import Draws
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
@@ -43,33 +44,6 @@ def build_networks(recipe: Recipe) -> tuple[Any, Any]:
     return networks
 
 
-def make_optimizer(section: Any, network: Any) -> torch.optim.Optimizer:
-    """torch's own optimizer for a network."""
-    parameters: Any = list(network.parameters()) or [torch.zeros(1)]  # without D nothing learns
-    if section.groups or section.weight_decay_on == "matrices":
-        everything, decay = section.weight_decay_on == "all", section.weight_decay
-        parameters = [
-            {"params": [each], "name": name, "weight_decay": decay if everything or each.dim() >= 2 else 0.0}
-            for name, each in network.named_parameters()
-        ]
-    if section.kind == "sgd":
-        return torch.optim.SGD(parameters, section.lr, weight_decay=section.weight_decay)
-    kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
-    return kind(parameters, section.lr, tuple(section.betas), section.eps, section.weight_decay)
-
-
-def own_rate(groups: Any, name: str, nimg: int) -> float:
-    """Relative learning rate of a parameter; the names of modules, such as layers.0.*, overlap in no recipe here."""
-    own = [group for group in groups if name.startswith(group.parameters.removesuffix("*"))]
-    frozen = any(group.frozen_from_nimg is not None and nimg >= group.frozen_from_nimg for group in own)
-    return 0.0 if frozen else math.prod(group.lr_multiplier for group in own)
-
-
-def moved(start: float, end: float, nimg: int, over: int) -> float:
-    """Go from start to end over so many images, along a cosine whose angle goes from 0 to 180 degrees."""
-    return start + (end - start) * (1 - math.cos(math.radians(180 * min(nimg, over) / over))) / 2
-
-
 class Reference:
     """Runs updates and holds the networks, the EMA and the last gradients."""
 
@@ -88,6 +62,7 @@ class Reference:
         self.opt_g = make_optimizer(recipe.optimizer.generator, self.g)
         self.opt_d = make_optimizer(recipe.optimizer.discriminator, self.d)
         self.outputs: list[Any] = []
+        self.beside: list[Any] = []  # what D returned of the last images after its logits
         self.seen: list[Any] = []
         self.anchors: list[Any] | None = None
         self.signs: list[Any] = []
@@ -156,7 +131,10 @@ class Reference:
         """D's logits of images. D sees as many copies of a real image as G makes images of a sample."""
         channels = self.recipe.data.channels
         copies = self.recipe.generator.images_per_sample if x.shape[1] == channels else 1
-        return self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
+        judged = self.forward(self.d, moving, torch.cat([x] * copies, dim=1), *y)
+        if self.recipe.objective.distribution_matching:
+            judged, *self.beside = judged.split(1, dim=1)
+        return judged
 
     def _penalty(self, section, weight, x, y, logits, noise):
         if section.form == "exact":
@@ -239,6 +217,7 @@ class Reference:
             logits_real = self._judged(x, *y, moving=every or j == 0)
             logits_fake = self._judged(fake, *c)
             loss = self.d_loss(logits_real, logits_fake) + self.penalty(phase, (x, logits_real), (fake, logits_fake))
+            loss = loss + of_judged(self.recipe, "discriminator", self.beside)
             if section.centering:
                 loss = loss + section.centering * ((logits_real + logits_fake) ** 2).mean()
             if self.teacher is not None:
@@ -286,6 +265,7 @@ class Reference:
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
             loss = loss + of_outputs(self.recipe, inputs[0], *self.outputs)
+            loss = loss + of_judged(self.recipe, "generator", self.beside)
             rest = rest + self.distance(images, self._targets(x))
             if transport := self.recipe.objective.transport:
                 weight = self._penalty_weight(transport, update * self.recipe.batch)

@@ -18,7 +18,7 @@ from bigsgan.images.size import Size
 from bigsgan.models import noise, pix2pix
 from bigsgan.models.attention import attend
 from bigsgan.models.convolutions import convolve, laid_out
-from bigsgan.models.frozen import freeze
+from bigsgan.models.frozen import freeze_all
 from bigsgan.models.precision import full
 from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
 
@@ -177,10 +177,7 @@ def generator_layers(
     encoder.append(EncoderOutput(widths[-1], ways * encoded, ways * latents, config.norm_groups))
     encoder += _bottleneck(config)
     if config.freezes:
-        for layer in encoder:
-            for module in layer.modules():
-                for name, _ in list(module.named_parameters(recurse=False)):
-                    freeze(module, name)
+        encoder = [freeze_all(layer) for layer in encoder]
     decoder: list[nn.Module] = [DecoderInput(latents, encoded, widths[-1]), *_middle(config, widths[-1])]
     for level, (width, before) in reversed(list(enumerate(pairwise([*widths, widths[-1]])))):
         decoder += _blocks(config, level, before, width, config.num_blocks + 1)

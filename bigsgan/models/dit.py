@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator, DiTNetwork
+from bigsgan.config.families.dmd2 import DMD2Discriminator
 from bigsgan.images.size import Size
 from bigsgan.models import plain
 from bigsgan.models.dual import has_tangent
@@ -110,7 +111,7 @@ class Tokens(nn.Module):
 
     def __init__(
         self,
-        config: DiTGenerator | DiTDiscriminator,
+        config: DiTGenerator | DiTDiscriminator | DMD2Discriminator,
         size: Size,
         channels: int,
         num_classes: int,
@@ -122,7 +123,7 @@ class Tokens(nn.Module):
         self.positions = Positions(config.width, size.over(config.patch))
         self.embedding = plain.Embedding(max(num_classes, 1), config.width, _STD)
         self.token = nn.Parameter(torch.empty(config.width)) if with_token else None
-        scale = config.time_scale if isinstance(config, DiTGenerator) else 1.0  # which of time 0 is without effect
+        scale = 1.0 if isinstance(config, DiTDiscriminator) else config.time_scale  # which of time 0 is without effect
         self.times = TimeEmbedding(config.width, scale) if config.times else None
 
     def initialize(self, generators: Generators) -> None:
@@ -147,7 +148,7 @@ class Tokens(nn.Module):
 class Image(nn.Module):
     """The last layer of G: tokens -> an image."""
 
-    def __init__(self, config: DiTGenerator, size: Size, channels: int) -> None:
+    def __init__(self, config: DiTNetwork, size: Size, channels: int) -> None:
         super().__init__()
         self.patch, self.size = config.patch, size.over(config.patch)
         self.modulation = Modulation(config.width, 2, config.bf16, _MODULATION_GAIN)

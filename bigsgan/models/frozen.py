@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,6 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from bigsgan.models.initial import make_buffer
 from bigsgan.models.layers import StatefulLayer
 from bigsgan.models.network import LayerStack
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 _SHAPES = "_bigsgan_frozen"
 """Name in a module's dictionary of the shapes of its frozen tensors."""
@@ -35,6 +37,14 @@ def freeze(module: nn.Module, name: str) -> None:
     """Let a parameter of a module be a buffer, which no engine trains and no forward pass changes."""
     make_buffer(module, name)
     vars(module).setdefault(_SHAPES, {})[name] = tuple(module.get_buffer(name).shape)
+
+
+def freeze_all(network: _Module) -> _Module:
+    """Do so with all parameters of a network, and return it."""
+    for module in network.modules():
+        for name, _ in list(module.named_parameters(recurse=False)):
+            freeze(module, name)
+    return network
 
 
 class Sharing(NamedTuple):

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigsgan import plugins
 from bigsgan.config import Recipe
-from bigsgan.config.families.outside import judged_outputs
+from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms

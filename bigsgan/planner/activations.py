@@ -18,7 +18,7 @@ from bigsgan.adversarial.objectives import DiscriminatorObjective
 from bigsgan.adversarial.terms import JudgedOutputs, stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
-from bigsgan.config.families.outside import judged_outputs
+from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import PathLength
 from bigsgan.engines.deepspeed_config import num_sharing_frozen, share_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs

@@ -12,11 +12,13 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.checkpoint.exported import Exported
 from bigsgan.config import NETWORKS, Recipe
+from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.sections import InitFrom
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError, reason
 from bigsgan.models.build import network_on_meta
+from bigsgan.models.dmd2 import name_in_generator
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA
@@ -96,11 +98,9 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
         UserError: A tensor differs; or a discriminator is to be frozen, and there is none.
     """
     for network in recipe.networks:
-        if network == "discriminator" and _copies_backbone(recipe):
+        if network == "discriminator" and _copies_backbone(recipe, initial):
             _refuse_other_numbers(network, recipe, initial, of="generator")
-            if not _of_backbone(recipe, initial):
-                remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
-                raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
+            _refuse_other_backbone(recipe, initial)
         elif not initial.has(network):
             if network == "discriminator":
                 _refuse_freezing(recipe, initial)
@@ -120,13 +120,14 @@ def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mappi
     found = initial.checkpoint
     reader = checkpoint.Reader(found, comm.rank(), comm.world_size()) if found else None
     for network in recipe.networks:
-        if network == "discriminator" and _copies_backbone(recipe):
+        if network == "discriminator" and _copies_backbone(recipe, initial):
             assert reader is not None, "exports have no backbone"
             reader.refuse_others(_entry("generator", initial), network_on_meta(initial.recipe, "generator"))
             kept = _of_backbone(recipe, initial)
             num = len(_shapes(recipe, network))
             _log.log(NOTICE, "the discriminator begins with %d of %d tensors of the generator", len(kept), num)
-            _fill(engines[network], reader.entry(_entry("generator", initial)), kept)
+            saved = reader.entry(_entry("generator", initial))
+            _fill(engines[network], _OfGenerator(saved, recipe.discriminator), kept)
             continue
         entry, other = _entry(network, initial), initial.recipe_of(network) if initial.has(network) else None
         if other is None:
@@ -160,14 +161,44 @@ def load_imported_ema(recipe: Recipe, initial: InitialWeights, engine: Engine, e
     EMAState(engine, ema).load(checkpoint.Reader(found, comm.rank(), comm.world_size()).entry(AVERAGE))
 
 
-def _copies_backbone(recipe: Recipe) -> bool:
-    return recipe.init_from is not None and recipe.init_from.backbone
+class _OfGenerator(checkpoint.SavedValues):
+    """A generator's saved values by the names that they have in D."""
+
+    def __init__(self, saved: checkpoint.SavedValues, discriminator: NetworkSection) -> None:
+        vars(self).update(vars(saved))
+        self._section = discriminator
+
+    def read(self, kind: str, name: str, offset: int, out: torch.Tensor) -> None:
+        """Read them as the generator calls them."""
+        super().read(kind, name_in_generator(self._section, name), offset, out)
+
+
+def _copies_backbone(recipe: Recipe, initial: InitialWeights) -> bool:
+    ours, theirs = recipe.discriminator, initial.recipe.discriminator
+    copies = ours.copies_generator and initial.checkpoint is not None and theirs.family != ours.family
+    return copies or (recipe.init_from is not None and recipe.init_from.backbone)
 
 
 def _of_backbone(recipe: Recipe, initial: InitialWeights) -> set[str]:
-    """Return the names of D's tensors that have those names and shapes in the other run's generator."""
-    ours, theirs = _shapes(recipe, "discriminator"), initial.shapes("generator")
-    return _kept(theirs, ours) - _of_other_labels(recipe, initial.recipe, "discriminator", ours)
+    """Return the names of D's tensors whose shapes the other run's generator has by those names."""
+    ours, theirs, section = _shapes(recipe, "discriminator"), initial.shapes("generator"), recipe.discriminator
+    found = {name for name, shape in ours.items() if theirs.get(name_in_generator(section, name)) == shape}
+    return found - _of_other_labels(recipe, initial.recipe, "discriminator", ours)
+
+
+def _refuse_other_backbone(recipe: Recipe, initial: InitialWeights) -> None:
+    """Refuse a generator that D has no layers of, or lacks one where D is to copy it whole."""
+    found = _of_backbone(recipe, initial)
+    if not found:
+        remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
+        raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
+    if recipe.discriminator.copies_generator:
+        missing = sorted(_shapes(recipe, "discriminator").keys() - found)
+        if others := [name for name in missing if ".head." not in name]:
+            name = name_in_generator(recipe.discriminator, others[0])
+            problem = f"has no generator of the teacher's shapes: {name} is another or missing"
+            remedy = "use the generator and data sections of its recipe, with generator.times=true"
+            raise UserError("init_from.run", None, problem, remedy)
 
 
 def _entry(network: str, initial: InitialWeights) -> str:
@@ -230,7 +261,8 @@ def _refuse_other_numbers(network: str, recipe: Recipe, initial: InitialWeights,
     ``of`` is the other run's network that they are of, if not the same.
     """
     ours, theirs = getattr(recipe, network), getattr(initial.recipe_of(of or network), of or network)
-    for key in ("heads", *(("time_scale",) if ours.reads_times else ())):
+    reads_times = getattr(ours, "times", False) and hasattr(ours, "time_scale")
+    for key in ("heads", *(("time_scale",) if reads_times else ())):
         if (needed := getattr(theirs, key, None)) != getattr(ours, key, None):
             problem = f"must be {needed}, as in {initial.field(network)}"
             raise UserError(f"{network}.{key}", getattr(ours, key, None), problem, f"set {network}.{key}={needed}")

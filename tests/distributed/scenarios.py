@@ -355,6 +355,13 @@ def begin_with_exports(overrides: list[str], ds: dict[str, Any], out: str) -> di
 
 def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list[str], num_updates: int) -> Any:
     """Save a run after two updates; begin another with its weights, and train it: state before and after."""
+    return begin_another(overrides, ds, saved, [*overrides, f"init_from.run={saved}", *later], ds, num_updates)
+
+
+def begin_another(
+    overrides: list[str], ds: dict[str, Any], saved: str, others: list[str], their_ds: dict[str, Any], num_updates: int
+) -> Any:
+    """Do so with a run of any other recipe."""
     first = build(overrides, ds)
     update(first, 2)
     directory = Path(saved)
@@ -364,7 +371,7 @@ def begin_with(overrides: list[str], ds: dict[str, Any], saved: str, later: list
     save(first, directory / "checkpoints")
     donor = local_state(first)
     destroy(first)
-    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), [*overrides, f"init_from.run={saved}", *later], ds)
+    plan = tiny_plan(Path(tempfile.mkdtemp()), comm.world_size(), others, their_ds)
     start = find_start(plan, directory / "new", ())
     run = build_run(plan, directory, start, RankLog(directory / "log", comm.rank(), print))
     begun = local_state(run)

@@ -20,7 +20,7 @@ from bigsgan.adversarial.terms.flow import velocity_error
 from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNorm
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
-from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs
+from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs, mean_of
 from bigsgan.adversarial.terms.latents import CodebookTerm, CodeEntropy, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
@@ -50,7 +50,7 @@ from bigsgan.adversarial.terms.transport import TransportCost
 from bigsgan.checkpoint import SharedState
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
-from bigsgan.config.families.outside import judged_outputs
+from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import Objective, OwnLoss
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.models.augment import AdaptiveAugment
@@ -174,6 +174,9 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
         found.append(LeCam(objective.lecam, device, rank.sum_over_ranks))
     if objective.centering:
         found.append(FunctionTerm("centering", "discriminator", objective.centering, LOGITS, centering))
+    if matching := objective.distribution_matching:
+        found.append(FunctionTerm("denoising", "discriminator", matching.denoising, ("fake_denoising",), mean_of))
+        found.append(FunctionTerm("matching", "generator", matching.weight, ("fake_matching",), mean_of))
     if objective.teacher:
         found.append(TeacherDistance(objective.teacher, build_teacher(recipe, device) if rank.predicts else None))
     found += gradient_terms(objective)

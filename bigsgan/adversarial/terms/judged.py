@@ -28,4 +28,10 @@ class JudgedOutputs(NamedTuple):
         return found | {f"{segment}_{name}": each for name, each in zip(self.names, outputs, strict=True)}
 
 
+def mean_of(**read: Tensor) -> Tensor:
+    """Return the mean over samples of the one output that a term reads, a scalar."""
+    (output,) = read.values()
+    return output.mean()
+
+
 LOGITS_ALONE = JudgedOutputs()

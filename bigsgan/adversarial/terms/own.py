@@ -17,7 +17,7 @@ from bigsgan.adversarial.terms.losses import LOSSES, AdversarialLoss
 from bigsgan.adversarial.terms.outputs import OutputTerm
 from bigsgan.adversarial.terms.term import GRADIENTS, IMAGES, LOGITS, FunctionTerm, Sum
 from bigsgan.config import Recipe
-from bigsgan.config.families.outside import judged_outputs
+from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import OwnLoss, OwnTerm
 from bigsgan.config.signature import build, checked_arguments
 from bigsgan.engines.exposing import FIELD, exposed

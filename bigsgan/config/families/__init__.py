@@ -19,6 +19,7 @@ from bigsgan.config.families.cat import CATDiscriminator, CATGenerator
 from bigsgan.config.families.cyclegan import CycleGANDiscriminator, CycleGANGenerator
 from bigsgan.config.families.dcgan import DCGANDiscriminator, DCGANGenerator
 from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator
+from bigsgan.config.families.dmd2 import DMD2Discriminator
 from bigsgan.config.families.features import FeaturesDiscriminator, FeaturesGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
@@ -65,4 +66,5 @@ if TYPE_CHECKING:
     AnyDiscriminator = NetworkSection
 else:
     AnyGenerator = _any_of({family: sections[0] for family, sections in _SECTIONS.items()})
-    AnyDiscriminator = _any_of({f: sections[1] for f, sections in _SECTIONS.items()} | {"none": NoDiscriminator})
+    _alone = {"dmd2": DMD2Discriminator, "none": NoDiscriminator}
+    AnyDiscriminator = _any_of({family: sections[1] for family, sections in _SECTIONS.items()} | _alone)

@@ -38,6 +38,7 @@ class NetworkSection(Section):
         has_statistics: Whether some layer keeps statistics while training, of batch norm, spectral norm or styles.
         of_classes: Keys without effect where the data has no classes.
         is_transformer: Whether it consists of a transformer's blocks, whose matrices Muon updates.
+        copies_generator: Of D: whether it begins with the weights of the generator of another run.
     """
 
     network: ClassVar[str] = "discriminator"
@@ -55,6 +56,7 @@ class NetworkSection(Section):
     normalizes_batch: ClassVar[bool] = False
     of_classes: ClassVar[tuple[str, ...]] = ()
     is_transformer: ClassVar[bool] = False
+    copies_generator: ClassVar[bool] = False
     family: str
 
     @property
@@ -117,6 +119,11 @@ class NetworkSection(Section):
 
     def check_micro_batch(self, size: int, num_parts: int = 1) -> None:
         """Raise UserError if the network does not support micro-batches of ``size`` images, ``num_parts`` a batch."""
+
+
+def judged_outputs(section: NetworkSection) -> list[str]:
+    """Return the names of what a discriminator returns after its logits."""
+    return list(getattr(section, "outputs", []))
 
 
 BOTTOM = 4

@@ -42,11 +42,6 @@ class _Outside(NetworkSection):
         return self.seeds
 
 
-def judged_outputs(section: NetworkSection) -> list[str]:
-    """Return the names of what a discriminator returns after its logits."""
-    return section.outputs if isinstance(section, OutsideDiscriminator) else []
-
-
 class OutsideGenerator(_Outside, TimedGenerator):
     """A generator from outside the package: latents (N, Z), or images, and labels (N,) -> images, and further outputs.
 

@@ -1,0 +1,56 @@
+"""Distribution matching with a fake score and a teacher agrees with the reference in all layouts."""
+
+import pytest
+import torch
+
+from bigsgan.doctor.games import DMD2, FLOW
+from tests.distributed import scenarios
+from tests.distributed.agreement import check_updates
+from tests.distributed.test_init_from import states
+from tests.distributed.test_state import BF16, check_same_run
+from tests.tiny import both, stages, zero
+
+HALVES = "accumulation=2"
+LAYOUTS = {
+    "one rank, micro-batches": (1, [HALVES], both(0)),
+    "ZeRO 3": (2, [], both(3)),
+    "ranks of their own": (2, ["engines.generator.ranks=1", HALVES], both(1)),
+    "both in stages, recomputed": (2, [*stages(2, 2), "pipeline.generator_phase=recompute", HALVES], both(1)),
+    "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
+    "compiled by layer": (1, ["engines.discriminator.compile=layers"], both(1)),
+}
+GENERATOR_FIRST = ["objective.schedule=generator_first", "objective.reuse_fakes=true"]
+MARKS = {"one rank, micro-batches": (), "D recomputed": pytest.mark.nightly, "compiled by layer": pytest.mark.nightly}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in LAYOUTS])
+def test_updates(ranks, name):
+    world_size, more, ds = LAYOUTS[name]
+    check_updates(ranks(world_size), [*DMD2, *more], ds, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage, content", [(3, BF16), (1, {})])
+def test_both_scores_begin_as_the_generator_of_another_run_and_go_on(ranks, tmp_path, stage, content):
+    """With its EMA; the teacher stays it, bit for bit, and a resumed run is the same."""
+    ds = both(stage, **content)
+    given = [each.replace("unset", str(tmp_path)) for each in DMD2]
+    results = ranks(2).run(scenarios.begin_another, FLOW, {"generator": zero(stage)}, str(tmp_path), given, ds, 2)
+    donor, begun, after = states(results)
+    of_teacher = {}
+    for name, value in donor["average"].items():
+        _, number, rest = name.split(".", maxsplit=2)
+        of_teacher[f"layers.{4 + int(number)}.real.{rest}"] = value
+    for name, value in {**donor["average"], **of_teacher}.items():
+        if name in begun["discriminator"]:
+            assert torch.equal(begun["discriminator"][name].flatten(), value.flatten()), name
+            same = torch.equal(after["discriminator"][name].flatten(), value.flatten())
+            assert same == (name in of_teacher), name
+    assert of_teacher.keys() - begun["discriminator"].keys() <= {"layers.4.real.positions.table"}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_same(ranks, tmp_path):
+    ds = both(3, **BF16)
+    whole = ranks(2).run(scenarios.uninterrupted, [*DMD2, HALVES], ds, 4)
+    check_same_run(whole, ranks(2).run(scenarios.resume, [*DMD2, HALVES], ds, str(tmp_path), 2, 2), 4)

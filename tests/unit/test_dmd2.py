@@ -1,0 +1,105 @@
+"""D of distribution matching distillation against two generators with its weights, and the formulas of the paper."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bigsgan.doctor.games import DMD2
+from bigsgan.errors import UserError
+from bigsgan.models import noise
+from bigsgan.models.build import build_network
+from bigsgan.models.dmd2 import name_in_generator
+from bigsgan.models.network import initialize
+from tests.tiny import awake, tiny_recipe
+
+SEEDS, LABELS = torch.tensor([3, 1, 4, 15]), torch.tensor([0, 2, 1, 0])
+
+
+def networks(tmp_path, guidance=1):
+    """D, and generators with the weights of its fake score and of its teacher."""
+    recipe = tiny_recipe(tmp_path, *(each.replace("guidance: 1", f"guidance: {guidance}") for each in DMD2))
+    found = []
+    with awake():
+        d = build_network(recipe, "discriminator")
+        initialize(d, 0)
+        for of_teacher in (False, True):
+            found.append(build_network(recipe, "generator"))
+            given = {
+                name_in_generator(recipe.discriminator, name): tensor
+                for name, tensor in d.state_dict().items()
+                if (".real." in name) == of_teacher and ".head." not in name
+            }
+            found[-1].load_state_dict(given)
+    return d, *found
+
+
+@pytest.mark.parametrize("guidance", [1, 3])
+def test_it_returns_a_logit_an_error_and_the_gradient_of_the_paper(tmp_path, guidance):
+    d, fake, teacher = networks(tmp_path, guidance)
+    images = torch.randn(4, 3, 8, 12, requires_grad=True)
+    logits, errors, matching = d(images, LABELS, SEEDS).split(1, dim=1)
+
+    times = (0.2 + 0.78 * noise.uniform(SEEDS, 0, (1,))).squeeze(1)
+    drawn, t = noise.normal(SEEDS, 1, (3, 8, 12)), times[:, None, None, None]
+    noisy = (1 - t) * images + t * drawn
+    of_fake = fake(noisy.flatten(1), LABELS, times)
+    velocity = (noisy - of_fake) / t
+    expected = F.mse_loss(velocity, drawn - images, reduction="none").mean((1, 2, 3))
+    torch.testing.assert_close(errors[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+    features = F.layer_norm(fake.part(0, 3).fold(noisy.flatten(1), LABELS, times)[0], (16,), eps=1e-6).mean(1)
+    torch.testing.assert_close(logits, features @ d.layers["3"].head.weight.T, rtol=1e-4, atol=1e-5)
+
+    real = teacher(noisy.flatten(1), LABELS, times)
+    null = teacher(noisy.flatten(1), torch.zeros(4, 3), times)
+    real = null + guidance * (real - null)
+    direction = (of_fake - real) / (images - real).abs().mean((1, 2, 3), keepdim=True)  # DMD, equations 7 and 8
+    (grad,) = torch.autograd.grad(matching.sum(), images)
+    torch.testing.assert_close(grad, (direction / direction[0].numel()).detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(matching[:, 0], direction.square().mean((1, 2, 3)) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_its_teacher_is_not_trained_and_is_left_out_where_d_learns(tmp_path):
+    d, _, teacher = networks(tmp_path)
+    trained = {name for name, _ in d.named_parameters()}
+    assert len(trained) == len(teacher.state_dict()) + 1
+    assert not any(".real." in name for name in trained)
+    for layer in list(d.layers.values())[5:]:
+        layer.real.forward = None
+    assert torch.equal(d(torch.randn(4, 3, 8, 12), LABELS, SEEDS)[:, 2], torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"init_from": ""}, "init_from.run: must be given with discriminator.family=dmd2; name the teacher's run"),
+        (
+            {"objective": "objective={}"},
+            "objective.distribution_matching: must be given with discriminator.family=dmd2",
+        ),
+        (
+            {"discriminator": "discriminator={family: dit}"},
+            "objective.distribution_matching: 'weight=0.7' needs a discriminator with an output denoising",
+        ),
+        (
+            {"objective": "objective={distribution_matching: {}, adversarial: {normalize: {}}}"},
+            "objective.distribution_matching: must be null with objective.adversarial.normalize, got 'weight=1.0'",
+        ),
+        (
+            {"discriminator": "discriminator={family: dmd2, first_time: 0.5, last_time: 0.5}"},
+            "discriminator.first_time: must be below discriminator.last_time=0.5, got 0.5; change one of the two",
+        ),
+        (
+            {
+                "data": "data={kind: synthetic, resolution: [8, 12], image_channels: 3, num_classes: 0}",
+                "discriminator": "discriminator={family: dmd2, guidance: 2}",
+            },
+            "discriminator.guidance: must be 1 without labels, got 2.0; remove it",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, changes, message):
+    given = [changes.get(each.partition("=")[0].partition(".")[0], each) for each in DMD2]
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *filter(None, given))
+    assert message in str(caught.value)
