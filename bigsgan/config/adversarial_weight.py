@@ -26,8 +26,8 @@ class Adaptive(Section):
 class Normalize(Section):
     """Divides the gradient of the loss on logits at G's images by a moving average of its size.
 
-    A sample's g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin et al.
-    2025, arXiv 2511.22475).
+    g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv
+    2511.22475).
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9

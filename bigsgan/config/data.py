@@ -143,8 +143,7 @@ class Data(Section):
     networks can have, of no more pixels than 64x64; 64 if 1,000 images have several proportions, or several sizes
     within 64x64."""
     fit: Fit = "crop"
-    """What becomes of images of other proportions: their middle is cut out, two sides become black, or they are
-    stretched."""
+    """Images of other proportions lose their edges, get black ones, or are stretched."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
     """1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto`` takes 1 if 1,000 images
     are all grey, else 3; with ``range``, what all of them have."""
@@ -189,13 +188,12 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Files that may be images and are not read, at most; by default as many as there are images."""
+    """Files that may be images and are not read, at most; by default as many as the images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share. By default 10, or one in a thousand
     images if that is more."""
     truncated: Literal["skip", "accept"] = "skip"
-    """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others; some
-    formats, such as WebP, stay unreadable."""
+    """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others."""
     codec: Codec = Codec()
     """Form in which networks see images."""
 

@@ -43,8 +43,8 @@ class Penalty(Section):
     every: PositiveInt = 1
     """Steps of D of which it is in one."""
     form: Literal["exact", "finite_difference"] = "exact"
-    """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal instead of its square (Lin et
-    al. 2025, arXiv 2501.08316)."""
+    """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal (Lin et al. 2025, arXiv
+    2501.08316)."""
     method: Method = "auto"
     """How an exact penalty is computed; ``auto`` [depends on the
     layout](../explanation/penalties.md#which-way-is-taken)."""
@@ -98,7 +98,7 @@ class LeCam(Section):
 class Consistency(Section):
     """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), for the L images of a sample.
 
-    It keeps the coarser ones near the last, which gets a gradient too (Hyun et al. 2026, arXiv 2605.26449).
+    It keeps the coarser ones near the last (Hyun et al. 2026, arXiv 2605.26449).
     """
 
     weight: PositiveFloat = 0.1
@@ -108,7 +108,7 @@ class Consistency(Section):
 class PathLength(Section):
     """weight * E[(length - mean length)^2] of paths in the space of styles, every ``every`` updates, times ``every``.
 
-    For generators with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
+    For StyleGAN2 (Karras et al. 2020, arXiv 1912.04958, section 3.2).
     """
 
     weight: PositiveFloat = 2.0
@@ -134,8 +134,8 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines are of a frozen network's features with those that D predicts (GAT, arXiv 2509.24935), in a CAT of the
-    image at its full size.
+    Cosines of a frozen network's features with those that D predicts (GAT, arXiv 2509.24935), in a CAT of the image at
+    its full size.
     """
 
     path: PathText
@@ -152,7 +152,7 @@ class Teacher(Section):
 
 
 class Orthogonal(Section):
-    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3); 0 is off.
+    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3).
 
     ``--G_ortho 2e-4`` of BigGAN-PyTorch is 1e-4 here.
     """
@@ -226,7 +226,7 @@ class Objective(Section):
     """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
     """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
-    relativistic loss needs (with ``reuse_fakes``). Vectors are drawn from the data's otherwise."""
+    relativistic loss needs (with ``reuse_fakes``)."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference of G's images from their targets: pairs', or what G reads."""
     l2: NaturalFloat = 0.0
@@ -236,12 +236,12 @@ class Objective(Section):
     feature_matching: NaturalFloat = 0.0
     """Weight of the mean absolute difference of D's features of G's images from the targets'."""
     kl: NaturalFloat = 0.0
-    """Weight of the divergence of latents from a standard normal distribution, summed over latents, mean over images,
-    by G's output ``moments``: means and log variances, side by side."""
+    """Weight of the divergence of latents from a standard normal distribution, summed over latents, by G's output
+    ``moments``: means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of images from G's output ``again``, the translations of their
-    translations, summed over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
+    """Weight of the mean absolute difference of images from G's output ``again``, their translations back, summed over
+    both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
     """Weight of the same difference from G's output ``same``, translations of images of the target domain."""
     consistency: Consistency | None = None

@@ -21,7 +21,7 @@ class PerceptualNetwork(Section):
 
     path: PathText
     """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program (.pt2, or of
-    torch.jit.save) from images to a tuple of feature maps."""
+    torch.jit.save)."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, which torchvision's VGG-16 needs."""
 
@@ -40,8 +40,7 @@ class Perceptual(PerceptualNetwork):
 class CodeEntropy(Section):
     """weight * (E[H(p)] - diversity * H(E[p])): each latent is sure of its code, and all codes are used alike.
 
-    p is the softmax of ``generator.bottleneck.temperature`` (Yu et al. 2023, arXiv 2310.05737, section 3); E[p] is over
-    a micro-batch on all ranks.
+    p is the softmax of ``generator.bottleneck.temperature`` (Yu et al. 2023, arXiv 2310.05737, section 3).
     """
 
     weight: PositiveFloat = 0.1

@@ -122,7 +122,7 @@ class ParameterGroup(Section):
 
     parameters: Annotated[str, Field(min_length=1)]
     """Pattern of parameters' names, or of their ends after a dot: ``*`` stands for any text, ``[0-6]`` for a digit. The
-    first group that fits takes a parameter."""
+    first group that fits counts."""
     lr_multiplier: PositiveFloat = 1.0
     """Their learning rate, relative to ``lr``."""
     frozen_from_nimg: NaturalInt | None = None
@@ -142,8 +142,8 @@ class Optimizer(Section):
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
-    """Width for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this network's, as in
-    GAT (arXiv 2509.24935)."""
+    """Width for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this network's (GAT,
+    arXiv 2509.24935)."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
@@ -249,8 +249,8 @@ class PowerEMA(Section):
     """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
 
     widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
-    """sigma_rel of each: the standard deviation of its profile divided by the images averaged over. Each takes as much
-    memory as the EMA."""
+    """sigma_rel of each: the standard deviation of its profile divided by the images averaged over. Each takes the
+    EMA's memory."""
     snapshot_nimg: PositiveInt
     """Images between two snapshots; there is one at the end too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
@@ -275,8 +275,8 @@ class EMA(Section):
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
     reset_nimg: PositiveInt | None = None
-    """Images between two restarts of G from the EMA, with its optimizer as it is (adversarial flow models: Lin et al.
-    2025, arXiv 2511.22475)."""
+    """Images between two restarts of G from the EMA, with its optimizer as it is (Lin et al. 2025, arXiv
+    2511.22475)."""
     reset_from_nimg: NaturalInt = 0
     """Images before which G keeps its weights."""
     power: PowerEMA | None = None

@@ -24,15 +24,15 @@ class Revival(Section):
 
 
 class CodebookAverages(Section):
-    """Codes follow moving averages of the latents nearest to them (van den Oord et al. 2017, appendix A.1), over the
-    whole batch, in any layout, and begin with even use."""
+    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use (van
+    den Oord et al. 2017, appendix A.1)."""
 
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
     revival: Revival | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres the codes are after its update.
-    It begins at random latents; a centre that no latent is near stays, and all codes do if a latent is not finite."""
+    It begins at random latents; a centre that no latent is near stays."""
 
 
 class Bottleneck(Section):
