@@ -45,7 +45,10 @@ ANCHORS = {
 }
 """Headings of sections that are called otherwise."""
 
-LIKE = {"biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat"}
+LIKE = {
+    "biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat",
+    "autoencoder": "pix2pix", "features": "gat", "package.module:function": "dit",
+}  # fmt: skip
 """Families whose tables only name the keys that another family has alike."""
 
 AS = {
@@ -141,7 +144,8 @@ def keys_table(name: str) -> str:
     """The keys of a section with types, defaults and meaning."""
     rows = rows_of(name)
     if other := LIKE.get(name.removeprefix("family ")):
-        alike = [row[0] for row in rows if row in rows_of(f"family {other}")]
+        others = rows_of(f"family {other}")
+        alike = [row[0] for row in rows if row in others or (of_both(row[0]), *row[1:]) in others]
         rows = [row for row in rows if row[0] not in alike]
         rows.append((", ".join(alike), "", "", f"as of [`{other}`](#family-{other})"))
     return markdown(("key", "type", "default", "meaning"), rows)
@@ -192,8 +196,13 @@ def joined(rows: list[Row]) -> list[Row]:
         if (name, *rest) not in both:
             found.append((key, *rest))
         elif key.startswith("`generator."):
-            found.append((f"`<network>.{name}", *rest))
+            found.append((of_both(key), *rest))
     return found
+
+
+def of_both(key: str) -> str:
+    """A key of one network as that of both."""
+    return re.sub(r"^`\w+\.", "`<network>.", key)
 
 
 def default_of(field: FieldInfo) -> str:

@@ -12,22 +12,22 @@ from bigsgan.config.sections import NaturalFloat, NaturalInt, PositiveFloat, Sec
 class Adaptive(Section):
     """Weighs the adversarial loss by |gradient of the rest| / (|gradient of it| + 1e-4) at one of G's parameters.
 
-    The rest is what terms of images add to G's loss, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
+    The rest is what terms of images add, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
     """
 
     parameter: Annotated[str, Field(min_length=1)]
-    """End of the parameter's name, the last that the images depend on, such as ``decoder.conv_out.weight``."""
+    """End of the parameter's name, such as ``decoder.conv_out.weight``."""
     largest: PositiveFloat = 1e4
     """The ratio is at most this."""
     over: Literal["batch", "micro_batch"] = "batch"
-    """Gradients of the whole batch, the same in any layout; or of each rank's micro-batch, as in public trainers."""
+    """Gradients of the whole batch; or of each rank's micro-batch, as in public trainers."""
 
 
 class Normalize(Section):
     """Divides the gradient of the loss on logits at G's images by a moving average of its size.
 
-    A sample's gradient g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin
-    et al. 2025, arXiv 2511.22475).
+    g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv
+    2511.22475).
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -28,11 +28,10 @@ Method = Literal["auto", "double_backward", "forward_mode"]
 
 
 class Penalty(Section):
-    """weight / 2 * E[|grad of D's logit at the images|^2], on every ``every``-th discriminator step, times ``every``.
+    """weight / 2 * E[|grad of D's logit at the images|^2], on every ``every``-th step of D, times ``every``.
 
     R1 takes it at real images and R2 at fake ones (Mescheder et al. 2018, arXiv 1801.04406; lazily: Karras et al. 2020,
-    arXiv 1912.04958). ``finite_difference`` replaces the squared norm by (D(x + sigma e) - D(x))^2 / sigma^2 with e
-    standard normal (Lin et al. 2025, arXiv 2501.08316).
+    arXiv 1912.04958).
     """
 
     weight: PositiveFloat
@@ -42,17 +41,18 @@ class Penalty(Section):
     decay_nimg: PositiveInt | None = None
     """Images until ``final_weight``; ``total_nimg`` unless given."""
     every: PositiveInt = 1
-    """Steps of D of which it is in one, that many times as strongly."""
+    """Steps of D of which it is in one."""
     form: Literal["exact", "finite_difference"] = "exact"
-    """The gradient itself, or a comparison of two logits."""
+    """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal (Lin et al. 2025, arXiv
+    2501.08316)."""
     method: Method = "auto"
     """How an exact penalty is computed; ``auto`` [depends on the
     layout](../explanation/penalties.md#which-way-is-taken)."""
     sigma: PositiveFloat | None = None
-    """Step of a finite difference, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's
-    layers is bf16, fp16 or float32."""
+    """For images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's layers is bf16, fp16 or
+    float32."""
     antithetic: bool = False
-    """Take the difference from x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
+    """From x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
     check_every: NaturalInt = 64
     """Penalized steps between two comparisons with the exact penalty; 0 for none."""
 
@@ -61,7 +61,7 @@ class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
-    """Weight of the penalty."""
+    """Factor above."""
     method: Method = "auto"
     """As for R1."""
 
@@ -90,15 +90,15 @@ class LeCam(Section):
     """Keeps D's logits near their moving averages (Tseng et al. 2021, arXiv 2104.03310)."""
 
     weight: PositiveFloat = 0.3
-    """Weight of the squared distance to the moving averages."""
+    """Weight of the squared distance."""
     decay: Fraction = 0.99
-    """Share of the old moving average that an update keeps."""
+    """Share of the old averages that an update keeps."""
 
 
 class Consistency(Section):
     """weight / (L - 1) * the sum over i < L of E[mean (x_i - x_L)^2] / (L - i), for the L images of a sample.
 
-    It keeps the coarser images near the last, which gets a gradient too (Hyun et al. 2026, arXiv 2605.26449).
+    It keeps the coarser ones near the last (Hyun et al. 2026, arXiv 2605.26449).
     """
 
     weight: PositiveFloat = 0.1
@@ -108,13 +108,13 @@ class Consistency(Section):
 class PathLength(Section):
     """weight * E[(length - mean length)^2] of paths in the space of styles, every ``every`` updates, times ``every``.
 
-    For generators with styles (Karras et al. 2020, arXiv 1912.04958, section 3.2).
+    For StyleGAN2 (Karras et al. 2020, arXiv 1912.04958, section 3.2).
     """
 
     weight: PositiveFloat = 2.0
-    """Weight of the squared deviation from the mean length."""
+    """Factor above."""
     every: PositiveInt = 4
-    """Apply it in every so many updates of G."""
+    """Updates of G of which it is in one."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
@@ -134,25 +134,25 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
 
-    The cosines are of a frozen network's features with those that a perceptron predicts from D's last tokens (GAT,
-    arXiv 2509.24935), in a CAT of the image at its full size.
+    Cosines of a frozen network's features with those that D predicts (GAT, arXiv 2509.24935), in a CAT of the image at
+    its full size.
     """
 
     path: PathText
-    """Program of torch.export (.pt2) or torch.jit.save with [DINOv2's
+    """Program (.pt2, or of torch.jit.save) with [DINOv2's
     interface](../how-to/latents.md#a-teacher-for-the-discriminator)."""
     weight: PositiveFloat = 1.0
-    """Weight of the distances to the teacher's features."""
+    """Factor above."""
     resolution: Pixels = 224
-    """R, to which images are resized, normalized by ImageNet's means and deviations."""
+    """Pixels a side of the images that it is given."""
     width: Width = 768
     """Features of the teacher's tokens; 768 in DINOv2's ViT-B."""
     hidden: Width = 2048
-    """Features of both hidden layers of D's perceptron."""
+    """Features of both hidden layers of D's perceptron for it."""
 
 
 class Orthogonal(Section):
-    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3); 0 is off.
+    """Strength of each network's orthogonal regularization (Brock et al. 2019, equation 3).
 
     ``--G_ortho 2e-4`` of BigGAN-PyTorch is 1e-4 here.
     """
@@ -178,19 +178,19 @@ class OwnTerm(Section):
     """A part of a network's loss from your own code; see docs/how-to/own-loss.md."""
 
     use: outside_name("terms")  # type: ignore[valid-type]
-    """``package.module:name`` of a function or class, [a term](../how-to/own-loss.md#terms)."""
+    """``package.module:name`` of [a term](../how-to/own-loss.md#terms)."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")] | None = None
     """Name of its statistic, loss/<name>; by default that of the function or class."""
     network: Literal["generator", "discriminator"] = "generator"
-    """Network whose loss it enters. D's terms read what D returns, or gradients."""
+    """Network whose loss it enters."""
     weight: float = 1.0
-    """Weight relative to the loss on logits."""
+    """Factor."""
     every: PositiveInt = 1
     """Steps of D, or updates of G, of which it is in one, so many times as strongly."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
-    """Images at which it takes gradients of D's logits, by the penalties' method."""
+    """Images at which it takes gradients of D's logits."""
     arguments: dict[str, Any] = Field(default={})
-    """Further arguments of the function or class."""
+    """Further arguments."""
 
     @property
     def label(self) -> str:
@@ -226,24 +226,24 @@ class Objective(Section):
     """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
     """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
-    relativistic loss needs (with ``reuse_fakes``). Vectors are drawn from the data's unless it is ``data``."""
+    relativistic loss needs (with ``reuse_fakes``)."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between G's images and their targets: pairs', or what G reads."""
+    """Weight of the mean absolute difference of G's images from their targets: pairs', or what G reads."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None
     perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between D's features of G's images and of the targets."""
+    """Weight of the mean absolute difference of D's features of G's images from the targets'."""
     kl: NaturalFloat = 0.0
-    """Weight of the divergence of latents from a standard normal distribution, summed over latents, mean over images.
-    It reads G's output ``moments``: means and log variances, side by side."""
+    """Weight of the divergence of latents from a standard normal distribution, summed over latents, by G's output
+    ``moments``: means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference between images and the translations of their translations, G's output
-    ``again``, summed over both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
+    """Weight of the mean absolute difference of images from G's output ``again``, their translations back, summed over
+    both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
-    """Weight of the same difference from translations of images of the target domain, G's output ``same``."""
+    """Weight of the same difference from G's output ``same``, translations of images of the target domain."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None

@@ -13,24 +13,24 @@ class Huber(Section):
     weight: PositiveFloat
     """Weight."""
     delta: PositiveFloat = 1.0
-    """Difference from which on it grows linearly."""
+    """From here on it grows linearly."""
 
 
 class PerceptualNetwork(Section):
     """The frozen network of a [perceptual distance](../how-to/image-games.md#perceptual-distance)."""
 
     path: PathText
-    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program of
-    torch.export (.pt2) or torch.jit.save from images to a tuple of feature maps."""
+    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program (.pt2, or of
+    torch.jit.save)."""
     heads: PathText | None = None
-    """State dict of LPIPS' linear heads, for torchvision's VGG-16, which needs them."""
+    """State dict of LPIPS' linear heads, which torchvision's VGG-16 needs."""
 
 
 class Perceptual(PerceptualNetwork):
     """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
 
-    LPIPS (Zhang et al. 2018, arXiv 1801.03924, equation 1), or like it, by a frozen network: see
-    [perceptual distance](../how-to/image-games.md#perceptual-distance).
+    LPIPS (Zhang et al. 2018, arXiv 1801.03924, equation 1), or like it: a [perceptual
+    distance](../how-to/image-games.md#perceptual-distance).
     """
 
     weight: PositiveFloat = 1.0
@@ -40,8 +40,7 @@ class Perceptual(PerceptualNetwork):
 class CodeEntropy(Section):
     """weight * (E[H(p)] - diversity * H(E[p])): each latent is sure of its code, and all codes are used alike.
 
-    p is the softmax of ``generator.bottleneck.temperature`` (Yu et al. 2023, arXiv 2310.05737, section 3). E[p] is over
-    a micro-batch on all ranks.
+    p is the softmax of ``generator.bottleneck.temperature`` (Yu et al. 2023, arXiv 2310.05737, section 3).
     """
 
     weight: PositiveFloat = 0.1
@@ -51,10 +50,8 @@ class CodeEntropy(Section):
 
 
 class Transport(Section):
-    """weight * E[(x - z)^2], the mean squared distance of G's images to their latents, which have the same shape.
-
-    It prefers a map from noise to images that moves little (Lin et al. 2025, arXiv 2511.22475).
-    """
+    """weight * E[(x - z)^2], the squared distance of G's images to their latents, which have the same shape (Lin et al.
+    2025, arXiv 2511.22475)."""
 
     weight: PositiveFloat = 0.2
     """Weight."""
@@ -65,7 +62,7 @@ class Transport(Section):
 
 
 class Flow(Section):
-    """weight * E[((x - G((1 - t) x + t z, t)) / t)^2], the error of the velocity z - x; a G that reads times learns it.
+    """weight * E[((x - G((1 - t) x + t z, t)) / t)^2], the error of the velocity z - x; needs a G that reads times.
 
     It is flow matching along straight lines (Lipman et al. 2023, arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
     """
@@ -73,8 +70,8 @@ class Flow(Section):
     weight: PositiveFloat = 1.0
     """Weight."""
     times: Literal["uniform", "logit_normal"] = "uniform"
-    """Distribution of t in (0, 1]: uniform, or the logistic function of a standard normal number (Esser et al. 2024,
-    arXiv 2403.03206)."""
+    """Distribution of t in (0, 1]; ``logit_normal`` is the logistic function of a standard normal number (Esser et al.
+    2024, arXiv 2403.03206)."""
 
 
 class DistributionMatching(Section):
@@ -93,7 +90,7 @@ class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 
     The means are over all numbers of G's outputs ``encoded`` and ``quantized`` (van den Oord et al. 2017, arXiv
-    1711.00937, equation 3). Codes without a gradient, with ``bottleneck.ema`` or of ``lfq``, have no first part.
+    1711.00937, equation 3). Codes without a gradient have no first part.
     """
 
     weight: PositiveFloat = 1.0

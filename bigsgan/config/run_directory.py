@@ -340,7 +340,7 @@ def compare_recipes(
             continue
         is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
         fixed = _adds_state(key, saved, given)
-        fixed |= key.startswith(_FIXED) and key not in FROZEN
+        fixed |= key.startswith(_FIXED) and key not in FREE_KEYS
         fixed &= key != "objective.schedule" or "overlapped" in (old, new)
         if fixed or not (is_free or key in allowed):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"

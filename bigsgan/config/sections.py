@@ -98,16 +98,16 @@ class Section(BaseModel):
 
 
 class Muon(Section):
-    """How ``kind: muon`` updates matrices; the keys are those of torch.optim.Muon, but for the first."""
+    """How ``kind: muon`` updates matrices, as torch.optim.Muon does."""
 
     lr_multiplier: PositiveFloat = 1.0
-    """Learning rate of the matrices, relative to ``lr``."""
+    """Their learning rate, relative to ``lr``."""
     momentum: Fraction = 0.95
     """Share of the old momentum that an update keeps."""
     nesterov: bool = True
-    """Whether an update uses the momentum after the next step with the same gradient."""
+    """Use the momentum after the next step with the same gradient."""
     adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral_unclamped"] = "match_rms_adamw"
-    """Factor on the rate of a matrix with A rows and B columns: 0.2 sqrt(max(A, B)), for updates as large as AdamW's;
+    """Factor on the rate of a matrix of A rows and B columns: 0.2 sqrt(max(A, B)), for updates as large as AdamW's;
     sqrt(max(1, A / B)), torch's default; or sqrt(A / B)."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     """Steps of the Newton-Schulz iteration."""
@@ -121,12 +121,12 @@ class ParameterGroup(Section):
     """Parameters of a network with a learning rate of their own."""
 
     parameters: Annotated[str, Field(min_length=1)]
-    """Pattern of parameters' names, or of their ends after a dot: ``*`` stands for any text, ``[0-6]`` for a digit. A
-    parameter is in the first group that it fits."""
+    """Pattern of parameters' names, or of their ends after a dot: ``*`` stands for any text, ``[0-6]`` for a digit. The
+    first group that fits counts."""
     lr_multiplier: PositiveFloat = 1.0
     """Their learning rate, relative to ``lr``."""
     frozen_from_nimg: NaturalInt | None = None
-    """Images from which on their rate is 0. Gradients are still computed and count in ``clip_norm``; buffers go on."""
+    """Images from which on their rate is 0. Gradients still count in ``clip_norm``; buffers go on."""
 
     def is_frozen(self, nimg: int) -> bool:
         """Whether they stay as they are in the update that begins at so many images."""
@@ -137,13 +137,13 @@ class Optimizer(Section):
     """One network's optimizer, with the learning rate as a function of images seen."""
 
     kind: Literal["adam", "adamw", "sgd", "rmsprop", "muon"] = "adam"
-    """``adamw`` applies weight decay to the weights (Loshchilov and Hutter 2019, arXiv 1711.05101). ``muon``
-    orthogonalizes the updates of a transformer's matrices, and is AdamW for all other parameters."""
+    """``adamw`` applies weight decay to the weights (Loshchilov and Hutter 2019, arXiv 1711.05101). ``muon`` is
+    [Muon](#muon)."""
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
-    """Width of the network for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this
-    network's, as in GAT (arXiv 2509.24935)."""
+    """Width for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this network's (GAT,
+    arXiv 2509.24935)."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
     """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
     eps: PositiveFloat = 1e-8
@@ -155,8 +155,8 @@ class Optimizer(Section):
     weight_decay: NaturalFloat = 0.0
     """Added to the gradient, but for ``adamw`` and ``muon``."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay. ``matrices`` have two or more dimensions, with embeddings and learned constants, without
-    biases, gains and scalars."""
+    """``matrices`` have two or more dimensions, with embeddings and learned constants, without biases, gains and
+    scalars."""
     clip_norm: PositiveFloat | None = None
     """Norm to which larger gradients are scaled down."""
     warmup_nimg: NaturalInt = 0
@@ -164,7 +164,7 @@ class Optimizer(Section):
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """Curve of the rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
     final_lr: NaturalFloat = 0.0
-    """Needs a ``decay`` other than ``constant``."""
+    """Needs a ``decay``."""
     final_beta2: Fraction | None = None
     """Adam's second decay rate at ``decay_nimg``, along the same curve."""
     decay_from_nimg: NaturalInt | None = None
@@ -249,12 +249,12 @@ class PowerEMA(Section):
     """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
 
     widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
-    """sigma_rel of each average: the standard deviation of its profile divided by the images averaged over. Each takes
-    as much memory as the EMA."""
+    """sigma_rel of each: the standard deviation of its profile divided by the images averaged over. Each takes the
+    EMA's memory."""
     snapshot_nimg: PositiveInt
-    """Images between two snapshots of the averages; there is one at the end too."""
+    """Images between two snapshots; there is one at the end too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
-    """Precision of snapshots: 4 or 2 bytes for each parameter and width."""
+    """4 or 2 bytes for each parameter and width."""
 
     @model_validator(mode="after")
     def _check(self) -> PowerEMA:
@@ -275,8 +275,8 @@ class EMA(Section):
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
     reset_nimg: PositiveInt | None = None
-    """Images between two restarts of G from the EMA, with its optimizer as it is (adversarial flow models: Lin et al.
-    2025, arXiv 2511.22475)."""
+    """Images between two restarts of G from the EMA, with its optimizer as it is (Lin et al. 2025, arXiv
+    2511.22475)."""
     reset_from_nimg: NaturalInt = 0
     """Images before which G keeps its weights."""
     power: PowerEMA | None = None
@@ -299,7 +299,7 @@ class KeepBest(Section):
     """Which checkpoint is the best so far."""
 
     metric: str
-    """A name in metrics.jsonl, such as loss/generator; the last value before a checkpoint counts."""
+    """A name in metrics.jsonl, such as loss/generator; its last value before a checkpoint counts."""
     goal: Literal["min", "max"] = "min"
     """Whether a smaller or a larger value is better."""
 
@@ -331,8 +331,7 @@ class InitFrom(Section):
     weights: Literal["ema", "live"] = "ema"
     """Begin with the generator's EMA, or with its live weights."""
     backbone: bool = False
-    """Let D begin with the generator's weights in the layers that both have, such as a transformer's blocks; the rest
-    of D begins new."""
+    """Let D begin with the generator's weights in the layers that both have, such as a transformer's blocks."""
     freeze_discriminator: NaturalInt = 0
     """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 
@@ -370,10 +369,10 @@ class Engine(Section):
     pipeline_stages: PositiveInt = 1
     """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or their share of all; ``auto`` divides
-    for the shortest updates. By default each rank holds a part of both networks."""
+    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or share of all; ``auto`` divides for
+    the shortest updates. By default each rank holds a part of both networks."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
-    """Divide layers into stages equally by parameters, by number, or by time, measured once on this machine."""
+    """What stages share equally: parameters, layers, or time, measured once on this machine."""
 
 
 class Engines(Section):
@@ -382,7 +381,7 @@ class Engines(Section):
     generator: Engine = Engine()
     discriminator: Engine = Engine()
     stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
-    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare; they cost time and memory."""
+    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare."""
 
 
 class Pipeline(Section):

@@ -62,6 +62,12 @@ def test_what_is_measured_may_change():
     assert {f"metrics.{key}" for key in flat(metrics.model_dump())} <= FREE_KEYS
 
 
+def test_every_free_key_may_change():
+    """Also those of a network, whose other keys determine its weights."""
+    for key in FREE_KEYS:
+        assert compare_recipes({key: 1}, {key: 2}, "run", []) == [f"{key}: 1 -> 2"]
+
+
 @pytest.mark.parametrize("override", sorted(FREE))
 def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
     files = ["data={kind: folder, root: /here}"] if override.startswith(("data.root", "data.max_")) else []

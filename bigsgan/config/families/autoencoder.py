@@ -24,42 +24,35 @@ class Revival(Section):
 
 
 class CodebookAverages(Section):
-    """Codes that follow moving averages of the latents nearest to them (van den Oord et al. 2017, appendix A.1).
-
-    The averages are over the whole batch, in any layout, and begin with even use.
-    """
+    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use (van
+    den Oord et al. 2017, appendix A.1)."""
 
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
     revival: Revival | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres the codes are after its update.
-    It begins with latents that are drawn at random; a centre that no latent is near stays, and all codes do if a latent
-    is not finite."""
+    It begins at random latents; a centre that no latent is near stays."""
 
 
 class Bottleneck(Section):
-    """How the encoder's output becomes latents.
-
-    ``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114). ``vq`` takes the nearest of
-    learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq`` rounds each channel to a few levels (Mentzer et
-    al. 2023, arXiv 2309.15505), and ``lfq`` to its sign (Yu et al. 2023, arXiv 2310.05737). ``none`` leaves them as
-    they are.
-    """
+    """How the encoder's output becomes latents."""
 
     kind: Literal["kl", "vq", "fsq", "lfq", "none"] = "kl"
-    """``kl`` needs ``objective.kl``, which keeps latents near a normal distribution; ``vq`` and ``lfq`` need
-    ``objective.codebook``, which brings latents and codes together."""
+    """``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114) and needs
+    ``objective.kl``; ``vq`` takes the nearest of learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq``
+    rounds each channel to a few levels (Mentzer et al. 2023, arXiv 2309.15505), ``lfq`` to its sign (Yu et al. 2023,
+    arXiv 2310.05737); ``vq`` and ``lfq`` need ``objective.codebook``."""
     num_codes: Annotated[int, Field(gt=1, le=2**20)] = 16384
-    """Number of codes of ``vq``."""
+    """Codes of ``vq``."""
     normalized: bool = True
     """Divide ``vq``'s codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
     ema: CodebookAverages | None = None
     temperature: PositiveFloat | None = None
-    """Temperature of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
+    """Of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
     ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
-    """Levels of each channel of ``fsq``, ``latent_channels`` of them. bf16 has no more than 256 in [-1, 1]."""
+    """Levels of each channel of ``fsq``, ``latent_channels`` of them."""
 
 
 _KEYS = {"vq": ("num_codes", "normalized", "ema", "temperature"), "fsq": ("levels",), "lfq": ("temperature",)}
@@ -84,8 +77,7 @@ class AutoencoderGenerator(NetworkSection):
     channels: Width = 128
     """Channels of the finest feature map."""
     multipliers: list[Annotated[int, Field(gt=0, le=64)]] = Field(default=[1, 2, 4, 4], min_length=1, max_length=8)
-    """Channels of each level from fine to coarse, divided by ``channels``; each level but the first halves the
-    sides."""
+    """Channels of each level from fine to coarse, divided by ``channels``; each but the first halves the sides."""
     num_blocks: Depth = 2
     """Residual blocks of an encoder's level; the decoder has one more."""
     attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])

@@ -180,13 +180,13 @@ class TimedGenerator(NetworkSection):
     """Keys of a generator that may read times, and then make images in several steps."""
 
     times: bool = False
-    """Let it read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z;
-    1 stands for noise z alone."""
+    """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; 1
+    stands for noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
-    """Steps of equal length from noise to an image, by which samples are made (Euler's method)."""
+    """Equal steps from noise to an image in samples (Euler's method)."""
     guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Factor on the distance of samples' estimates from those without a label (Ho and Salimans 2022, arXiv 2207.12598);
-    needs ``data.condition_dropout``. Other factors than 1 take two passes a step."""
+    needs ``data.condition_dropout``. Unless 1, a step takes two passes."""
 
     @property
     def reads_times(self) -> bool:

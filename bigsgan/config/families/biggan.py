@@ -84,7 +84,7 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     shared_embedding: bool = True
     """Batch norm's gains and biases are linear in one embedding; otherwise each has its own."""
     multiples: Annotated[list[PositiveInt], Field(max_length=16)] | None = None
-    """Channels of the feature maps from 4x4 on, divided by ``channels``; null for the published ones. StudioGAN's at
+    """Channels of the feature maps from 4x4 on, divided by ``channels``; by default the published ones. StudioGAN's at
     64x64 are [16, 8, 4, 2, 1]."""
 
     def steps(self, resolution: int) -> list[int]:

@@ -19,7 +19,7 @@ class BlockSection(Section):
     groups: Width = 8
     """Groups of ``grouped`` convolutions."""
     expansion: Width = 4
-    """Channels inside an ``inverted_residual``, divided by those of its output."""
+    """Channels inside an ``inverted_residual``, divided by its output's."""
 
 
 def check_groups(network: str, section: BlockSection, widths: Iterable[int]) -> None:

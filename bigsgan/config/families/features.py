@@ -19,8 +19,8 @@ class FeaturesNetwork(NetworkSection):
 
     has_tangents: ClassVar[bool] = False
     path: PathText
-    """A program of torch.export (.pt2) or torch.jit.save that maps images (n, 3, H, W) in [-1, 1] to a tuple of feature
-    maps (n, C, h, w), as [`objective.perceptual`](#objective) takes. It computes in float32, and is never trained."""
+    """A program (.pt2, or of torch.jit.save) from images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, h,
+    w). It computes in float32, and is never trained."""
     maps: list[Annotated[list[Width], Field(min_length=3, max_length=3)]] = Field(min_length=1, max_length=64)
     """Channels, height and width of each of its maps, such as `[[384, 28, 28], [384, 28, 28]]`."""
 
@@ -56,7 +56,7 @@ class FeaturesGenerator(TransformerBlocks, FeaturesNetwork):
     hidden: Width = 3072
     """Features inside a block's perceptron."""
     noise: NaturalFloat = 0.8
-    """In training, add normal noise to the map, whose deviation is drawn uniformly up to this for each image."""
+    """In training, add normal noise to the map, of a deviation that is drawn uniformly up to this for each image."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -82,7 +82,7 @@ class FeaturesDiscriminator(FeaturesNetwork):
 
     family: Literal["features"] = "features"
     kernel: PositiveInt = 9
-    """Pixels that the second convolution of a head reads together, beginning anew at the end of a map; odd."""
+    """Pixels that the second convolution of a head reads together, along the rows of a map; odd."""
     norm: Literal["instance", "batch"] = "instance"
     """Norm in the heads, over the pixels of an image, or over those of the batch."""
 

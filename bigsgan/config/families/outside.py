@@ -31,10 +31,10 @@ class _Outside(NetworkSection):
     arguments: dict[str, JsonValue] = Field(default={})
     """Its arguments, besides those that the recipe gives."""
     seeds: bool = False
-    """Give it a seed for each sample, (N,) integers, as its last input, for ``bigsgan.models.noise``."""
+    """Give it a seed for each sample, (N,) integers, as its last input."""
     exact: bool = True
-    """Whether several ranks must train what one does. ``false`` allows networks that draw from torch's generators,
-    change buffers or compare samples; then no layout equals another."""
+    """``false`` allows networks that draw from torch's generators, change buffers or compare samples; then no layout
+    equals another."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -52,9 +52,9 @@ class OutsideGenerator(_Outside, TimedGenerator):
     latent_size: Width | None = None
     """Numbers in a latent; needed by a generator from latents."""
     reads: Literal["latents", "images"] = "latents"
-    """Whether it makes images from latents or from the real images, as an autoencoder does."""
+    """Whether it makes images from latents or from the real images."""
     outputs: Names = Field(default=[])
-    """Names of what it returns after the images, for terms of G; D does not see it."""
+    """Names of what it returns after the images, for terms of G."""
 
 
 class OutsideDiscriminator(_Outside):

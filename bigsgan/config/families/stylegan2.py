@@ -36,11 +36,11 @@ class _StyleGAN2(NetworkSection):
     """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
     """Highest resolutions in half precision, whatever the weights' type, or all above 4x4 if there are fewer; 4 as
-    published. The others have the engine's precision."""
+    published."""
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions; as published fp16, without a loss scale."""
     filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)
-    """Taps of the filter that resamples feature maps and images, both ways, normalized to a sum of 1."""
+    """Taps of the filter that resamples feature maps and images, normalized to a sum of 1."""
 
     @property
     def computes_in(self) -> str | None:
@@ -83,7 +83,7 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     """Add noise with a learned strength."""
     architecture: Literal["skip", "orig", "resnet"] = "skip"
     """The image is a sum over the resolutions (``skip``, as published), or the last one, with residual blocks
-    (``resnet``) or none (``orig``)."""
+    (``resnet``) or none."""
     w_size: Width = 512
     """Numbers in w, the mapping network's output."""
     w_avg_beta: Share = 0.995
@@ -115,8 +115,8 @@ class StyleGAN2Discriminator(_StyleGAN2):
     relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
     """Parts with ReLU instead of the published leaky one."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch. null takes all
-    images, and needs the whole batch on one rank at once."""
+    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch. null takes all, and
+    needs the whole batch on one rank at once."""
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps with the deviation; 0 leaves it out."""
 
