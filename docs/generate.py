@@ -46,7 +46,7 @@ ANCHORS = {
 """Headings of sections that are called otherwise."""
 
 LIKE = {
-    "biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat",
+    "biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat", "dmd2": "dit",
     "autoencoder": "pix2pix", "features": "gat", "package.module:function": "dit",
 }  # fmt: skip
 """Families whose tables only name the keys that another family has alike."""

@@ -135,15 +135,22 @@ def test_own_loss(elsewhere):
 
 @pytest.mark.slow
 def test_distill(elsewhere):
-    """A student learns from its teacher's scores, resumes and makes images."""
-    pretrain, train, sample = commands(written("distill"))
-    Path("flow.py").write_text(Path("flow.py").read_text().replace("num_steps=8000", "num_steps=20"))
-    execute(pretrain)
+    """A student learns from its teacher's scores, resumes and makes images: of the family, and of one's own networks."""
+    teach, distill, sample, *_, pretrain, train, sample_own = commands(written("distill"))
     short = ["total_nimg=128", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=64"]
-    execute(train, *short, "total_nimg=64")
-    assert "Resuming" in (said := execute(train, *short))
-    assert "UserWarning" not in said
-    assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows("runs/dmd2")[1].keys()
+    execute(teach, *short)
+    for words in (sample, sample_own):
+        if words is sample_own:
+            Path("flow.py").write_text(Path("flow.py").read_text().replace("num_steps=8000", "num_steps=20"))
+            execute(pretrain)
+            distill = train
+        execute(distill, *short, "total_nimg=64")
+        assert "Resuming" in (said := execute(distill, *short))
+        assert "UserWarning" not in said
+        run = words[words.index("--run") + 1]
+        assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows(run)[1].keys()
+        execute(words)
+        assert Image.open("digits.png").size[0] > 8
     execute(
         train,
         *short,
@@ -152,8 +159,6 @@ def test_distill(elsewhere):
         "engines.discriminator.ds_config=zero0_bf16",
         "generator.arguments.steps=2",
     )
-    execute(sample)
-    assert Image.open("digits.png").size[0] > 8
 
 
 @pytest.mark.slow
