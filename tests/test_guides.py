@@ -135,7 +135,7 @@ def test_own_loss(elsewhere):
 
 @pytest.mark.slow
 def test_distill(elsewhere):
-    """A student learns from its teacher's scores, resumes and makes images: of the family, and of one's own networks."""
+    """A student learns, resumes and makes images: of the family, and of one's own networks."""
     teach, distill, sample, *_, pretrain, train, sample_own = commands(written("distill"))
     short = ["total_nimg=128", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=64"]
     execute(teach, *short)

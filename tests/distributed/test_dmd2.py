@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from bigsgan.doctor.games import DMD2, FLOW
+from bigsgan.planner.counting import count_work
 from tests.distributed import scenarios
 from tests.distributed.agreement import check_updates
 from tests.distributed.test_init_from import states
+from tests.distributed.test_operations import operations
+from tests.distributed.test_planner import COMMON, check
 from tests.distributed.test_state import BF16, check_same_run
-from tests.tiny import both, stages, zero
+from tests.tiny import both, stages, tiny_plan, zero
 
 HALVES = "accumulation=2"
 LAYOUTS = {
@@ -54,3 +57,27 @@ def test_a_resumed_run_is_the_same(ranks, tmp_path):
     ds = both(3, **BF16)
     whole = ranks(2).run(scenarios.uninterrupted, [*DMD2, HALVES], ds, 4)
     check_same_run(whole, ranks(2).run(scenarios.resume, [*DMD2, HALVES], ds, str(tmp_path), 2, 2), 4)
+
+
+WIDE = [
+    *COMMON,
+    "generator={family: dit, latent_size: 3072, depth: 4, width: 256, heads: 4, patch: 4, times: true}",
+    "discriminator={family: dmd2, depth: 4, width: 256, heads: 4, patch: 4}",
+    "objective={distribution_matching: {}, d_steps: 2}",
+    "init_from.run=unset",
+    "batch=32",
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", [1, 3])
+def test_memory_is_that_of_a_plan(ranks, tmp_path, stage):
+    check(ranks, tmp_path, f"distribution matching, ZeRO {stage}", WIDE, zero(stage))
+
+
+@pytest.mark.slow
+def test_an_update_computes_what_a_plan_counts(ranks, tmp_path):
+    ds = both(1)
+    (computed,) = ranks(1).run(operations, WIDE, ds)
+    counted = count_work(tiny_plan(tmp_path, 1, WIDE, ds))
+    assert computed / 32 == pytest.approx(counted["update_flop"], rel=0.05)
