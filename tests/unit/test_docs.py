@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigsgan.config.sections import EMA
-from bigsgan.engines.deepspeed.touched import VERSION
+from tests.unit.touched import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
