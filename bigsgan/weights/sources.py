@@ -109,61 +109,57 @@ def read_source(
     Raises:
         UserError: A file cannot be read, contains code, or is not of that source.
     """
-    if norm_eps is not None and source != "biggan-pytorch":
-        raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
-    if source == DIFFUSERS:
-        return _read_autoencoder(weights, discriminator, settings_file)
-    module = SOURCES[source]
+    module = SOURCES.get(source)
+    _refuse("--bn-eps", source, norm_eps is not None and source != "biggan-pytorch")
+    _refuse("--discriminator", source, discriminator is not None and not hasattr(module, "discriminator_state"))
+    _refuse(OPTION, source, settings_file is not None and source == DIFFUSERS)
+    if module is None:
+        return _read_autoencoder(weights)
     check_file("--weights", weights)
-    if discriminator is not None and not hasattr(module, "discriminator_state"):
-        raise UserError("--discriminator", None, f"is not supported with --from {source}", "remove the option")
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
     snapshot = _read("--weights", weights)
-    if discriminator is not None:
-        snapshot = _with_discriminator(snapshot, discriminator)
+    snapshot = snapshot if discriminator is None else _with_discriminator(snapshot, discriminator)
     networks = snapshot.networks
     ema = _ema_generator(networks, weights)
-    live = networks.get("G", ema)
     with _blaming("--weights", weights, f"a generator of {source}"):
-        states = {"generator": module.generator_state(live.state), "average": module.generator_state(ema.state)}
+        both = {"generator": networks.get("G", ema), "average": ema}
+        states = {name: module.generator_state(network.state) for name, network in both.items()}
         sections = {"generator": _section(module.generator_section, ema)}
         data = module.data_section(ema.state)
-    if norm_eps is not None:
-        sections["generator"]["norm_eps"] = norm_eps
+        sections["generator"] |= {} if norm_eps is None else {"norm_eps": norm_eps}
     if "D" in networks:
         option, path = ("--weights", weights) if discriminator is None else ("--discriminator", discriminator)
         with _blaming(option, path, f"a discriminator of {source}"):
             states["discriminator"] = module.discriminator_state(networks["D"].state)
             sections["discriminator"] = _section(module.discriminator_section, networks["D"])
     with _blaming("--weights", weights, f"a snapshot of {source}"):
-        has_heads = "D" in networks and hasattr(module, "teacher_section")
-        teacher = module.teacher_section(networks["D"].state) if has_heads else None
-        own, in_args = nvidia_settings.snapshot_settings(snapshot), None
-        if snapshot.args and source in _ARGUMENTS:
-            own, in_args = _ARGUMENTS[source](weights, snapshot.args, snapshot.steps, teacher is not None)
-        if settings_file == NONE:
-            own = Settings()
-        nimg = nimg if in_args is None else in_args
+        teacher_of = getattr(module, "teacher_section", lambda state: None)
+        teacher = teacher_of(networks["D"].state) if "D" in networks else None
+        own, in_args = _snapshot_settings(source, weights, snapshot, teacher is not None)
+        own = Settings() if settings_file == NONE else own
         return Found(
             data,
             sections,
             states,
             tuple(found for found in (own, in_file) if found.keys or found.left),
             nvidia_settings.augmentation_p(networks.get("augment_pipe")),
-            snapshot.nimg if snapshot.nimg is not None else nimg,
+            next((num for num in (snapshot.nimg, in_args, nimg) if num is not None), None),
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
             tuple(_assumed(module, sections, networks | {"G": ema}, teacher, (own, in_file))),
             teacher,
-            module.left_out(ema.state) if hasattr(module, "left_out") else (),
+            getattr(module, "left_out", lambda state: ())(ema.state),
         )
 
 
-def _read_autoencoder(folder: Path, discriminator: Path | None, settings_file: str | None) -> Found:
+def _refuse(option: str, source: str, is_given: bool) -> None:
+    """Refuse an option that a source has no use for."""
+    if is_given:
+        raise UserError(option, None, f"is not supported with --from {source}", "remove the option")
+
+
+def _read_autoencoder(folder: Path) -> Found:
     """Read a folder of diffusers, which has neither a discriminator nor settings of a training."""
-    for option, given in (("--discriminator", discriminator), (OPTION, settings_file)):
-        if given is not None:
-            raise UserError(option, None, f"is not supported with --from {DIFFUSERS}", "remove the option")
     with _blaming("--weights", folder, "an autoencoder of diffusers"):
         data, section, state = diffusers_autoencoder.read(folder, "--weights")
     depth = min(3, max(1, (data["resolution"] // 3).bit_length() - 1))  # small images have no patches of 70 pixels
@@ -177,6 +173,13 @@ def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> For
     if ema is None:
         raise UserError("--weights", str(weights), "contains no generator", "give the file of a generator")
     return ema
+
+
+def _snapshot_settings(source: str, path: Path, snapshot: Snapshot, has_teacher: bool) -> tuple[Settings, int | None]:
+    """A snapshot's settings, and the images seen that its arguments tell."""
+    if snapshot.args and source in _ARGUMENTS:
+        return _ARGUMENTS[source](path, snapshot.args, snapshot.steps, has_teacher)
+    return nvidia_settings.snapshot_settings(snapshot), None
 
 
 def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
@@ -213,8 +216,7 @@ def _file_settings(
         "biggan-pytorch": biggan_settings.file_beside(weights),
         "pix2pix": weights.with_name(pix2pix_settings.FILE),
     }
-    if given is not None and given != NONE and source not in beside:
-        raise UserError(OPTION, None, f"is not supported with --from {source}", "remove the option")
+    _refuse(OPTION, source, given is not None and given != NONE and source not in beside)
     path = beside.get(source) if given is None else Path(given)
     if given == NONE or path is None or (given is None and not os.path.isfile(path)):
         return Settings(), None
