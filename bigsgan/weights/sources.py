@@ -117,8 +117,7 @@ def read_source(
         return _read_autoencoder(weights)
     check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
-    snapshot = _read("--weights", weights)
-    snapshot = snapshot if discriminator is None else _with_discriminator(snapshot, discriminator)
+    snapshot = _with_discriminator(_read("--weights", weights), discriminator)
     networks = snapshot.networks
     ema = _ema_generator(networks, weights)
     with _blaming("--weights", weights, f"a generator of {source}"):
@@ -135,8 +134,7 @@ def read_source(
     with _blaming("--weights", weights, f"a snapshot of {source}"):
         teacher_of = getattr(module, "teacher_section", lambda state: None)
         teacher = teacher_of(networks["D"].state) if "D" in networks else None
-        own, in_args = _snapshot_settings(source, weights, snapshot, teacher is not None)
-        own = Settings() if settings_file == NONE else own
+        own, in_args = _snapshot_settings(source, weights, snapshot, teacher is not None, settings_file == NONE)
         return Found(
             data,
             sections,
@@ -175,15 +173,20 @@ def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> For
     return ema
 
 
-def _snapshot_settings(source: str, path: Path, snapshot: Snapshot, has_teacher: bool) -> tuple[Settings, int | None]:
-    """A snapshot's settings, and the images seen that its arguments tell."""
+def _snapshot_settings(
+    source: str, path: Path, snapshot: Snapshot, has_teacher: bool, takes_none: bool
+) -> tuple[Settings, int | None]:
+    """A snapshot's settings, empty if the user wants none, and the images seen that its arguments tell."""
+    own, nimg = nvidia_settings.snapshot_settings(snapshot), None
     if snapshot.args and source in _ARGUMENTS:
-        return _ARGUMENTS[source](path, snapshot.args, snapshot.steps, has_teacher)
-    return nvidia_settings.snapshot_settings(snapshot), None
+        own, nimg = _ARGUMENTS[source](path, snapshot.args, snapshot.steps, has_teacher)
+    return Settings() if takes_none else own, nimg
 
 
-def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
-    """Add D from a file of its own to a snapshot, and drop the state of the snapshot's optimizer of D."""
+def _with_discriminator(snapshot: Snapshot, path: Path | None) -> Snapshot:
+    """Add D from a file of its own, if there is one, and drop the state of the snapshot's optimizer of D."""
+    if path is None:
+        return snapshot
     others = _read("--discriminator", path).networks
     if "D" not in others and len(others) != 1:
         remedy = "give the file of a discriminator"
