@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigsgan.bench.comm import sent_in_ring
+from bigsgan.bench.measure import fastest
 from bigsgan.doctor.checks import Finding, Subject, failed, passed
 from bigsgan.doctor.games import both
 from bigsgan.doctor.runs import Game, exact, played
@@ -19,6 +21,9 @@ from bigsgan.runtime import comm
 
 SIZES = (1, 1000, 1 << 20)
 """Elements: a scalar, less than a ring's piece, and several pieces on each rank."""
+
+RATED_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+"""Bytes."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 MOST_GATHERED = 1 << 22
@@ -61,6 +66,27 @@ def collectives(subject: Subject) -> Finding:
         )
         return failed(text, REMEDY, numbers, errors[wrong])
     return passed(f"{len(errors)} collectives of {counted(num, 'rank')} give the computed values", numbers)
+
+
+def rates(subject: Subject) -> Finding:
+    """Time all-reduce, all-gather and reduce-scatter over all ranks, by size; a rate is what a rank sends in a ring."""
+    num, device, found = comm.world_size(), comm.device(), list[dict[str, Any]]()
+    for num_bytes in RATED_SIZES:
+        whole = torch.ones(num_bytes // 4 // num * num, device=device)
+        part = torch.ones(whole.numel() // num, device=device)
+        operations: dict[str, tuple[int, Callable[[], Any]]] = {
+            "all-reduce": (2, lambda: dist.all_reduce(whole.zero_())),  # noqa: B023
+            "all-gather": (1, lambda: dist.all_gather_into_tensor(whole, part)),  # noqa: B023
+            "reduce-scatter": (1, lambda: dist.reduce_scatter_tensor(part, whole.zero_())),  # noqa: B023
+        }
+        for name, (times, operation) in operations.items():
+            seconds = fastest(operation)
+            rate = sent_in_ring(times, whole.nbytes, num) / seconds
+            found.append({"collective": name, "bytes": whole.nbytes, "seconds": seconds, "rate": rate})
+    largest = ", ".join(f"{each['collective']} {each['rate'] / 1e9:.2f} GB/s" for each in found[-3:])
+    latency, slowest = min(each["seconds"] for each in found), min(each["rate"] for each in found[-3:])
+    numbers = {"backend": dist.get_backend(), "sizes": found}
+    return passed(f"{largest}; at least {1e6 * latency:.0f} us, over {dist.get_backend()}", numbers, -slowest)
 
 
 class _Ring:

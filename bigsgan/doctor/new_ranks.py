@@ -24,6 +24,7 @@ from bigsgan.doctor.games import TINY
 from bigsgan.doctor.registry import CHECKS
 from bigsgan.doctor.saving import _shared_directory as shared_directory
 from bigsgan.errors import counted
+from bigsgan.runtime.gpus import nvidia_gpus, own_device
 
 COMMAND = [sys.executable, "-m", "bigsgan"]
 STARTING_SECONDS = 30.0
@@ -35,9 +36,21 @@ ENDING_SECONDS = 60.0
 _KEPT = re.compile(r"(SLURM_STEP_\w+|TORCHELASTIC_\w+)")
 """Variables of the doctor's launcher with which new ranks would meet where the doctor's do."""
 
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_SIZE")
 _NOISE = re.compile(r"\[(W|rank)|^\s*$|warning|Warning|frame #")
 _POLL_SECONDS = 0.1
 _LONGEST = 300
+
+_SPEED_RECIPE = {
+    "cpu": ["data={kind: digits, resolution: 16}", "generator.channels=8", "discriminator.channels=8"],
+    "cuda": [
+        "data={kind: synthetic, resolution: 128, num_images: 4096, num_classes: 1000, image_channels: 3}",
+        "generator={channels: 64, attention: [64]}",
+        "discriminator={channels: 64, attention: [64]}",
+    ],
+}
+_SPEED_BATCH = {"cpu": 8, "cuda": 32}
+"""Images of a rank's micro-batch."""
 
 
 class Ended(NamedTuple):
@@ -61,6 +74,31 @@ def checks(subject: Subject, *names: str) -> Finding:
     words = [word for name in names for word in ("--only", name)]
     ended = on_new_ranks(subject, ["doctor", "--json", *words], STARTING_SECONDS + PATIENCE_SECONDS + 3 * seconds)
     return _finding(subject, ended)
+
+
+def speed(subject: Subject) -> Finding:
+    """Time updates of one recipe on all ranks together, and on each alone, all at once: a batch for each rank."""
+    device = "cuda" if nvidia_gpus() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
+    with _in_shared_directory(subject) as directory:
+        recipe = directory / "recipe.yaml"
+        if subject.ranks.rank == 0:
+            recipe.write_text(TINY)
+        subject.ranks.gather(None)
+        found: list[list[float]] = []
+        for num in (1, subject.ranks.size):
+            batch = [f"batch={num * _SPEED_BATCH[device]}", *_SPEED_RECIPE[device], f"out={directory / 'run'}"]
+            words = ["doctor", "--json", "--only", "recipe.updates", "--config", str(recipe), *batch]
+            ended = on_new_ranks(subject, words, STARTING_SECONDS + 240, together=num > 1)
+            finding = _finding(subject, ended, together=num > 1)
+            rates = subject.ranks.gather(finding.numbers.get("images_per_second"))
+            if None in rates:  # else its memory was not as planned, which another check is about
+                return finding if rates[subject.ranks.rank] is None else passed("see the other ranks", severity=-1e30)
+            found.append(rates)
+    alone, together = found[0], found[1][0]
+    share = together / sum(alone)
+    numbers = {"images_per_second_alone": alone, "images_per_second": together, "share": share, "device": device}
+    text = f"{together:.3g} images/s on {len(alone)} ranks together, {share:.0%} of the sum of what each makes alone"
+    return passed(f"{text} ({min(alone):.3g} to {max(alone):.3g})", numbers, -share)
 
 
 def killed(subject: Subject) -> Finding:
@@ -103,23 +141,34 @@ def killed(subject: Subject) -> Finding:
     return passed(f"all ranks ended {slowest:.0f} s after one was killed, and the run resumed", numbers, slowest)
 
 
-def on_new_ranks(subject: Subject, words: Sequence[str], limit: float) -> Ended:
-    """Run `bigsgan` with ``words`` on new ranks, one beside each of the doctor's."""
-    with _in_shared_directory(subject) as directory, _started(subject, directory, words) as process:
+def on_new_ranks(subject: Subject, words: Sequence[str], limit: float, together: bool = True) -> Ended:
+    """Run `bigsgan` with ``words`` beside each rank, on ranks that meet, or ``together=False``, each for itself."""
+    with _in_shared_directory(subject) as directory, _started(subject, directory, words, together) as process:
         ended = _waited(process, directory, subject.ranks.rank, limit)
         subject.ranks.gather(None)
     return ended
 
 
 @contextmanager
-def _started(subject: Subject, directory: Path, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    subject: Subject, directory: Path, words: Sequence[str], together: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start this rank's process; what is left of it at the end of the block is killed."""
     env = {name: value for name, value in os.environ.items() if not _KEPT.fullmatch(name)}
+    cores = _own_cores(subject)
     port = subject.ranks.gather(_free_port() if subject.ranks.rank == 0 else 0)[0]
-    env.update(MASTER_PORT=str(port), RANK=str(subject.ranks.rank), WORLD_SIZE=str(subject.ranks.size))
+    if together:
+        env.update(MASTER_PORT=str(port), RANK=str(subject.ranks.rank), WORLD_SIZE=str(subject.ranks.size))
+    else:
+        own = own_device(env)  # of which the number alone is for a process without others
+        env.update({name: value for name, value in own.items() if name.startswith("CUDA_")})
+        for name in (*_OF_A_RANK, *(["LOCAL_RANK"] if own else [])):
+            env.pop(name, None)
     said, errors = (directory / f"{name}{subject.ranks.rank}" for name in ("said", "errors"))
     with said.open("wb") as output, errors.open("wb") as messages:
         process = subprocess.Popen([*COMMAND, *words], env=env, stdout=output, stderr=messages, start_new_session=True)
+    if not together:  # it would take all cores, where the others do so too
+        os.sched_setaffinity(process.pid, cores)
     try:
         yield process
     finally:
@@ -140,10 +189,10 @@ def _waited(process: subprocess.Popen[bytes], directory: Path, rank: int, limit:
     return Ended(status, said, errors)
 
 
-def _finding(subject: Subject, ended: Ended) -> Finding:
-    """Return what a doctor on the new ranks found."""
+def _finding(subject: Subject, ended: Ended, together: bool = True) -> Finding:
+    """Return what a doctor found; on all ranks alike if it ran on ``together``, else that of this rank."""
     by_rank = subject.ranks.gather((ended, _record(ended.said)))
-    record = by_rank[0][1]
+    record = by_rank[0 if together else subject.ranks.rank][1]
     if record is None:
         where = [rank for rank, (each, _) in enumerate(by_rank) if each.status != 0]
         rank = where[0] if where else 0
@@ -155,7 +204,8 @@ def _finding(subject: Subject, ended: Ended) -> Finding:
     worst = next((each for each in found if each["status"] == "fail"), found[0])
     numbers: dict[str, Any] = {each["name"]: each["ranks"] for each in record["checks"]}
     if len(record["checks"]) == 1:
-        numbers = worst["ranks"][subject.ranks.rank]["numbers"]
+        own = min(subject.ranks.rank, len(worst["ranks"]) - 1)
+        numbers = worst["ranks"][own]["numbers"]
     said = worst["said"] if len(found) == 1 or worst["status"] == "fail" else "; ".join(each["said"] for each in found)
     finding = {"pass": passed, "not applicable": not_applicable}.get(worst["status"])
     return finding(said, numbers) if finding else failed(said, worst["remedy"], numbers)
@@ -192,6 +242,16 @@ def _in_shared_directory(subject: Subject) -> Iterator[Path]:
     finally:
         if subject.ranks.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _own_cores(subject: Subject) -> list[int]:
+    """Return this rank's part of its host's cores, or those that it is bound to."""
+    here, by_rank = subject.same_host(), subject.ranks.gather(sorted(os.sched_getaffinity(0)))
+    own = list(by_rank[subject.ranks.rank])
+    if any(by_rank[rank] != own for rank in here):
+        return own
+    each, place = max(1, len(own) // len(here)), here.index(subject.ranks.rank)
+    return own[place * each : (place + 1) * each] or own
 
 
 def _free_port() -> int:

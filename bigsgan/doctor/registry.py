@@ -44,6 +44,7 @@ CHECKS = (
     Check("arithmetic.compiled", "compiled networks train the same", 200, "arithmetic:compiled", ("group", "only")),
     Check("layouts.collectives", "sums, copies and gathers are right", 2, "collectives:collectives", ("group",)),
     Check("layouts.repeats", "repeated work gives the same bits", 8, "collectives:repeats", ("group",)),
+    Check("layouts.rates", "how fast ranks talk, by size", 3, "collectives:rates", ("ranks", "group")),
     Check("layouts.zero", "updates at ZeRO 0 to 3 agree with plain PyTorch", 10, "layouts:zero_stages", ("group",)),
     Check(
         "layouts.penalties",
@@ -85,6 +86,7 @@ CHECKS = (
         "updates:compiled_updates",
         ("config", "group"),
     ),
+    Check("nccl.links", "what links the GPUs and hosts have", 5, "topology:facts", _NEW),
     _anew("machine", "GPUs, versions and limits fit", "environment"),
     _anew(
         "collectives", "collectives give what they should, again and again", "layouts.collectives", "layouts.repeats"
@@ -95,6 +97,8 @@ CHECKS = (
     _anew("penalties", "exact penalties agree with it", "layouts.penalties"),
     _anew("checkpoints", "another layout reads what one saves", "layouts.checkpoints"),
     Check("nccl.killed", "all end when a rank is killed, and the run resumes", 90, "new_ranks:killed", _NEW),
+    _anew("rates", "how fast ranks talk", "layouts.rates"),
+    Check("nccl.speed", "how an update's speed grows with the ranks", 90, "new_ranks:speed", _NEW),
     Check("run.checkpoints", "checkpoints are complete, and the newest intact", 10, "health:checkpoints", ("run",)),
     Check("run.alarms", "the latest reports show no training failure", 0.1, "health:alarms", ("run",)),
     Check("run.skips", "few updates are skipped, and the loss scale holds", 0.1, "health:skips", ("run",)),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bigsgan.doctor import new_ranks
+from bigsgan.doctor import new_ranks, topology
 from bigsgan.doctor.registry import CHECKS, chosen
 from tests.examined import examined
 
@@ -80,7 +80,15 @@ print(json.dumps({"checks": [{"name": "a.b", "status": "pass", "said": "", "rank
 def test_the_group_is_chosen_by_its_name_alone():
     names = [check.name for check in chosen(["nccl"], examines_run=False)]
     assert names == [check.name for check in CHECKS if check.group == "nccl"]
-    assert {"nccl.zero", "nccl.pipelines", "nccl.killed"} <= set(names)
+    assert {"nccl.links", "nccl.zero", "nccl.pipelines", "nccl.killed", "nccl.rates", "nccl.speed"} <= set(names)
     for check in CHECKS:
         assert not check.words or chosen(check.words, examines_run=False), check.name
     assert not any(check.group == "nccl" for check in chosen([], examines_run=False))
+
+
+def test_facts_are_told_once_for_each_host(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    first, second, third = examined(topology.facts, hosts=("a", "a", "b"))
+    assert first.numbers["variables"]["NCCL_DEBUG"] == second.numbers["variables"]["NCCL_DEBUG"] == "WARN"
+    assert [("interfaces" in each.numbers) for each in (first, second, third)] == [True, False, True]
+    assert first.said.endswith("2 hosts")
