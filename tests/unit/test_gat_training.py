@@ -19,6 +19,7 @@ from bigsgan.models.network import initialize
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from bigsgan.weights import gat
 from bigsgan.weights.stylegan_pickle import ForeignNetwork
+from tests.networks import part
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 ARGS = {
@@ -29,10 +30,6 @@ ARGS = {
     "output_dir": "exps", "allow_tf32": True,
 }  # fmt: skip
 NUM_UPDATES = 2
-
-
-def part(record, prefix):
-    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
 def trained(state, betas=(0.5, 0.95)):
