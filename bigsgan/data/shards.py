@@ -229,8 +229,8 @@ def read_shards(data: Data, streams: bool = False, field: str = "data.root") -> 
     place = place_of(data)
     entries = np.empty(len(names), dtype=[("archive", "i4"), *place.descr])
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
-    for field in place.names or ():
-        entries[field] = np.concatenate([shard.places[field] for shard in shards])
+    for part in place.names or ():
+        entries[part] = np.concatenate([shard.places[part] for shard in shards])
     labels = entries["label"]
     unlabelled = labels == NO_CLASS if labels.ndim == 1 else np.isnan(labels[:, 0])
     entries["label"][unlabelled] = 0
