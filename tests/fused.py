@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from bigsgan.models import fused
 
 
 def fresh_kernels(name: str = "fused_kernels") -> ModuleType:
@@ -20,6 +23,15 @@ def fresh_kernels(name: str = "fused_kernels") -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def interpreting(*names: str) -> Iterator[None]:
+    """Inside the block, layers take these kernels in Triton's interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr(fused, "kernels", {name: fresh_kernels(f"{name}_kernels") for name in names}.__getitem__)
+        yield
 
 
 _OWN = {"seeds_ptr": "i64", "first": "i64", "eps": "fp32"} | dict.fromkeys(["sums_ptr", "sigma_ptr"], "fp32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -67,3 +68,15 @@ def filled(network: Any, seed: int = 0) -> Any:
         if name.endswith(("bias", "noise_strength")):
             parameter.add_(torch.randn(parameter.shape, generator=generator))
     return network
+
+
+def part(record: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors of a record whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
+
+
+def derivatives(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients of a weighted sum of squares, and those of their squared norm."""
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    first = torch.autograd.grad((weights * y * y).sum(), leaves, create_graph=True)
+    return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]

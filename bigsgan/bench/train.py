@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from bigsgan.data import build_dataset
 from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.errors import UserError
-from bigsgan.models.transformer import written_out
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels, kernels
 from bigsgan.runtime.tf32 import tf32
@@ -127,16 +126,7 @@ def _setting(planned: Planned) -> Setting:
         return partial(tf32, planned.variant.tf32)
     plan = planned.plan
     deterministic, searches = (plan.recipe.deterministic, not plan.has_messages) if plan else (False, True)
-    return partial(_kernels, deterministic, searches, planned.variant.writes_attention)
-
-
-@contextlib.contextmanager
-def _kernels(deterministic: bool, searches: bool, writes_attention: bool) -> Iterator[None]:
-    with (
-        kernels(deterministic, searches) if deterministic or not searches else contextlib.nullcontext(),
-        written_out() if writes_attention else contextlib.nullcontext(),
-    ):
-        yield
+    return partial(kernels, deterministic, searches) if deterministic or not searches else contextlib.nullcontext
 
 
 def _builder(planned: Planned) -> Builder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ class Variant:
     is_plain: bool = False  # whether it is a loop in plain PyTorch, without engines
     single: bool = False  # whether one rank does all the work
     tf32: bool | None = None  # whether it computes float32 in TF32; None for torch's defaults
-    writes_attention: bool = False  # whether attention uses none of torch's fused kernels
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ VARIANTS = {
         _plain("data_parallel", "DistributedDataParallel", single=False),
         _layout("zero0", f"two engines, {_BASE}", "zero0"),
         _layout("mixed_precision", "ZeRO 0 in bf16", "zero0_bf16"),
-        replace(_changed("written_attention", "attention written out", []), writes_attention=True),
         _changed("accumulation", f"{ACCUMULATION} times the micro-batches and the batch", _accumulated),
         _changed("clipping", f"gradients clipped at norm {CLIP_NORM}", _of_both("optimizer", clip_norm=CLIP_NORM)),
         _changed("reused_fakes", "D's last step and G's update on the same images", ["objective.reuse_fakes=true"]),
@@ -172,7 +170,6 @@ def _combined(parts: Sequence[Variant], recipe: Recipe) -> Variant:
         name,
         title,
         lambda recipe: list(dict.fromkeys(o for part in parts for o in part.overrides(recipe))),
-        writes_attention=any(part.writes_attention for part in parts),
     )
 
 

@@ -25,7 +25,7 @@ from bigsgan.data.labels import in_folders, labels_of_images
 from bigsgan.data.listing import Files, ignored, no_images, some_names
 from bigsgan.data.outside import pil_image
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
-from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.shards import names_beside, read_shards, tar_content
 from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, counted
 from bigsgan.images.reading import CorruptImage, accepting_truncated, opened_image, own_channels, upright_size
@@ -196,7 +196,6 @@ def _of_files(data: Data, files: Files, wanted: str, read: Callable[[Sequence[st
 
 def _shards(data: Data) -> _Listed:
     found = read_shards(data)
-    check_shards(data, found)
     packed = PackedFiles(found.archives, found.names, found.entries, tar_content)
 
     def classes() -> tuple[int, list[str]]:

@@ -25,7 +25,7 @@ from bigsgan.data.fingerprint import Fingerprint
 from bigsgan.data.labels import Listing, labels_of, left_out, names_of_classes, read_listing, unlisted
 from bigsgan.data.listing import LABELS_FILE, Files, data_directory, files_below, wrong_num_classes
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_member, zip_members
-from bigsgan.data.shards import ABOUT_FILE, check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.shards import ABOUT_FILE, names_beside, read_shards, tar_content
 from bigsgan.errors import UserError, reason
 from bigsgan.images.npz import array_of
 from bigsgan.images.reading import CorruptImage, image_tensor, open_image
@@ -188,10 +188,6 @@ def _packed(data: Data) -> tuple[PackedFiles, list[str]]:
 
 def _sharded(data: Data, root: Path) -> PackedLatents:
     found = read_shards(data)
-    if not found.names:
-        problem = "has no latents (*.npy) in its shards"
-        raise UserError("data.root", data.root, problem, "encode some images", found.others.text())
-    check_shards(data, found)
     if not data.has_vectors:
         _check_num_classes(data, int(found.entries["label"].max()) + 1, "classes")
     _check_codec(data, root / ABOUT_FILE)

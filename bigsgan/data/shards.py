@@ -100,7 +100,6 @@ def build_tar(data: Data) -> PackedImages:
             number of classes.
     """
     found = read_shards(data)
-    check_shards(data, found)
     names = names_beside(Path(str(data.root)))
     if data.num_classes and not data.has_vectors:
         num_classes = int(found.entries["label"].max()) + 1
@@ -134,7 +133,7 @@ def write_names(root: Path, names: Sequence[str]) -> None:
         write_text(root / CLASSES_FILE, json.dumps(names) + "\n")
 
 
-def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
+def _check(data: Data, found: Shards, field: str) -> None:
     """Warn of ignored files, and of images without labels where these may be missing.
 
     Of a single class, images need labels only if some have one.
@@ -148,6 +147,9 @@ def check_shards(data: Data, found: Shards, field: str = "data.root") -> None:
     kinds = [f"x{kind}" for kind in found.others.kinds if not kind.startswith(LINKED)]
     kinds = kinds if num_links < found.others.num_lost else []
     causes = [_FOLLOWING] * (num_links > 0) + [_RENAMING] * any(map(is_image, kinds))
+    if not num and data.kind == "latents":
+        problem, remedy = "has no latents (*.npy) in its shards", "encode some images"
+        raise UserError("data.root", data.root, problem, remedy, found.others.text())
     if not num:
         raise no_images(data, "a directory with shards (*.tar) of files", found.others, causes)
     causes += [CONVERTING] * any(may_be_image(name) and not is_image(name) for name in kinds)
@@ -184,13 +186,15 @@ def _name(found: Shards, number: int) -> str:
     return f"{found.names[number]} in {os.path.basename(found.archives[int(found.entries['archive'][number])])}"
 
 
-def read_shards(data: Data, streams: bool = False) -> Shards:
+def read_shards(data: Data, streams: bool = False, field: str = "data.root") -> Shards:
     """Read the headers of the shards in the directory ``data.root``, or of the only one, or their cached index.
 
-    With ``streams``, compressed shards count too, whose images are read quickly in their order alone.
+    With ``streams``, compressed shards count too, whose images are read quickly in their order alone. ``field`` names
+    the directory in what is said of its files.
 
     Raises:
-        UserError: There are no shards, some are compressed in another way or without ``streams``, or one is damaged.
+        UserError: There are no shards, some are compressed in another way or without ``streams``, or one is damaged;
+            or see ``_check``.
     """
     given = Path(str(data.root))
     is_one = data.kind == "tar" and is_shard(given.name, streams=True) and os.path.isfile(given)
@@ -225,13 +229,15 @@ def read_shards(data: Data, streams: bool = False) -> Shards:
     place = place_of(data)
     entries = np.empty(len(names), dtype=[("archive", "i4"), *place.descr])
     entries["archive"] = np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards])
-    for field in place.names or ():
-        entries[field] = np.concatenate([shard.places[field] for shard in shards])
+    for part in place.names or ():
+        entries[part] = np.concatenate([shard.places[part] for shard in shards])
     labels = entries["label"]
     unlabelled = labels == NO_CLASS if labels.ndim == 1 else np.isnan(labels[:, 0])
     entries["label"][unlabelled] = 0
     others = sum((shard.others for shard in shards), others)
-    return Shards([str(path) for path in paths], names, entries, others, np.flatnonzero(unlabelled))
+    found = Shards([str(path) for path in paths], names, entries, others, np.flatnonzero(unlabelled))
+    _check(data, found, field)
+    return found
 
 
 def _is_compressed(path: Path) -> bool:

@@ -37,7 +37,7 @@ from bigsgan.data.originals import LooseOriginals, Originals, OutsideOriginals, 
 from bigsgan.data.outside import build_outside
 from bigsgan.data.packed import PackedFiles, zip_content, zip_files, zip_listing, zip_members
 from bigsgan.data.pairs import build_paired_folders, build_side_by_side
-from bigsgan.data.shards import check_shards, names_beside, read_shards, tar_content
+from bigsgan.data.shards import names_beside, read_shards, tar_content
 from bigsgan.data.tables import TableImages
 from bigsgan.errors import UserError, shown
 from bigsgan.images.reading import CorruptImage
@@ -236,8 +236,7 @@ def _class_names(root: str, loose: list[str], files: dict[str, list[str]]) -> li
 def _shards(data: Data, wants_classes: bool, workers: int) -> Source:
     if not data.has_vectors:
         data = data.model_copy(update={"num_classes": int(wants_classes)})  # with 0, classes are not read
-    found = read_shards(data, streams=True)
-    check_shards(data, found, "SRC")
+    found = read_shards(data, streams=True, field="SRC")
     folders = {os.path.dirname(name) for name in found.names}
     is_flat = len(found.unlabelled) < len(found.names) or len(folders) < 2 or not wants_classes
     if not is_flat and len(found.archives) > 1:

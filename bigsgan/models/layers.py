@@ -345,7 +345,6 @@ class TwiceDifferentiable(nn.Module):
     """
 
     exact = False
-    written_out = False  # set on the class, makes attention write its weights out in every phase, for comparisons
 
 
 class SelfAttention(TwiceDifferentiable):
@@ -374,7 +373,7 @@ class SelfAttention(TwiceDifferentiable):
         query = _rows(self.query(x))  # (N, HW, C/8)
         key = _rows(F.max_pool2d(self.key(x), 2))  # (N, HW/4, C/8)
         value = _rows(F.max_pool2d(self.value(x), 2))  # (N, HW/4, C/2)
-        written_out = self.exact or self.written_out or has_tangent(x)
+        written_out = self.exact or has_tangent(x)
         if convolutions.suits_tensor_cores(query.device, query.dtype) and not written_out:
             mixed = attention.attend(query[:, None], key[:, None], value[:, None], scale=1.0).squeeze(1)
         else:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -154,7 +153,7 @@ class SelfAttention(TwiceDifferentiable):
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Values by the weights of queries and keys, (N, A, T, E) each."""
-        if self.exact or self.written_out or has_tangent(query):
+        if self.exact or has_tangent(query):
             return torch.matmul(softmax(torch.matmul(query, key.mT) * query.shape[-1] ** -0.5), value)
         return attention.attend(query, key, value)
 
@@ -205,16 +204,6 @@ def rotated(x: Tensor, rotation: Tensor) -> Tensor:
     (even, odd), (cosines, sines) = pairs.unbind(-1), rotation.unbind(-1)  # compilers have no complex numbers
     turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
     return turned.flatten(-2).to(x.dtype)
-
-
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Let no attention inside the block take torch's kernels."""
-    TwiceDifferentiable.written_out = True
-    try:
-        yield
-    finally:
-        TwiceDifferentiable.written_out = False
 
 
 class SwiGLU(nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,10 +147,11 @@ class Surveyor:
         except UserError as error:
             refused["as it stands"] = str(error)
         ranked: list[tuple[tuple[int, ...], Layout]] = []
+        accumulations = cache(self._accumulations)
         for kind in self._kinds(refused):
             for recomputes in (False, True):
                 try:
-                    layout = self._best_of(kind, recomputes)
+                    layout = self._best_of(kind, accumulations(kind), recomputes)
                 except UserError as error:
                     refused[kind.name] = str(error)
                     continue
@@ -185,14 +187,14 @@ class Surveyor:
         layers = [count(self.traces.network(plan, network)) for network in self._recipe.networks]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 
-    def _best_of(self, kind: Kind, recomputes: bool) -> Layout:
-        """The layout of a kind that fits and is nearest to the recipe's accumulation, else the one that needs least.
+    def _best_of(self, kind: Kind, accumulations: Sequence[int], recomputes: bool) -> Layout:
+        """The first layout of a kind that fits, with one of the accumulations, else the one that needs least.
 
         Raises:
             UserError: The recipe cannot run in such a layout.
         """
         tried = []
-        for accumulation in self._accumulations(kind):
+        for accumulation in accumulations:
             tried.append(self.layout(kind.name, self.changes(kind, accumulation, recomputes), recomputes))
             if tried[-1].fits:
                 return tried[-1]

@@ -19,6 +19,8 @@ from bigsgan.errors import UserError
 from bigsgan.images.size import Size
 from bigsgan.models.transformer import rotations, sines_of_positions
 from bigsgan.weights.empty import call
+from bigsgan.weights.optimizer_state import Moments, adam_moments
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 _IN_BLOCK = {
     "attn.qkv": "attention.qkv",
@@ -40,7 +42,9 @@ _TEACHER = "data/dinov2_vitb14.pt2"
 """Place for the teacher whose features the heads were trained to predict, as in shipped recipes."""
 UNTOLD_OF_TEACHER = ("path", "resolution", "weight")
 """Keys of ``objective.teacher`` that do not follow from shapes."""
-FROZEN = ("pos_embed",)
+CHECKPOINT = {"G": "generator", "G_ema": "ema", "D": "discriminator"}, {"G": "optG", "D": "optD"}
+"""Names of a snapshot's networks, and of their optimizers' states, in a checkpoint of the public trainer."""
+_FROZEN = ("pos_embed",)
 """Parameters that do not train."""
 _BUFFER = re.compile(r"w_avg|(?:.+\.)?feat_rope\..+")
 _INPUT = "x_embedder.proj"
@@ -143,7 +147,7 @@ def _renamed(state: Mapping[str, Tensor], network: str, names: Mapping[str, str]
     """Rename all entries except positions and running means."""
     found = {}
     for name, tensor in state.items():
-        if name in FROZEN or _BUFFER.fullmatch(name):
+        if name in _FROZEN or _BUFFER.fullmatch(name):
             continue
         if name not in names:
             raise _foreign(network, f"{name} is unknown")
@@ -151,9 +155,10 @@ def _renamed(state: Mapping[str, Tensor], network: str, names: Mapping[str, str]
     return found
 
 
-def parameters(state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Names of a published network's parameters, as its optimizer numbers them: a state dict keeps their order."""
-    return tuple(name for name in state if not _BUFFER.fullmatch(name))
+def moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Moments:
+    """State of a network's optimizer, which numbers parameters in their order in the state dict."""
+    parameters = tuple(name for name in network.state if not _BUFFER.fullmatch(name))
+    return adam_moments(state_dict, network._replace(parameters=parameters), _FROZEN)
 
 
 def left_out(generator: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -163,7 +168,6 @@ def left_out(generator: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``generator`` section."""
-    generator_state(state)  # refuses unknown names
     embedding = state["y_embedder.embedding_table.weight"].shape[1]
     return {
         **_section(state, "generator"),
@@ -176,7 +180,6 @@ def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def discriminator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` section."""
-    discriminator_state(state)  # refuses unknown names
     return {
         **_section(state, "discriminator"),
         "patch": state[f"{_INPUT}.weight"].shape[-1],

@@ -104,7 +104,6 @@ def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any
 
     ``bf16_stages`` follow from ``stage_types`` in a pickle's ``init_kwargs``, the stages' types in network order.
     """
-    generator_state(state)  # refuses an incomplete state dict
     state, stage_blocks = _parsed(state, "generator")
     stages = [(i, 1, blocks) for i, blocks in enumerate(stage_blocks)]
     found = _section(state, stages) | _bf16_stages("generator", (init_kwargs or {}).get("stage_types", []))
@@ -114,7 +113,6 @@ def generator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any
 
 def discriminator_section(state: Mapping[str, Tensor], init_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keys of a recipe's ``discriminator`` section; see ``generator_section``."""
-    discriminator_state(state)  # refuses an incomplete state dict
     state, stage_blocks = _parsed(state, "discriminator")
     stages = [(i, 0, blocks) for i, blocks in enumerate(stage_blocks)][::-1]
     return _section(state, stages) | _bf16_stages("discriminator", (init_kwargs or {}).get("stage_types", [])[::-1])

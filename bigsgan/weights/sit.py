@@ -22,7 +22,9 @@ from bigsgan.errors import UserError
 from bigsgan.images.size import Size
 from bigsgan.models.transformer import sines_of_positions
 from bigsgan.weights.gat import inside, latent_data
+from bigsgan.weights.optimizer_state import Moments
 from bigsgan.weights.settings import SNAPSHOT, Options, Settings, half_life_nimg, short
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
 
 _IN_BLOCK = {
     "attn.qkv": "attention.qkv",
@@ -46,6 +48,8 @@ _OF_SHAPES_OR_MACHINE = (
 _DECAY = 0.9999
 _MOST_IMAGES = 1 << 20
 WITHOUT_MOMENTS = "the squares of gradients do not fit the map of times"
+CHECKPOINT = {"G": "model", "G_ema": "ema"}, {"G": "opt"}
+"""Names of a snapshot's networks, and of their optimizers' states, in a checkpoint of the public trainer."""
 
 
 def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,7 +74,6 @@ def generator_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def generator_section(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keys of a recipe's ``generator`` section."""
-    generator_state(state)  # refuses other names
     depth, (width, channels, patch, _) = _depth(state), state[_PATCHES].shape
     heads = {size[:2]: size[2] for size in SIZES.values()}.get((depth, width))
     if heads is None:
@@ -101,8 +104,15 @@ def left_out(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def checkpoint_settings(path: Path, args: Mapping[str, Any]) -> Settings:
-    """Settings in a checkpoint of the public trainer.
+def moments(state_dict: Mapping[str, Any], network: ForeignNetwork) -> Moments:
+    """Raise a ValueError: the map of times was composed with another, which squares of its gradients cannot follow."""
+    raise ValueError(WITHOUT_MOMENTS)
+
+
+def checkpoint_settings(
+    path: Path, args: Mapping[str, Any], steps: Any, has_heads: bool
+) -> tuple[Settings, int | None]:
+    """Settings in a checkpoint of the public trainer, which does not tell the images seen.
 
     Raises:
         UserError: It predicts something else than velocities along straight lines.
@@ -117,7 +127,7 @@ def checkpoint_settings(path: Path, args: Mapping[str, Any]) -> Settings:
     batch, keys = options.value("global_batch_size"), {}
     if type(batch) is int and 0 < batch < _MOST_IMAGES:
         keys = {"batch": batch, "ema": {"half_life_nimg": half_life_nimg(batch, _DECAY)}}
-    return Settings(SNAPSHOT, keys, options.left())
+    return Settings(SNAPSHOT, keys, options.left()), None
 
 
 def _names(depth: int) -> dict[str, str]:

@@ -45,18 +45,20 @@ SOURCES: dict[str, ModuleType] = {
 }
 """Each module's functions take state dicts under the source's names. ``generator_section``, ``discriminator_section``
 and ``data_section`` return the keys of a recipe's sections that names and shapes tell; ``generator_state`` and
-``discriminator_state`` return the state dicts of our networks of these sections. ``untold`` names the keys of a section
-that a state dict does not tell; what no recipe has is text with a ``=``. All but ``untold`` raise a UserError if the
-state dict is of another network, or incomplete, or of a network that no recipe can describe."""
+``discriminator_state`` return the state dicts of our networks of these sections, and are called first. ``untold`` names
+the keys of a section that a state dict does not tell; what no recipe has is text with a ``=``. All but ``untold`` raise
+a UserError if the state dict is of another network, or incomplete, or of a network that no recipe can describe. A
+module may answer for more: ``moments`` (instead of ``adam_moments``), ``teacher_section`` of D's state dict,
+``left_out`` of the EMA's."""
 
 DIFFUSERS = "diffusers"
 """The source whose networks are folders, not files."""
 
-_OF_CHECKPOINT = {"generator": "G", "ema": "G_ema", "discriminator": "D"}
-"""The networks in a checkpoint of GAT's trainer, and their names in a snapshot."""
+_CHECKPOINTS = (gat.CHECKPOINT, sit.CHECKPOINT)
+"""Of trainers whose checkpoints are one file: names there of a snapshot's networks, and of their optimizers' states."""
 
-_OF_SIT = {"G": "model", "G_ema": "ema"}
-"""The networks in a snapshot, and their names in a checkpoint of SiT's trainer."""
+_ARGUMENTS = {"gat": gat_settings.checkpoint_settings, "sit": sit.checkpoint_settings}
+"""What reads the arguments in a checkpoint of a source's trainer."""
 
 _PREFIXES = ("module.", "_orig_mod.")  # added by DataParallel and DDP, and by torch.compile
 
@@ -107,59 +109,55 @@ def read_source(
     Raises:
         UserError: A file cannot be read, contains code, or is not of that source.
     """
-    if norm_eps is not None and source != "biggan-pytorch":
-        raise UserError("--bn-eps", None, f"is not supported with --from {source}", "remove the option")
-    if source == DIFFUSERS:
-        return _read_autoencoder(weights, discriminator, settings_file)
-    _check_files(source, weights, discriminator)
+    module = SOURCES.get(source)
+    _refuse("--bn-eps", source, norm_eps is not None and source != "biggan-pytorch")
+    _refuse("--discriminator", source, discriminator is not None and not hasattr(module, "discriminator_state"))
+    _refuse(OPTION, source, settings_file is not None and source == DIFFUSERS)
+    if module is None:
+        return _read_autoencoder(weights)
+    check_file("--weights", weights)
     in_file, nimg = _file_settings(source, weights, settings_file, norm_eps)
-    snapshot = _read("--weights", weights)
-    if discriminator is not None:
-        snapshot = _with_discriminator(snapshot, discriminator)
-    networks, module = snapshot.networks, SOURCES[source]
+    snapshot = _with_discriminator(_read("--weights", weights), discriminator)
+    networks = snapshot.networks
     ema = _ema_generator(networks, weights)
-    live = networks.get("G", ema)
     with _blaming("--weights", weights, f"a generator of {source}"):
+        both = {"generator": networks.get("G", ema), "average": ema}
+        states = {name: module.generator_state(network.state) for name, network in both.items()}
         sections = {"generator": _section(module.generator_section, ema)}
-        states = {"generator": module.generator_state(live.state), "average": module.generator_state(ema.state)}
         data = module.data_section(ema.state)
-    if norm_eps is not None:
-        sections["generator"]["norm_eps"] = norm_eps
+        sections["generator"] |= {} if norm_eps is None else {"norm_eps": norm_eps}
     if "D" in networks:
         option, path = ("--weights", weights) if discriminator is None else ("--discriminator", discriminator)
         with _blaming(option, path, f"a discriminator of {source}"):
-            sections["discriminator"] = _section(module.discriminator_section, networks["D"])
             states["discriminator"] = module.discriminator_state(networks["D"].state)
+            sections["discriminator"] = _section(module.discriminator_section, networks["D"])
     with _blaming("--weights", weights, f"a snapshot of {source}"):
-        teacher = gat.teacher_section(networks["D"].state) if module is gat and "D" in networks else None
-        own, in_args = _snapshot_settings(weights, module, snapshot, settings_file, teacher is not None)
-        nimg = nimg if in_args is None else in_args
+        teacher_of = getattr(module, "teacher_section", lambda state: None)
+        teacher = teacher_of(networks["D"].state) if "D" in networks else None
+        own, in_args = _snapshot_settings(source, weights, snapshot, teacher is not None, settings_file == NONE)
         return Found(
             data,
             sections,
             states,
             tuple(found for found in (own, in_file) if found.keys or found.left),
             nvidia_settings.augmentation_p(networks.get("augment_pipe")),
-            snapshot.nimg if snapshot.nimg is not None else nimg,
+            next((num for num in (snapshot.nimg, in_args, nimg) if num is not None), None),
             *_moments(module, snapshot),
             "G_ema" in networks and "G" in networks,
             tuple(_assumed(module, sections, networks | {"G": ema}, teacher, (own, in_file))),
             teacher,
-            module.left_out(ema.state) if module in (gat, sit) else (),
+            getattr(module, "left_out", lambda state: ())(ema.state),
         )
 
 
-def _check_files(source: str, weights: Path, discriminator: Path | None) -> None:
-    check_file("--weights", weights)
-    if discriminator is not None and source == "sit":
-        raise UserError("--discriminator", None, "is not supported with --from sit", "remove the option")
+def _refuse(option: str, source: str, is_given: bool) -> None:
+    """Refuse an option that a source has no use for."""
+    if is_given:
+        raise UserError(option, None, f"is not supported with --from {source}", "remove the option")
 
 
-def _read_autoencoder(folder: Path, discriminator: Path | None, settings_file: str | None) -> Found:
+def _read_autoencoder(folder: Path) -> Found:
     """Read a folder of diffusers, which has neither a discriminator nor settings of a training."""
-    for option, given in (("--discriminator", discriminator), (OPTION, settings_file)):
-        if given is not None:
-            raise UserError(option, None, f"is not supported with --from {DIFFUSERS}", "remove the option")
     with _blaming("--weights", folder, "an autoencoder of diffusers"):
         data, section, state = diffusers_autoencoder.read(folder, "--weights")
     depth = min(3, max(1, (data["resolution"] // 3).bit_length() - 1))  # small images have no patches of 70 pixels
@@ -176,19 +174,19 @@ def _ema_generator(networks: Mapping[str, ForeignNetwork], weights: Path) -> For
 
 
 def _snapshot_settings(
-    path: Path, module: ModuleType, snapshot: Snapshot, settings_file: str | None, has_teacher: bool
+    source: str, path: Path, snapshot: Snapshot, has_teacher: bool, takes_none: bool
 ) -> tuple[Settings, int | None]:
     """A snapshot's settings, empty if the user wants none, and the images seen that its arguments tell."""
     own, nimg = nvidia_settings.snapshot_settings(snapshot), None
-    if module is sit:
-        own = sit.checkpoint_settings(path, snapshot.args)
-    elif snapshot.args:
-        own, nimg = gat_settings.checkpoint_settings(path, snapshot.args, snapshot.steps, has_teacher)
-    return Settings() if settings_file == NONE else own, nimg
+    if snapshot.args and source in _ARGUMENTS:
+        own, nimg = _ARGUMENTS[source](path, snapshot.args, snapshot.steps, has_teacher)
+    return Settings() if takes_none else own, nimg
 
 
-def _with_discriminator(snapshot: Snapshot, path: Path) -> Snapshot:
-    """Add D from a file of its own to a snapshot, and drop the state of the snapshot's optimizer of D."""
+def _with_discriminator(snapshot: Snapshot, path: Path | None) -> Snapshot:
+    """Add D from a file of its own, if there is one, and drop the state of the snapshot's optimizer of D."""
+    if path is None:
+        return snapshot
     others = _read("--discriminator", path).networks
     if "D" not in others and len(others) != 1:
         remedy = "give the file of a discriminator"
@@ -221,8 +219,7 @@ def _file_settings(
         "biggan-pytorch": biggan_settings.file_beside(weights),
         "pix2pix": weights.with_name(pix2pix_settings.FILE),
     }
-    if given is not None and given != NONE and source not in beside:
-        raise UserError(OPTION, None, f"is not supported with --from {source}", "remove the option")
+    _refuse(OPTION, source, given is not None and given != NONE and source not in beside)
     path = beside.get(source) if given is None else Path(given)
     if given == NONE or path is None or (given is None and not os.path.isfile(path)):
         return Settings(), None
@@ -241,11 +238,8 @@ def _moments(module: ModuleType, snapshot: Snapshot) -> tuple[dict[str, Moments]
         network = snapshot.networks.get(theirs)
         if theirs not in snapshot.optimizers or network is None:
             continue
-        if module is sit:
-            left[ours] = sit.WITHOUT_MOMENTS
-            continue
         try:
-            moments = adam_moments(snapshot.optimizers[theirs], network, gat.FROZEN if module is gat else ())
+            moments = getattr(module, "moments", adam_moments)(snapshot.optimizers[theirs], network)
         except ValueError as error:
             left[ours] = str(error)
             continue
@@ -291,23 +285,17 @@ def _read(option: str, path: Path) -> Snapshot:
                     raise UserError(option, str(path), f"has {name}, which {problem}", "give another snapshot")
         return snapshot
     content = read_content(option, path)
-    if isinstance(content, Mapping) and _OF_CHECKPOINT.keys() <= content.keys():
-        states = {ours: _state(option, path, content[theirs]) for theirs, ours in _OF_CHECKPOINT.items()}
-        args, optimizers = content.get("args"), {"G": content.get("optG"), "D": content.get("optD")}
-        return Snapshot(
-            {name: ForeignNetwork(state, parameters=gat.parameters(state)) for name, state in states.items()},
-            optimizers={name: each for name, each in optimizers.items() if isinstance(each, dict)},
-            args=args.values if isinstance(args, Arguments) else {},
-            steps=content.get("steps"),
-        )
-    if isinstance(content, Mapping) and all(isinstance(content.get(name), Mapping) for name in _OF_SIT.values()):
-        networks = {ours: ForeignNetwork(_state(option, path, content[theirs])) for ours, theirs in _OF_SIT.items()}
-        args, optimizer = content.get("args"), content.get("opt")
-        return Snapshot(
-            networks,
-            optimizers={"G": optimizer} if isinstance(optimizer, dict) else {},
-            args=args.values if isinstance(args, Arguments) else {},
-        )
+    for networks, optimizers in _CHECKPOINTS if isinstance(content, Mapping) else ():
+        if all(isinstance(content.get(theirs), Mapping) for theirs in networks.values()):
+            args = content.get("args")
+            return Snapshot(
+                {ours: ForeignNetwork(_state(option, path, content[theirs])) for ours, theirs in networks.items()},
+                optimizers={
+                    ours: content[key] for ours, key in optimizers.items() if isinstance(content.get(key), dict)
+                },
+                args=args.values if isinstance(args, Arguments) else {},
+                steps=content.get("steps"),
+            )
     return Snapshot({"G": ForeignNetwork(_state(option, path, content))})
 
 

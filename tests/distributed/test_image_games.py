@@ -126,7 +126,7 @@ def repeated(*arguments):
     "game, options, ds",
     [
         (ADAPTIVE, [], both(0)),
-        (ADAPTIVE, ["objective.schedule=generator_first"], both(2)),
+        pytest.param(ADAPTIVE, ["objective.schedule=generator_first"], both(2), marks=SLOW),
         pytest.param(STARTS, [], both(1, fp16={"enabled": True}), marks=SLOW),
         pytest.param(BY_PART, [], both(2, bf16={"enabled": True}), marks=SLOW),
         pytest.param(ADAPTIVE, ["engines.generator.ranks=1"], both(1), marks=SLOW),

@@ -11,7 +11,7 @@ from bigsgan.models.build import build_network
 from tests import reference
 from tests.distributed import scenarios
 from tests.distributed.test_adam import check_adam
-from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, UPDATES, check, moved
+from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, TURNS, UPDATES, check, moved
 from tests.distributed.test_state import ADAM, check_same_run, check_skipped
 from tests.tiny import both, stages, tiny_recipe, zero
 
@@ -37,7 +37,7 @@ def cells():
 @pytest.mark.parametrize("num, replicas, stage, accumulation, penalty, mode", [*cells()])
 def test_matrix(ranks, num, replicas, stage, accumulation, penalty, mode):
     options = [f"accumulation={accumulation}", f"pipeline.generator_phase={mode}", *PENALTIES[penalty]]
-    check(ranks(num * replicas), [*options, *stages(num, num)], both(stage))
+    check(ranks(num * replicas), [*options, *stages(num, num)], both(stage), TURNS)
 
 
 LAYOUTS = {
@@ -62,7 +62,7 @@ def test_layouts_may_differ(ranks, name, mode):
     world_size, (g, d), (g_zero, d_zero) = LAYOUTS[name]
     options = ["accumulation=2", f"pipeline.generator_phase={mode}", *FINITE]
     ds = {"generator": zero(g_zero), "discriminator": zero(d_zero)}
-    check(ranks(world_size), [*options, *stages(g, d)], ds)
+    check(ranks(world_size), [*options, *stages(g, d)], ds, TURNS)
 
 
 OPTIONS = {

@@ -19,7 +19,7 @@ from bigsgan.runtime import comm, division, roster
 from bigsgan.training.recovery import Attempt
 from bigsgan.training.schedules import scheduled
 from tests.distributed import scenarios
-from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, check
+from tests.distributed.test_equivalence import OVERRIDES, PENALTIES, TURNS, check
 from tests.distributed.test_recovery import check_passed_over, not_finite, passing_over
 from tests.distributed.test_state import ADAM, LOW, REMEMBERED, check_same_run
 from tests.tiny import TINY_GAMES, both, stages, zero
@@ -67,7 +67,7 @@ def cells():
 def test_matrix(ranks, name, accumulation, penalty):
     (g, d), overrides, ds = LAYOUTS[name]
     options = [f"accumulation={accumulation}", "batch=8", *PENALTIES[penalty], *overrides]
-    check(ranks(g + d), split(g, *options), ds)
+    check(ranks(g + d), split(g, *options), ds, TURNS)
 
 
 def timeouts(overrides, ds, patience):

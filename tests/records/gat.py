@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from bigsgan.models import gat, noise
 from bigsgan.models.augment_draws import AugmentationDraws
 from tests import REPOSITORY
+from tests.networks import part
 from tests.records import wide
 
 DATA = REPOSITORY / "tests" / "data"
@@ -100,10 +101,6 @@ def disturb(network: nn.Module) -> None:
             elif parameter.dim() == 1:
                 parameter.add_((0.1 if unlike else 0.01) * torch.randn_like(parameter))
             parameter.copy_(parameter.float())
-
-
-def part(record: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
 def fill(network: nn.Module, state: dict[str, Tensor]) -> None:

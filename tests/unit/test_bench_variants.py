@@ -1,21 +1,15 @@
 """What `bigsgan bench train` compares, and what it refuses before torch is imported."""
 
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from bigsgan.bench.train import _on_machine, _setting
+from bigsgan.bench.train import _on_machine
 from bigsgan.bench.variants import VARIANTS, chosen_variants, plan_variants
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS
 from bigsgan.engines import compile_checks
 from bigsgan.errors import UserError
-from bigsgan.images.size import Size
-from bigsgan.models.network import initialize
-from bigsgan.models.transformer import Attention
 from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 
@@ -61,23 +55,6 @@ def test_ranks_of_their_own_are_the_recipes_or_half_of_all(tmp_path):
         plan = found["separate_ranks"].plan
         assert [len(plan.placement(network).ranks) for network in ("generator", "discriminator")] == expected
         assert not found["zero0"].plan.is_split
-
-
-@pytest.mark.parametrize(
-    ("names", "fused"), [("zero0", 1), ("written_attention", 0), ("written_attention+clipping", 0)]
-)
-def test_attention_is_written_out_while_its_variant_runs(names, fused, tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    (each,) = plan_variants(recipe, chosen_variants(names, recipe), 1)
-    attention, attend = Attention(16, 2, [Size(2, 2)], bf16=False), mock.MagicMock(wraps=F.scaled_dot_product_attention)
-    initialize(attention, 0)
-    x = torch.randn(1, 4, 16)
-    with mock.patch.object(F, "scaled_dot_product_attention", attend):
-        with _setting(each)():
-            found = attention(x)
-        assert attend.call_count == fused
-        torch.testing.assert_close(found, attention(x))
-        assert attend.call_count == fused + 1
 
 
 def test_a_recipes_own_layout_is_not_compared(tmp_path):

@@ -21,6 +21,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.layers import SpectralConv2d, moving_state
 from bigsgan.models.network import initialize
 from tests import REPOSITORY
+from tests.networks import derivatives
 
 FORMS = ["standard", "grouped", "depthwise_separable", "inverted_residual"]
 
@@ -61,13 +62,6 @@ def ready(block: nn.Module) -> nn.Module:
             if name.endswith("bias"):
                 parameter.normal_()
     return block
-
-
-def derivatives(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients, and those of their squared norm."""
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    first = torch.autograd.grad((weights * y * y).sum(), leaves, create_graph=True)
-    return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -400,10 +400,11 @@ KEYS = ["data.kind=folder", "data.num_classes=2", "data.multi_label=true", "data
 LABELS = np.float32([[number % 2, number // 2 % 2, number / 8 - 1] for number in range(16)])
 
 
-@pytest.fixture
-def moved(tmp_path):
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
     """A run of BigGAN whose data are elsewhere; its labels are in its directory."""
-    run, _ = make_run(tmp_path, *KEYS, f"data.root={tmp_path}/away", "data.class_names=[hat, tie]")
+    place = tmp_path_factory.mktemp("moved")
+    run, _ = make_run(place, *KEYS, f"data.root={place}/away", "data.class_names=[hat, tie]")
     keep_labels(run, LABELS)
     return run
 

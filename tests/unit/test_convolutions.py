@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigsgan.models import convolutions
 from bigsgan.models.convolutions import convolve, convolve_transposed, laid_out, suits_tensor_cores
+from tests.networks import derivatives
 
 
 @pytest.fixture
@@ -48,13 +49,6 @@ class Convolutions(TorchDispatchMode):
             if x is not None:
                 self.odd += x.shape[1] % 8 > 0
                 self.apart += not x.is_contiguous(memory_format=torch.channels_last)
-
-
-def derivatives(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients, and those of their squared norm."""
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    first = torch.autograd.grad((weights * y * y).sum(), leaves, create_graph=True)
-    return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
 
 
 def drawn(*shape: int) -> Tensor:

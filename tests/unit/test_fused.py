@@ -31,7 +31,7 @@ from bigsgan.models.augment_draws import AugmentationDraws
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.models.stylegan2_layers import rectify_biased
-from tests.fused import by_turns, compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels, interpreting
 from tests.tiny import TINY_GAMES, tiny_plan, zero
 
 DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
@@ -39,10 +39,7 @@ DOUBLE, HALVES = torch.float64, (torch.float16, torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        modules = {name: fresh_kernels(f"{name}_kernels") for name in ("fused", "noise")}
-        patch.setattr(fused, "kernels", modules.__getitem__)
+    with interpreting("fused", "noise"):
         yield
 
 

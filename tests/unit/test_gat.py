@@ -24,7 +24,7 @@ from bigsgan.models.network import LayerStack, initialize
 from bigsgan.weights import gat as weights
 from tests import REPOSITORY
 from tests.levels import built
-from tests.networks import numel
+from tests.networks import numel, part
 from tests.records import wide
 
 RECORDS = Path(__file__).resolve().parents[1] / "data"
@@ -57,10 +57,6 @@ def test_published_sizes(size, width, published):
     assert numel(d) + positions == published[1]
 
 
-def part(record: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in record.items() if name.startswith(f"{prefix}.")}
-
-
 def filled(network: LayerStack, state: dict[str, Tensor]) -> LayerStack:
     """With the recorded parameters, and our own tables."""
     initialize(network, 0)
@@ -86,24 +82,24 @@ PATCHES = [("patch1", 1), ("patch2", 3), ("patch4", 1), ("patch8", 1)]
 @pytest.mark.parametrize("name, channels", PATCHES)
 def test_the_generator_is_the_published_one(name, channels):
     record = wide.read(RECORDS / f"gat_{name}.safetensors")
-    section, data = weights.generator_section(part(record, "G")), weights.data_section(part(record, "G"))
+    section, data = weights.generator_section(part(record, "G.")), weights.data_section(part(record, "G."))
     assert (section["levels"], data["codec"]["channels"], data["num_classes"]) == (4, channels, 3)
     network = filled(
-        generator(data["resolution"] // 8, channels, 3, **section), weights.generator_state(part(record, "G"))
+        generator(data["resolution"] // 8, channels, 3, **section), weights.generator_state(part(record, "G."))
     )
     made = network(record["z"], record["y"])
     assert_close(made, record["made"], rtol=1e-5, atol=1e-5)
     (made * record["direction"]).sum().backward()
-    compare_gradients(network, weights.generator_state(part(record, "G_grad")))
+    compare_gradients(network, weights.generator_state(part(record, "G_grad.")))
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name, channels", PATCHES)
 def test_the_discriminator_is_the_published_one(name, channels, exact):
     record = wide.read(RECORDS / f"gat_{name}.safetensors")
-    section, images = weights.discriminator_section(part(record, "D")), record["images"].requires_grad_()
+    section, images = weights.discriminator_section(part(record, "D.")), record["images"].requires_grad_()
     network = discriminator(images.shape[-1], channels, 3, **section)
-    filled(network, weights.discriminator_state(part(record, "D")))
+    filled(network, weights.discriminator_state(part(record, "D.")))
     for module in network.modules():
         if isinstance(module, transformer.Attention):
             module.exact = exact
@@ -111,12 +107,12 @@ def test_the_discriminator_is_the_published_one(name, channels, exact):
     assert_close(logits, record["logits"], rtol=1e-5, atol=1e-4)
     logits.sum().backward()
     assert (images.grad - record["slope"]).norm() <= 1e-5 * record["slope"].norm()
-    compare_gradients(network, weights.discriminator_state(part(record, "D_grad")))
+    compare_gradients(network, weights.discriminator_state(part(record, "D_grad.")))
 
 
 def test_weights_that_are_not_understood_are_refused():
     record = load_file(RECORDS / "gat_patch4.safetensors")
-    state = part(record, "D")
+    state = part(record, "D.")
     heads = {f"proj.{i}.{kind}": torch.zeros(1) for i in (0, 2, 4) for kind in ("weight", "bias")}
     more = weights.discriminator_state({**state, **heads}).keys() - weights.discriminator_state(state).keys()
     assert {name.partition(".teacher.")[2] for name in more} == {
@@ -125,9 +121,9 @@ def test_weights_that_are_not_understood_are_refused():
     with pytest.raises(UserError, match=r"GAT discriminator: proj\.scale is unknown"):
         weights.discriminator_state({**state, "proj.scale": torch.zeros(1)})
     with pytest.raises(UserError, match=r"GAT generator: final_layers\.0\.shift\.weight is unknown"):
-        weights.generator_state({**part(record, "G"), "final_layers.0.shift.weight": torch.zeros(1)})
+        weights.generator_state({**part(record, "G."), "final_layers.0.shift.weight": torch.zeros(1)})
     with pytest.raises(UserError, match="it lacks blocks from 0 on"):
-        weights.generator_state({n: v for n, v in part(record, "G").items() if not n.startswith("blocks.0.")})
+        weights.generator_state({n: v for n, v in part(record, "G.").items() if not n.startswith("blocks.0.")})
 
 
 def test_noise_of_the_levels():

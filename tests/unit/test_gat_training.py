@@ -18,6 +18,8 @@ from bigsgan.models.build import build_network, initial_seed
 from bigsgan.models.network import initialize
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from bigsgan.weights import gat
+from bigsgan.weights.stylegan_pickle import ForeignNetwork
+from tests.networks import part
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 ARGS = {
@@ -28,10 +30,6 @@ ARGS = {
     "output_dir": "exps", "allow_tf32": True,
 }  # fmt: skip
 NUM_UPDATES = 2
-
-
-def part(record, prefix):
-    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
 def trained(state, betas=(0.5, 0.95)):
@@ -179,12 +177,20 @@ def test_parameters_are_numbered_in_the_order_of_their_names_in_the_file():
     """As torch has it of any module: a module's own parameters, its buffers, and then its children."""
     module = torch.nn.Module()
     module.inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    module.pos_embed = torch.nn.Parameter(torch.zeros(1))
+    module.pos_embed = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
     module.register_buffer("w_avg", torch.zeros(1))
     module.last = torch.nn.Linear(2, 2)
     buffers = dict(module.named_buffers())
     state = {name: value for name, value in module.state_dict().items() if name == "w_avg" or name not in buffers}
-    assert gat.parameters(state) == tuple(dict(module.named_parameters()))
+    trained = {name: each for name, each in module.named_parameters() if name != "pos_embed"}
+    for number, each in enumerate(trained.values()):
+        each.grad = torch.full_like(each, number + 1)
+    optimizer = torch.optim.Adam(module.parameters())
+    optimizer.step()
+    found = gat.moments(optimizer.state_dict(), ForeignNetwork(state)).values["exp_avg"]
+    assert {name: each.flatten()[0].item() for name, each in found.items()} == {
+        name: pytest.approx(0.1 * (number + 1)) for number, name in enumerate(trained)
+    }
 
 
 @pytest.mark.parametrize(

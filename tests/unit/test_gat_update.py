@@ -23,6 +23,7 @@ from bigsgan.models.diff_augment import DiffAugment
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.monitor import Statistics
 from bigsgan.weights import gat as weights
+from tests.networks import part
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 POLICY = ["translation", "cutout", "flip"]
@@ -33,10 +34,6 @@ GRADIENTS = {torch.float64: {"D": 1e-6, "G": 1e-6}, torch.float32: {"D": 3e-4, "
 """How near losses are, and gradients relative to the norm of each. A finite difference divides rounding by its step."""
 CHANGES = 1e-5
 """How near what an update adds to each parameter is, relative to its norm."""
-
-
-def part(record, prefix):
-    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])

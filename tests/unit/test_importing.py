@@ -24,15 +24,12 @@ from bigsgan.models.network import LayerStack
 from bigsgan.models.stylegan2_layers import SynthesisLayer
 from bigsgan.weights import gat
 from bigsgan.weights.sources import read_source
+from tests.networks import part
 from tests.snapshots import write_snapshot
 from tests.unit.test_public_pix2pix import Patches, ResNet, UNet
 from tests.unit.test_weights_pix2pix import Maker
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-
-
-def part(record, prefix):
-    return {name.removeprefix(prefix): value.clone() for name, value in record.items() if name.startswith(prefix)}
 
 
 def imported(tmp_path, source, generator, discriminator=None):

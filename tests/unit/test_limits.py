@@ -6,17 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from tests import REPOSITORY
+from tests.sources import statements, trees
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
 
-FILES = sorted(path for room in ("bigsgan", "launch", "docs") for path in (REPOSITORY / room).rglob("*.py"))
 
-
-def too_large(source: str) -> Iterator[str]:
+def too_large(text: str, tree: ast.Module) -> Iterator[str]:
     """What exceeds a limit. Parameters of Triton's kernels do not count: a kernel takes no records."""
-    if (num := len(source.splitlines())) > MOST_LINES:
+    if (num := len(text.splitlines())) > MOST_LINES:
         yield f"the file has {num} lines"
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         assert node.end_lineno is not None
@@ -32,6 +31,9 @@ def too_large(source: str) -> Iterator[str]:
 
 
 def test_sizes():
-    found = {str(path.relative_to(REPOSITORY)): [*too_large(path.read_text())] for path in FILES}
+    found = {
+        str(path.relative_to(REPOSITORY)): [*too_large(text, tree)]
+        for path, text, tree in trees("bigsgan", "launch", "docs")
+    }
     assert len(found) > 250
     assert {path: problems for path, problems in found.items() if problems} == {}

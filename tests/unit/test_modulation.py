@@ -11,14 +11,12 @@ from torch.testing import assert_close
 from bigsgan.doctor.kernels import choosing, coarse, laid_out, modulation_excess, orders
 from bigsgan.models import fused, modulation
 from bigsgan.models.modulation import modulate_and_rectify
-from tests.fused import by_turns, compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels, interpreting
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setattr(fused, "kernels", {"modulation": fresh_kernels("modulation_kernels")}.__getitem__)
+    with interpreting("modulation"):
         yield
 
 

@@ -45,6 +45,7 @@ def of_two_ranks(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watchdog, "_LONGEST_POLL_SECONDS", 0.1)
     monkeypatch.setattr(watchdog, "_SECOND_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.1)
 
 
 def test_a_process_that_ends_is_lost(other):
@@ -78,9 +79,8 @@ def test_what_was_never_reached_is_not_known():
     assert line.holds("nowhere.invalid 80") is None
 
 
-def test_the_end_of_a_rank_ends_the_others_while_the_run_is_built(other, tmp_path, monkeypatch, capfd):
+def test_the_end_of_a_rank_ends_the_others_while_the_run_is_built(other, tmp_path, capfd):
     """Without limits of time, and before the ranks know each other's processes."""
-    monkeypatch.setattr(watchdog, "_SILENT_RANKS_WAIT_SECONDS", 0.1)
     board, done, statuses = dist.HashStore(), threading.Event(), []
     board.set("door/0", other.address)
 

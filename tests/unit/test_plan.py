@@ -104,7 +104,11 @@ def test_a_number_of_gpus_alone_is_told_what_is_missing(capsys):
     [
         ([], "all ranks"),
         (["batch_statistics=host"], "the ranks of each host"),
-        (["batch_statistics=host", "--gpus", "4", "--gpu-memory", "1", "--nodes", "2"], "the 2 ranks of each host"),
+        pytest.param(
+            ["batch_statistics=host", "--gpus", "4", "--gpu-memory", "1", "--nodes", "2"],
+            "the 2 ranks of each host",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_over_which_ranks_batch_norm_takes_its_statistics(options, where, capsys):

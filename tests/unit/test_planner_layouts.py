@@ -142,6 +142,7 @@ def test_a_recipe_in_stages_is_surveyed():
     assert set(back) <= set(found.best.overrides)
 
 
+@pytest.mark.slow
 def test_more_stages_than_layers_are_not_possible():
     stages = ["engines.generator.pipeline_stages=16", "engines.generator.ds_config=ds_configs/zero1.json"]
     found, _ = survey(16, GIB, [*stages, "batch=64", "accumulation=4"])

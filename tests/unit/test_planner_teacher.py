@@ -37,7 +37,7 @@ def held(features):
     return 4 * (features * 3 * 7 * 7 + features + features**2 + features)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+@pytest.mark.parametrize("suffix", [".pt", pytest.param(".pt2", marks=pytest.mark.slow)])
 def test_a_program_by_hand(tmp_path, suffix):
     networks = [option for option in TINY_GAMES["gat"] if not option.startswith("augmentation")]
     plan = tiny_plan(tmp_path, 1, [*networks, *write_teacher(tmp_path / f"t{suffix}", FEATURES)], both(0))

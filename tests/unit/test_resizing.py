@@ -9,14 +9,12 @@ import torch
 
 from bigsgan.doctor.kernels import RESIZED, choosing, coarse, laid_out, resized_excess
 from bigsgan.models import dual, fused, resizing
-from tests.fused import by_turns, compiled, fresh_kernels
+from tests.fused import by_turns, compiled, fresh_kernels, interpreting
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setattr(fused, "kernels", {"resizing": fresh_kernels("resizing_kernels")}.__getitem__)
+    with interpreting("resizing"):
         yield
 
 

@@ -16,7 +16,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.training.alarms import Alarms
 from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
 from tests.unit.test_dual import check
-from tests.unit.test_objectives import means
+from tests.unit.test_objectives import made, means
 
 PENALTIES = {
     "r1": {"r1": {"weight": 3.0}},
@@ -58,11 +58,6 @@ def network(sharpness: float = 1.0) -> LayerStack:
 
 def statistic_names(section: dict[str, object]) -> list[str]:
     return [name for term in stateless_terms(Objective.model_validate(section)) for name in term.statistics]
-
-
-def made(phase: int = 0, **section: object) -> tuple[DiscriminatorObjective, Statistics]:
-    statistics = Statistics(torch.device("cpu"))
-    return DiscriminatorObjective(stateless_terms(Objective.model_validate(section)), statistics, phase), statistics
 
 
 def batch_of(objective: DiscriminatorObjective, num: int = 5) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bigsgan.doctor.kernels import choosing
 from bigsgan.models import fused, spectral
 from bigsgan.models.layers import SpectralConv2d, SpectralEmbedding, SpectralLayer, SpectralLinear, moving_state
-from tests.fused import compiled, fresh_kernels
+from tests.fused import compiled, fresh_kernels, interpreting
 
 LAYERS = {
     "filters": lambda: SpectralConv2d(5, 7, 3),
@@ -35,10 +35,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        module = fresh_kernels("spectral_kernels")
-        patch.setattr(fused, "kernels", lambda name: module)
+    with interpreting("spectral"):
         yield
 
 

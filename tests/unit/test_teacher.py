@@ -36,6 +36,7 @@ from bigsgan.monitor import Statistics
 from bigsgan.training.rank_consistency import checked_frozen
 from bigsgan.weights import gat as weights
 from tests.archives import png, write_tar
+from tests.networks import part
 from tests.teachers import TinyTeacher, write_teacher
 from tests.tiny import TINY_GAMES, tiny_recipe
 
@@ -64,10 +65,6 @@ def test_published_sizes_with_heads(size, width, published):
 @pytest.fixture(scope="module")
 def record():
     return load_file(RECORD)
-
-
-def part(record, prefix):
-    return {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
 
 
 def discriminator(record, section):

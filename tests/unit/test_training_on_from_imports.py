@@ -75,6 +75,15 @@ def test_settings_are_those_of_the_nearest_recipe(tmp_path, family, resolution, 
     assert (recipe.ema.start_nimg, recipe.ema.ramp, recipe.ema.warmup_nimg) == (0, None, 0)
 
 
+def trained_on(run: Path, *overrides: str, launcher: tuple[str, ...] = ()) -> str:
+    """Train an imported run on images that are drawn; return what it said."""
+    data = ["data.kind=synthetic", "data.root=null", "data.dataset=null", "checkpoint_nimg=8"]
+    command = [sys.executable, *launcher, "launch/train.py", "--config", str(run / "config.yaml"), *data, *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_the_ema_and_the_images_seen_are_kept(classes, tmp_path):
     weights, run = tmp_path / "network-snapshot-000003.pkl", tmp_path / "run"
@@ -82,23 +91,9 @@ def test_the_ema_and_the_images_seen_are_kept(classes, tmp_path):
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
     before = [open_trained(run, "generator", live, None, CPU).network for live in (False, True)]
     half_life = 64
-    overrides = [
-        "data.kind=synthetic",
-        "data.root=null",
-        "data.dataset=null",
-        "data.horizontal_flip=false",
-        "batch=8",
-        "total_nimg=3016",
-    ]
-    overrides += [
-        f"ema={{half_life_nimg: {half_life}}}",
-        "optimizer.generator.lr=1e-12",
-        "optimizer.generator.final_lr=1e-12",
-    ]
-    overrides += ["checkpoint_nimg=8"]
-    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    still = ["optimizer.generator.lr=1e-12", "optimizer.generator.final_lr=1e-12"]
+    size = ["data.horizontal_flip=false", "batch=8", "total_nimg=3016"]
+    trained_on(run, *size, f"ema={{half_life_nimg: {half_life}}}", *still)
     ema_now, live = (open_trained(run, "generator", live, None, CPU) for live in (False, True))
     assert ema_now.nimg == live.nimg == 3016
     share = 0.5 ** (2 * 8 / half_life)  # of the imported EMA, after two updates; the generator stands still
@@ -117,17 +112,7 @@ def test_a_stylegan_snapshot_is_trained_on_with_its_settings(tmp_path):
     write_options(tmp_path, ada_interval=1, ada_kimg=1, ada_target=0.99)
     run, weights = tmp_path / "run", str(tmp_path / "network-snapshot-000003.pkl")
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
-    overrides = [
-        "data.kind=synthetic",
-        "data.root=null",
-        "data.dataset=null",
-        "total_nimg=3016",
-        "checkpoint_nimg=8",
-        "report_nimg=8",
-    ]
-    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trained_on(run, "total_nimg=3016", "report_nimg=8")
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     reports = [report for report in reports if "ema_decay" in report]
     assert [report["nimg"] for report in reports] == [3_008, 3_016]
@@ -152,18 +137,8 @@ def test_what_freeze_d_kept_stays(tmp_path):
     write_snapshot(tmp_path / "x.pkl", freeze_layers=4)
     run, weights = tmp_path / "run", str(tmp_path / "x.pkl")
     assert main(["import", "--from", "stylegan2-ada", "--weights", weights, "--out", str(run)]) == 0
-    overrides = [
-        "data.kind=synthetic",
-        "data.root=null",
-        "data.dataset=null",
-        "batch=8",
-        "total_nimg=16",
-        "checkpoint_nimg=8",
-    ]
-    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
     for _ in range(2):  # the second start finds the run complete, with the section that it began with
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
+        trained_on(run, "batch=8", "total_nimg=16")
     before, after = (
         dict(open_trained(run, "discriminator", False, nimg, CPU).network.named_parameters()) for nimg in (0, 16)
     )
@@ -177,30 +152,18 @@ def test_fp16_of_a_snapshot_is_float32_on_a_cpu(tmp_path):
     """Said once for each network, and the numbers are those of a recipe without half precision, in pipelines too."""
     write_snapshot(tmp_path / "x.pkl")
     found = {}
-    for half, more in ((True, []), (False, []), (True, ["engines.generator.pipeline_stages=2"])):
-        run = tmp_path / f"{half}{len(more)}"
+    for half, stages in ((True, []), (False, []), (True, ["engines.generator.pipeline_stages=2"])):
+        run = tmp_path / f"{half}{len(stages)}"
         arguments = ["--weights", str(tmp_path / "x.pkl"), "--out", str(run)]
         assert main(["import", "--from", "stylegan2-ada", *arguments]) == 0
         assert read_saved_recipe(run).generator.computes_in == "fp16"
-        overrides = [
-            "data.kind=synthetic",
-            "data.root=null",
-            "data.dataset=null",
-            "batch=8",
-            "total_nimg=8",
-            "checkpoint_nimg=8",
-            *more,
-        ]
-        overrides += [] if half else ["generator.half_resolutions=0", "discriminator.half_resolutions=0"]
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if more else []
-        command = [sys.executable, *launcher, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, said
+        more = stages if half else ["generator.half_resolutions=0", "discriminator.half_resolutions=0"]
+        launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2") if stages else ()
+        said = trained_on(run, "batch=8", "total_nimg=8", *more, launcher=launcher)
         for network in ("generator", "discriminator"):
             line = f"{network}: layers in fp16 compute in float32, because this is a CPU"
             assert said.count(line) == half, said
-        found[half, len(more)] = dict(open_trained(run, "generator", True, None, CPU).network.named_parameters())
+        found[half, len(stages)] = dict(open_trained(run, "generator", True, None, CPU).network.named_parameters())
     for name, expected in found[False, 0].items():
         assert torch.equal(found[True, 0][name], expected), name
         torch.testing.assert_close(found[True, 1][name], expected, atol=1e-5, rtol=1e-4, msg=name)
@@ -212,10 +175,7 @@ def test_schedules_begin_where_the_snapshot_stood(classes, tmp_path):
     weights, run = tmp_path / "x.pkl", tmp_path / "run"
     weights.write_bytes(pickle.dumps(snapshot(classes, load_file(RECORD), [], [], 10_000_000)))
     assert main(["import", "--from", "r3gan", "--weights", str(weights), "--out", str(run)]) == 0
-    overrides = ["data.kind=synthetic", "data.root=null", "data.dataset=null", "batch=8", "total_nimg=10000008"]
-    command = [sys.executable, "launch/train.py", "--config", str(run / "config.yaml"), *overrides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trained_on(run, "batch=8", "total_nimg=10000008")
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (report,) = (report for report in reports if "ema_decay" in report)
     assert report["nimg"] == 10_000_008

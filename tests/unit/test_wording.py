@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import REPOSITORY
+from tests.sources import statements, trees
 
 ROOMS = ("bigsgan", "launch", "docs", "tests")
 SUFFIXES = {".py", ".md", ".yaml", ".sbatch", ".sh"}
@@ -37,7 +38,7 @@ def written() -> Iterator[Path]:
 
 def british(text: str) -> list[str]:
     """Words and parts of names that end in -ise or alike, where Oxford spelling has -ize."""
-    words = (word.lower() for word in PART_OF_A_NAME.findall(MISSPELT_ON_PURPOSE.sub("", text)))
+    words = {word.lower() for word in PART_OF_A_NAME.findall(MISSPELT_ON_PURPOSE.sub("", text))}
     return [word for word in words if (found := BRITISH.fullmatch(word)) and not ALSO_OXFORD.fullmatch(found[1])]
 
 
@@ -80,11 +81,13 @@ def beginnings(problem: ast.expr, names: dict[str, list[ast.expr]]) -> Iterator[
                 yield from beginnings(value, names)
 
 
-def problems(source: str) -> set[str]:
+def problems(text: str, tree: ast.Module) -> set[str]:
     """Beginnings of the problems of all UserErrors in a file."""
-    found = set()
-    for function in ast.walk(ast.parse(source)) if "UserError(" in source else ():
+    found, lines = set(), text.splitlines()
+    for function in statements(tree):
         if not isinstance(function, ast.FunctionDef):
+            continue
+        if not any("UserError(" in line for line in lines[function.lineno : function.end_lineno]):
             continue
         names: dict[str, list[ast.expr]] = {}
         for node in ast.walk(function):
@@ -96,7 +99,7 @@ def problems(source: str) -> set[str]:
 
 
 def test_messages_are_predicates_in_the_present_tense():
-    found = {path: problems(path.read_text()) for path in (REPOSITORY / "bigsgan").rglob("*.py")}
+    found = {path: problems(text, tree) for path, text, tree in trees("bigsgan")}
     assert sum(map(len, found.values())) > 400
     assert [text for each in found.values() for text in each if not PREDICATE.match(text)] == []
     used = {PREDICATE.match(text)[1] for each in found.values() for text in each}
