@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from bigsgan.models import noise
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
+from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer, nearest
 from bigsgan.monitor import Statistics
 from bigsgan.weights.diffusers_autoencoder import names
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -227,6 +228,33 @@ def test_codes_begin_with_the_centres_of_k_means(normalized, averages):
     for term in terms:
         term.finish_update(1, True)  # averages again
     assert (1e-4 < (codes - before).abs().max() < 2) == bool(averages)
+
+
+def test_averages_return_to_a_saved_state():
+    """As after updates that are rolled back: the same updates give the same codes again, from the first one on."""
+    section = {"kind": "vq", "num_codes": 3, "ema": {"revival": {"below": 0.9, "most": 2}}, "kmeans_steps": 2}
+    generator, found = AutoencoderGenerator(latent_channels=2, bottleneck=section), []
+    drawn = torch.Generator().manual_seed(0)
+    latents, codes, statistics = torch.randn(3, 4, 5, 2, generator=drawn), torch.eye(3, 2), Statistics(CPU)
+    term = AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)
+    terms = [term, KMeansStart(generator, term.begin_anew, lambda x: x, (0, 1), CPU)]
+    saved = [(codes.clone(), term.state()["uses"].clone())]
+    for first in (0, 1, 0):  # from where the updates up to the third are made
+        codes.copy_(saved[first][0])
+        values = {"uses": saved[first][1]}
+        term.load(SimpleNamespace(read_into=lambda kind, out, values=values: [out[n].copy_(values[n]) for n in out]))
+        for update in range(first, 3):
+            numbers = nearest(latents[update].flatten(0, 1), codes).view(4, 5)
+            read = {"encoded": latents[update], "quantized": codes[numbers], "codes": numbers}
+            for each in terms:
+                if each.is_due(update):
+                    each.loss({**read, "seeds": torch.arange(4)}, statistics)
+                each.finish_update(update, True)
+            saved += [(codes.clone(), term.state()["uses"].clone())] * (len(saved) <= update + 1)
+        found.append((codes.clone(), term.state()["uses"].clone()))
+    assert not torch.equal(saved[1][0], saved[2][0])
+    for each in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(each, found[0], strict=True))
 
 
 def test_a_code_that_is_never_used_stays():
