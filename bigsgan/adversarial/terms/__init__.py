@@ -77,6 +77,7 @@ __all__ = [
     "Term",
     "Termed",
     "build_terms",
+    "codebook_terms",
     "codes_of",
     "due",
     "gradient_terms",
@@ -169,7 +170,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.kl:
         found.append(OutputTerm("kl", "generator", objective.kl, ("moments",), divergence))
     if objective.codebook:
-        found += _codebook_terms(recipe, objective.codebook, rank)
+        found += codebook_terms(recipe, objective.codebook, rank)
     found += cycle_terms(objective, [recipe.data.input_channels, recipe.data.image_channels])
     found += own.terms
     if objective.feature_matching:
@@ -190,7 +191,8 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     return found
 
 
-def _codebook_terms(recipe: Recipe, section: Codebook, rank: Termed) -> list[Term]:
+def codebook_terms(recipe: Recipe, section: Codebook, rank: Termed) -> list[Term]:
+    """Return the terms of a codebook."""
     total, generator = rank.sum_over_generator or rank.sum_over_ranks, recipe.generator
     found: list[Term] = [CodebookTerm(section, generator, total)]
     begin = rank.begin_codes
