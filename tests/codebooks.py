@@ -9,7 +9,8 @@ from tests.tiny import TINY_GAMES
 
 _, NUM_CLASSES, GENERATOR, DISCRIMINATOR, *_ = TINY_GAMES["autoencoder_vq"]
 AVERAGED = "bottleneck: {kind: vq, num_codes: 16, ema: {decay: 0.8, revival: {below: 0.9, most: 3}}, temperature: 0.3}"
-MEANS = AVERAGED.replace("decay: 0.8", "decay: 0.8, kmeans_steps: 4")
+MEANS = AVERAGED.replace("temperature", "kmeans_steps: 4, temperature")
+LEARNED = "bottleneck: {kind: vq, num_codes: 16, kmeans_steps: 4, temperature: 0.3}"
 SIGNS = "bottleneck: {kind: lfq, temperature: 2}"
 OBJECTIVE = "objective={l1: 3, codebook: {weight: 2, entropy: {weight: 0.4, diversity: 1.5}}, reuse_fakes: true}"
 
@@ -29,7 +30,7 @@ class WithCodes(Reference):
         self.output_terms = self.entropies
         self.quantizer, self.noted, self.section = (found or [None])[0], [], self.recipe.generator.bottleneck
         if found:
-            self.counts, self.totals = torch.ones(16), self.quantizer.codebook.clone()
+            self.counts, self.totals = torch.ones(16), self.quantizer.codebook.detach().clone()
 
     def entropies(self, update, images, targets, labels):
         """The entropies."""
@@ -50,6 +51,7 @@ class WithCodes(Reference):
         self.number = update
         return super().update(update)
 
+    @torch.no_grad()
     def _learn_from_logits(self):
         super()._learn_from_logits()
         if self.quantizer is None:
@@ -59,15 +61,17 @@ class WithCodes(Reference):
         keys = torch.stack([noise.uniform(seeds, 2**32 + i, codes.shape[1:]).double() for i in range(2)])
         order = (keys[0] + keys[1] / 2**24).flatten().argsort()
         latents, codes = latents.flatten(0, 1), codes.flatten()
-        if self.section.ema.kmeans_steps and self.number == 0:
+        if self.section.kmeans_steps and self.number == 0:
             means = latents[order[:16]].double()
-            for _ in range(self.section.ema.kmeans_steps):
+            for _ in range(self.section.kmeans_steps):
                 far = torch.cdist(latents.double(), torch.nn.functional.normalize(means, dim=1))
                 codes = far.argmin(1)
                 means = torch.stack([latents[codes == k].double().mean(0) for k in range(16)])
             self.counts = torch.bincount(codes, minlength=16) * 16 / num
             self.quantizer.codebook.copy_(means)
             self.totals = self.counts[:, None] * self.quantizer.codebook
+            return
+        if self.section.ema is None:
             return
         for k in range(16):
             inside = latents[codes == k]

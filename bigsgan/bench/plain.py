@@ -24,12 +24,13 @@ from bigsgan.adversarial.terms import (
     Sum,
     Term,
     Termed,
-    averaged_codes,
     build_terms,
+    codes_of,
     due,
     images_read,
     inner_term,
     output_loss,
+    set_codes,
     targets_of,
 )
 from bigsgan.config import NETWORKS, Recipe, RunPlan
@@ -277,8 +278,9 @@ def build_plain_loop(plan: RunPlan, distributed: bool) -> PlainLoop:
     total: Sum = comm.sum_over_ranks if distributed else lambda tensor: tensor
     stack = trainees["discriminator"].root.network
     termed = Termed.of(stack, statistics, total)
-    codes, place = averaged_codes(trainees["generator"].root.network), (comm.rank(), comm.world_size())
-    termed = termed._replace(codebook=codes, place=place if distributed else (0, 1))
+    if (codes := codes_of(trainees["generator"].root.network)) is not None:
+        begin = functools.partial(set_codes, codes)
+        termed = termed._replace(codebook=codes, begin_codes=begin, place=(rank, num_ranks))
     slices = {phase: dict.fromkeys(NETWORKS, part) for phase, part in parts.items()}
     sources = Sources(reals, source, sample_draws, slices)
     terms = build_terms(recipe, plan.objective, termed, Own.of(recipe, device))

@@ -281,13 +281,13 @@ def _check_codes(recipe: Any) -> None:
     if averages and averages.revival and averages.revival.most > num:
         problem, remedy = f"must be at most {num}, the pixels of a batch's latents", "give a smaller number"
         raise UserError(f"{field}.revival.most", averages.revival.most, problem, remedy)
-    if not averages or not averages.kmeans_steps:
+    if not bottleneck.kmeans_steps:
         return
-    field = f"{field}.kmeans_steps"
+    field = "generator.bottleneck.kmeans_steps"
     if bottleneck.num_codes > num:
         problem = f"needs {bottleneck.num_codes} latents, one for each code, and a batch has {num}"
         remedy = "give a larger batch, or fewer codes, or set it to 0"
         raise UserError(field, None, problem, remedy)
     if recipe.init_from and (recipe.init_from.run or recipe.init_from.generator):
         problem, detail = "must be 0 with init_from", "its codes would be lost"
-        raise UserError(field, averages.kmeans_steps, problem, "remove it", detail)
+        raise UserError(field, bottleneck.kmeans_steps, problem, "remove it", detail)

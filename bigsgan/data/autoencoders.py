@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,11 +180,13 @@ def load_program(path: Path, field: str, device: torch.device) -> Any:
     """
     check_readable([path], field)
     try:
-        return torch.jit.load(str(path), map_location=device).eval()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".torch.jit")  # is deprecated, and taken here
+            return torch.jit.load(str(path), map_location=device).eval()
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, OSError) as error:
-        detail = next(iter(str(error).splitlines()), "")
+        detail = next(iter(str(error).splitlines()), "").partition(". ")[0]
         remedy = "save it with torch.jit.save"
         raise UserError(field, str(path), "must be a TorchScript file", remedy, detail) from None
 

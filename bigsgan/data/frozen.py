@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def refuse_moving(tensors: Sequence[Tensor], compute: Callable[[], Sequence[Tens
 
 def _load_export(path: Path, field: str, device: torch.device) -> Any:
     check_readable([path], field)
+    log = logging.getLogger("torch.export")
+    was_disabled, log.disabled = log.disabled, True  # torch 2.14 prints the traceback of what it then raises
     try:
         program = torch.export.load(path)
         if device.type != "cpu":
@@ -65,3 +68,5 @@ def _load_export(path: Path, field: str, device: torch.device) -> Any:
         detail = next(iter(str(error).splitlines()), "")
         remedy = "save it with torch.export.save"
         raise UserError(field, str(path), "must be a program of torch.export", remedy, detail) from None
+    finally:
+        log.disabled = was_disabled

@@ -131,7 +131,7 @@ def nearest(latents: Tensor, codes: Tensor) -> Tensor:
     """Return the number of the nearest code: (M, Z), (K, Z) -> (M,) int64; of equally near ones the first."""
     lengths, num = codes.square().sum(dim=1), max(1, _AT_A_TIME // len(codes))
     parts = [latents] if torch.compiler.is_compiling() else latents.split(num)  # a graph takes any number of images
-    return torch.cat([(lengths - 2 * part @ codes.T).argmin(dim=1) for part in parts])
+    return torch.cat([(part @ codes.T).mul_(-2).add_(lengths).argmin(dim=1) for part in parts])  # one product at a time
 
 
 class FiniteScalarQuantizer(Quantizer):

@@ -13,6 +13,7 @@ from bigsgan.engines.phases import game_of
 from bigsgan.models.frozen import frozen_parts
 from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.activations import Traces
+from bigsgan.planner.codes import trace_codes
 from bigsgan.planner.counting import stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
 from bigsgan.planner.states import FLOAT, States, build_states
@@ -40,6 +41,7 @@ class Prediction:
     penalized: dict[str, Peak]
     samples: Peak  # those of making images from the EMA
     communicators: int = 0  # over NCCL; their buffers, of about ``COMMUNICATOR`` each, are not counted
+    begins: int = 0  # bytes of the end of the first update beside what stays, if codes begin anew there
 
     @property
     def stays(self) -> int:
@@ -55,11 +57,12 @@ class Prediction:
     @property
     def fullest(self) -> Peak:
         """The fullest moment of all."""
-        return max([*self.update.values(), *self.penalized.values(), self.samples], key=lambda peak: peak.total)
+        own = *self.update.values(), *self.penalized.values(), self.samples, Peak(self.begins, 0, 0)
+        return max(own, key=lambda peak: peak.total)
 
     @property
     def updating(self) -> int:
-        """Most that is held on the device in an update."""
+        """Most that is held on the device in an update after the first."""
         return self.stays + max(peak.total for peak in [*self.update.values(), *self.penalized.values()])
 
     @property
@@ -114,6 +117,8 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         if is_here and (program := traces.program(plan.recipe, name)):
             buffers += program.held
 
+    codes = trace_codes(plan, makes_latents=parts["generator"].is_last)
+    buffers += codes.held
     updates, kept = [], kept_images(plan, parts["discriminator"])
     for game in dict.fromkeys([game_of(plan, 1), game_of(plan, 0)]):  # where no penalty is lazy they are one
         phases = build_phases(plan, traces, parts, game)
@@ -132,8 +137,10 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         built |= own.built  # blocks of the first network hold parameters of the second while it is built
     spare += sum(size * num for size, num in built.items())
     (samples,) = peaks(_sampling(plan, traces, parts["generator"], one, kept), states).values()
+    updates[0] |= {"codes": Peak(codes.later, 0, 0)} if codes.later else {}
     penalized = updates[1] if updates[1:] else {}
-    return Prediction(states, ema, buffers, dict(host), spare, updates[0], penalized, samples, communicators)
+    held = dict(host)
+    return Prediction(states, ema, buffers, held, spare, updates[0], penalized, samples, communicators, codes.first)
 
 
 def _sampling(plan: RunPlan, traces: Traces, part: Part, ema: int, kept: int) -> list[Moment]:

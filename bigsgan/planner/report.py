@@ -117,6 +117,7 @@ def as_json(survey: Survey, resources: Resources) -> dict[str, Any]:
             "communicators": prediction.communicators,
             "communicator_bytes": prediction.communicators * COMMUNICATOR,
             "moments": {name: prediction.stays + peak.total for name, peak in prediction.update.items()},
+            "first_update": prediction.stays + prediction.begins if prediction.begins else None,
         }
 
     return {

@@ -16,7 +16,7 @@ from bigsgan.adversarial import AdversarialStep, SampleDraws
 from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Own, Term, Termed, averaged_codes, build_terms, states
+from bigsgan.adversarial.terms import Own, Term, Termed, build_terms, codes_of, set_learned_codes, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.class_names import with_class_names
 from bigsgan.data import Slice, build_dataset, build_training_dataset, readable_images
@@ -185,8 +185,9 @@ def _build_terms(
     else:
         makes = comm.rank() in plan.placement("generator").output_ranks()
         ours = Termed(statistics, comm.device(), comm.sum_over_ranks, sums[0], sees_images=makes)
-    codes = averaged_codes(engines["generator"].network)
-    ours = ours._replace(codebook=codes, place=(comm.rank(), comm.world_size()))
+    generator, place = engines["generator"], (comm.rank(), comm.world_size())
+    begin = partial(set_learned_codes, generator)
+    ours = ours._replace(codebook=codes_of(generator.network), begin_codes=begin, place=place)
     return build_terms(recipe, plan.objective, ours, own), ours.augmentation
 
 

@@ -77,7 +77,7 @@ def main(path: str) -> None:
     made, (of_codes, commitment, *_) = model(images)
     (made.square().mean() + of_codes + commitment).backward()
     again, *outputs = network.fold(images, torch.zeros(len(images)))
-    term = CodebookTerm(Codebook(), CODES, lambda counts: counts)
+    term = CodebookTerm(Codebook(), section, lambda counts: counts)
     read = dict(zip(("encoded", "quantized", "codes"), outputs, strict=True))
     loss = term.loss(read, Statistics(torch.device("cpu")))
     (again.square().mean() + loss).backward()

@@ -17,7 +17,7 @@ from deepspeed.comm import comm as deepspeed_comm
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, Recipe
 from bigsgan.draws import Draws
 from bigsgan.runtime import comm
 from bigsgan.training.loop import Run
@@ -44,7 +44,7 @@ def peaks(
     gc.collect()
     with (
         _giving_back(),
-        mock.patch("bigsgan.training.build.readable_images", return_value=torch.empty(0)),
+        mock.patch("bigsgan.training.build.images_to_show", lambda recipe, *_: _zeros(recipe, int(recipe.translates))),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         with record_function("#build"):
@@ -55,6 +55,8 @@ def peaks(
         num = run.step._sources.slices["generator"]["generator"].num_samples
         labels = torch.arange(num) % max(run.recipe.data.num_classes, 1)
         inputs = generator_inputs(run.recipe, Draws(0), "standing", 0, labels, None, comm.device())
+        if run.recipe.translates:
+            inputs = _zeros(run.recipe, num), *inputs[1:]
         for update in range(num_updates):
             with record_function(f"#update{update}"):
                 scenarios.update(run, 1)
@@ -76,6 +78,10 @@ def peaks(
         "scratch": all_of_it[last] - all_of_it["#build"] - (exact[last] - exact["#build"]),
         "inspected": inspected,
     }
+
+
+def _zeros(recipe: Recipe, num: int) -> torch.Tensor:
+    return torch.zeros(num, recipe.data.channels, *recipe.data.resolution)
 
 
 def _mark_ends(network: str, engine: DeepSpeedEngine) -> None:

@@ -5,11 +5,11 @@ from unittest import mock
 import pytest
 
 from bigsgan.doctor import agreement
-from tests.codebooks import AVERAGED, MEANS, OBJECTIVE, SIGNS, WithCodes, game
+from tests.codebooks import AVERAGED, LEARNED, MEANS, OBJECTIVE, SIGNS, WithCodes, game
 from tests.distributed.agreement import check_updates
 from tests.tiny import both, stages
 
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 LAYOUTS = {
     "one rank": (1, [], both(0)),
     "ZeRO 3": (2, ["accumulation=2"], both(3)),
@@ -23,11 +23,13 @@ ADAPTIVE = "adversarial: {adaptive: {parameter: conv_out.weight}}"
     "bottleneck, layout",
     [
         *(pytest.param(AVERAGED, layout, marks=SLOW) for layout in ("one rank", "ZeRO 3", "stages, recomputed")),
-        pytest.param(MEANS, "ZeRO 3", marks=SLOW),
-        *(pytest.param(MEANS, layout, marks=pytest.mark.nightly) for layout in ("one rank", "stages, recomputed")),
+        *(pytest.param(each, "ZeRO 3", marks=SLOW) for each in (MEANS, LEARNED)),
+        pytest.param(MEANS, "ranks of their own", marks=SLOW),
+        *(pytest.param(MEANS, layout, marks=NIGHTLY) for layout in ("one rank", "stages, recomputed")),
+        *(pytest.param(LEARNED, layout, marks=NIGHTLY) for layout in LAYOUTS if layout != "ZeRO 3"),
         pytest.param(SIGNS, "one rank", marks=SLOW),
-        pytest.param(SIGNS, "ZeRO 3", marks=pytest.mark.nightly),
-        pytest.param(AVERAGED, "ranks of their own", marks=pytest.mark.nightly),
+        pytest.param(SIGNS, "ZeRO 3", marks=NIGHTLY),
+        pytest.param(AVERAGED, "ranks of their own", marks=NIGHTLY),
     ],
 )
 def test_updates(ranks, bottleneck, layout):

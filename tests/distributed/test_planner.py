@@ -57,6 +57,15 @@ FLOW = [
     "objective={flow: {}}",
     "batch=32",
 ]
+CODES = [
+    *COMMON[:-1],
+    "data={kind: synthetic, resolution: 32, image_channels: 3, num_classes: 0, num_images: 64}",
+    "generator={family: autoencoder, channels: 8, multipliers: [1, 2], num_blocks: 1, norm_groups: 4, "
+    "latent_channels: 64, bottleneck: {kind: vq, num_codes: 2048, kmeans_steps: 3, ema: {revival: {}}}}",
+    "discriminator={family: autoencoder, channels: 8, depth: 2}",
+    "objective={l1: 1, codebook: {}, reuse_fakes: true}",
+    "batch=32",
+]
 MUON = [  # few samples, so that states are more than activations
     *(text.replace("adam", "muon") for text in COMMON),
     "generator={family: gat, depth: 4, width: 160, heads: 4, patch: 8, levels: 2}",
@@ -130,6 +139,7 @@ LAYOUTS = {
     "StyleGAN2, ZeRO 2, R1 and path length": (STYLEGAN2, zero(2)),
     "StyleGAN2, ZeRO 3, R1 and path length": (STYLEGAN2, zero(3)),
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
+    "autoencoder with averaged codes, ZeRO 1": (CODES, zero(1)),
     "flow, ZeRO 1": (FLOW, zero(1)),
     "flow, ZeRO 3, recomputing": ([*FLOW, *RECOMPUTING], zero(3)),
     "flow, 2 stages": ([*FLOW, *STAGES], zero(1)),
@@ -229,6 +239,17 @@ def test_the_peak_with_a_teacher_is_predicted(ranks, tmp_path, family, name, mor
     """Whose heads hold as much as the other layers of D, and whose program is as large as both networks."""
     teacher = write_teacher(tmp_path / "t.pt", 768, 112)[0].replace("hidden: 10", "hidden: 2048")
     check(ranks, tmp_path, f"{family.upper()} with a teacher, {name}", [*taught(family), *more, teacher], zero(1))
+
+
+@pytest.mark.slow
+def test_the_peak_of_the_first_update_is_predicted(ranks, tmp_path):
+    """Its end, where codes begin with the centres of k-means."""
+    overrides, ds = CODES, dict.fromkeys(NETWORKS, zero(1))
+    measured = max(found["update"] for found in ranks(2).run(allocations.peaks, overrides, ds, 1))
+    prediction = max(predict_each(tiny_plan(tmp_path, 2, overrides, ds), Traces()), key=lambda each: each.peak)
+    print(f"| codes, ZeRO 1, the first update | {prediction.peak / 1e6:.1f} | {measured / 1e6:.1f} |")
+    assert prediction.peak == prediction.stays + prediction.begins > 1.3 * prediction.updating
+    assert prediction.peak == pytest.approx(measured, rel=0.05)
 
 
 def check(ranks, tmp_path, name, overrides, content):

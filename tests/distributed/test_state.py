@@ -12,8 +12,9 @@ from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
 from tests.alone import Entry, save
-from tests.codebooks import AVERAGED, game
+from tests.codebooks import MEANS, game
 from tests.distributed import scenarios
+from tests.features import judged
 from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
 ADAM = [  # with and without a first moment
@@ -214,7 +215,8 @@ REMEMBERED = {
         "augmentation={p: 0.5, target: 0.1, interval: 2, ramp_nimg: 200}", "objective.lecam={weight: 0.3, decay: 0.5}",
     ],
     "path_length": TINY_GAMES["stylegan2_path_length"],
-    "codes": game(AVERAGED),
+    "codes": game(MEANS),
+    "judged_features": judged,
     "pairs": TINY_GAMES["pix2pix"],
     "weight_decay_on_matrices": [
         f"optimizer.{network}.{key}"
@@ -231,9 +233,11 @@ REMEMBERED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REMEMBERED)
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
 def test_what_a_recipe_adds_is_the_same_run(ranks, name, tmp_path):
     """Averages of logits, signs in the middle of an interval, the mean length, the uses of codes: all are resumed."""
-    overrides = [*ADAM, *REMEMBERED[name]]
+    game = REMEMBERED[name]
+    overrides = [*ADAM, *(game(tmp_path) if callable(game) else game)]
     both = {"generator": zero(2), "discriminator": zero(3)}
     whole = ranks(2).run(scenarios.uninterrupted, overrides, both, 6)
     parts = ranks(2).run(scenarios.resume, overrides, both, str(tmp_path), 3, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook
+from bigsgan.adversarial.terms.kmeans import KMeansStart, set_codes
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.config import Recipe
 from bigsgan.config.families.autoencoder import AutoencoderGenerator
@@ -20,7 +23,7 @@ from bigsgan.models import noise
 from bigsgan.models.autoencoder import generator_layers
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer
+from bigsgan.models.quantizers import FiniteScalarQuantizer, SignQuantizer, VectorQuantizer, nearest
 from bigsgan.monitor import Statistics
 from bigsgan.weights.diffusers_autoencoder import names
 from tests.tiny import TINY_GAMES, tiny_recipe
@@ -182,23 +185,29 @@ def test_codes_follow_averages(repeats):
     assert (latents.flatten(0, 1) == codes[2]).all(1).sum() == 1
 
 
+@pytest.mark.parametrize("averages", [None, {"decay": 0.75, "revival": {"below": 0.9, "most": 2}}])
 @pytest.mark.parametrize("normalized", [False, True])
-def test_codes_begin_with_the_centres_of_k_means(normalized):
+def test_codes_begin_with_the_centres_of_k_means(normalized, averages):
     """Those of scikit-learn from the same latents, in any order of samples, though the update is skipped."""
     cluster, found = pytest.importorskip("sklearn.cluster"), []
-    averages = {"decay": 0.75, "kmeans_steps": 6, "revival": {"below": 0.9, "most": 2}}
-    section = {"kind": "vq", "num_codes": 5, "normalized": normalized, "ema": averages}
+    section = {"kind": "vq", "num_codes": 5, "normalized": normalized, "ema": averages, "kmeans_steps": 6}
     generator, drawn = AutoencoderGenerator(latent_channels=3, bottleneck=section), torch.Generator().manual_seed(2)
     latents = torch.randn(40, 6, 3, generator=drawn)
     latents[::2] = 0.2 * latents[::2] + torch.tensor([1.0, 0.0, 0.0])  # near each other: a mean that is longer
     latents = F.normalize(latents, dim=2)
     for order in (torch.arange(40), torch.randperm(40, generator=drawn)):
         codes, statistics = torch.randn(5, 3, generator=drawn), Statistics(CPU)
-        term = AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)
+        terms, begin = [], partial(set_codes, codes)
+        if averages:
+            terms = [AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)]
+            begin = terms[0].begin_anew
+        terms.append(KMeansStart(generator, begin, lambda x: x, (0, 1), CPU))
         for part in order.split(8):
             read = {"encoded": latents[part], "quantized": latents[part], "codes": torch.zeros(8, 6, dtype=torch.int64)}
-            term.loss({**read, "seeds": part}, statistics)
-        term.finish_update(0, False)
+            losses = [term.loss({**read, "seeds": part}, statistics) for term in terms]
+        assert losses[-1] == 0
+        for term in terms:
+            term.finish_update(0, False)
         found.append(codes)
         keys = torch.stack([noise.uniform(torch.arange(40), 2**32 + i, (6,)).double() for i in range(2)])
         first = latents.flatten(0, 1)[(keys[0] + keys[1] / 2**24).flatten().argsort()[:5]].double()
@@ -209,13 +218,43 @@ def test_codes_begin_with_the_centres_of_k_means(normalized):
             labels = (latents.flatten(0, 1).double() @ F.normalize(first, dim=1).T).argmax(dim=1)
             first = torch.stack([latents.flatten(0, 1)[labels == k].double().mean(dim=0) for k in range(5)])
         torch.testing.assert_close(codes.double(), first, rtol=0, atol=1e-6)
-        if labels is not None:
-            torch.testing.assert_close(term.state()["uses"], torch.bincount(labels, minlength=5) * 5 / 240)
+        if averages and labels is not None:
+            torch.testing.assert_close(terms[0].state()["uses"], torch.bincount(labels, minlength=5) * 5 / 240)
     assert torch.equal(*found)
     before = codes.clone()
-    term.loss({**read, "seeds": part}, statistics)
-    term.finish_update(1, True)  # averages again
-    assert 1e-4 < (codes - before).abs().max() < 2
+    assert [term.is_due(1) for term in terms] == [True] * bool(averages) + [False]
+    if averages:
+        terms[0].loss({**read, "seeds": part}, statistics)
+    for term in terms:
+        term.finish_update(1, True)  # averages again
+    assert (1e-4 < (codes - before).abs().max() < 2) == bool(averages)
+
+
+def test_averages_return_to_a_saved_state():
+    """As after updates that are rolled back: the same updates give the same codes again, from the first one on."""
+    section = {"kind": "vq", "num_codes": 3, "ema": {"revival": {"below": 0.9, "most": 2}}, "kmeans_steps": 2}
+    generator, found = AutoencoderGenerator(latent_channels=2, bottleneck=section), []
+    drawn = torch.Generator().manual_seed(0)
+    latents, codes, statistics = torch.randn(3, 4, 5, 2, generator=drawn), torch.eye(3, 2), Statistics(CPU)
+    term = AveragedCodebook(Codebook(), generator, codes, (lambda x: x, lambda x: x), (0, 1), CPU)
+    terms = [term, KMeansStart(generator, term.begin_anew, lambda x: x, (0, 1), CPU)]
+    saved = [(codes.clone(), term.state()["uses"].clone())]
+    for first in (0, 1, 0):  # from where the updates up to the third are made
+        codes.copy_(saved[first][0])
+        values = {"uses": saved[first][1]}
+        term.load(SimpleNamespace(read_into=lambda kind, out, values=values: [out[n].copy_(values[n]) for n in out]))
+        for update in range(first, 3):
+            numbers = nearest(latents[update].flatten(0, 1), codes).view(4, 5)
+            read = {"encoded": latents[update], "quantized": codes[numbers], "codes": numbers}
+            for each in terms:
+                if each.is_due(update):
+                    each.loss({**read, "seeds": torch.arange(4)}, statistics)
+                each.finish_update(update, True)
+            saved += [(codes.clone(), term.state()["uses"].clone())] * (len(saved) <= update + 1)
+        found.append((codes.clone(), term.state()["uses"].clone()))
+    assert not torch.equal(saved[1][0], saved[2][0])
+    for each in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(each, found[0], strict=True))
 
 
 def test_a_code_that_is_never_used_stays():
@@ -308,18 +347,18 @@ REFUSED = {
     ),
     "more means than latents": (
         [
-            "generator.bottleneck={kind: vq, num_codes: 513, ema: {kmeans_steps: 3}}",
+            "generator.bottleneck={kind: vq, num_codes: 513, kmeans_steps: 3}",
             "objective.kl=0",
             "objective.codebook={}",
         ],
         *(
-            "generator.bottleneck.ema.kmeans_steps",
+            "generator.bottleneck.kmeans_steps",
             "needs 513 latents, one for each code, and a batch has 512; give a larger",
         ),
     ),
     "means in place of codes": (
-        ["generator.bottleneck={kind: vq, ema: {kmeans_steps: 3}, num_codes: 8}", *NO_KL, "init_from={run: x}"],
-        *("generator.bottleneck.ema.kmeans_steps", "must be 0 with init_from"),
+        ["generator.bottleneck={kind: vq, kmeans_steps: 3, num_codes: 8}", *NO_KL, "init_from={run: x}"],
+        *("generator.bottleneck.kmeans_steps", "must be 0 with init_from"),
     ),
     "frozen from nothing": (["generator.frozen=encoder", "objective.kl=0"], "generator.frozen", "must be none without"),
     "frozen latents": (

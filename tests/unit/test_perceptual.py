@@ -233,7 +233,7 @@ def refused(tmp_path, field, problem, *overrides):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_files_that_do_not_fit(tmp_path, name):
+def test_files_that_do_not_fit(tmp_path, name, capfd):
     content, key, problem = BAD[name]
     path = tmp_path / ("bad.pt2" if content == ".pt2" else "bad.pt")
     if isinstance(content, torch.jit.ScriptModule):
@@ -243,6 +243,7 @@ def test_files_that_do_not_fit(tmp_path, name):
     elif content is not None:
         torch.save(content, path)
     refused(tmp_path, f"objective.perceptual.{key}", problem, f"objective.perceptual={{path: {path}}}")
+    assert capfd.readouterr().err == ""  # torch would print a traceback too
 
 
 def test_vgg_and_heads_need_each_other(tmp_path, weights, files):

@@ -12,7 +12,7 @@ from torch import Tensor
 from bigsgan.adversarial.terms.adaptive_augmentation import AdaptiveProbability
 from bigsgan.adversarial.terms.adversarial import OfDiscriminator, OfGenerator
 from bigsgan.adversarial.terms.centering import centering
-from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook, averaged_codes
+from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook
 from bigsgan.adversarial.terms.consistency import consistency
 from bigsgan.adversarial.terms.cycle import cycle_terms
 from bigsgan.adversarial.terms.feature_matching import FeatureMatching
@@ -21,6 +21,7 @@ from bigsgan.adversarial.terms.gradient_norm import FiniteDifference, GradientNo
 from bigsgan.adversarial.terms.gradient_normalization import GradientNormalization
 from bigsgan.adversarial.terms.gradient_penalty import GradientPenalty
 from bigsgan.adversarial.terms.judged import LOGITS_ALONE, JudgedOutputs, mean_of
+from bigsgan.adversarial.terms.kmeans import Begin, KMeansStart, codes_of, set_codes, set_learned_codes
 from bigsgan.adversarial.terms.latents import CodebookTerm, CodeEntropy, divergence
 from bigsgan.adversarial.terms.lecam import LeCam
 from bigsgan.adversarial.terms.losses import LOSSES, over_maps
@@ -75,8 +76,9 @@ __all__ = [
     "Sum",
     "Term",
     "Termed",
-    "averaged_codes",
     "build_terms",
+    "codebook_terms",
+    "codes_of",
     "due",
     "gradient_terms",
     "image_gradient",
@@ -84,6 +86,8 @@ __all__ = [
     "inner_term",
     "judged_of",
     "output_loss",
+    "set_codes",
+    "set_learned_codes",
     "stateless_terms",
     "states",
     "targets_of",
@@ -104,7 +108,8 @@ class Termed(NamedTuple):
     map_sizes: Callable[[], Sequence[int]] = tuple  # see ``over_maps``
     output_sizes: Callable[[], Sequence[int]] = tuple  # see ``JudgedOutputs``
     sees_images: bool = False  # whether this rank has D's first layers, where G's images arrive
-    codebook: Tensor | None = None  # codes that follow averages, (K, Z), if this rank holds them
+    codebook: Tensor | None = None  # codes (K, Z), if this rank holds them; of use where they follow averages
+    begin_codes: Begin = lambda uses, codes, taken: None  # sets codes that learn by their gradients
     place: tuple[int, int] = (0, 1)  # this rank's number, and the number of all ranks
 
     @classmethod
@@ -165,7 +170,7 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     if objective.kl:
         found.append(OutputTerm("kl", "generator", objective.kl, ("moments",), divergence))
     if objective.codebook:
-        found += _codebook_terms(recipe, objective.codebook, rank)
+        found += codebook_terms(recipe, objective.codebook, rank)
     found += cycle_terms(objective, [recipe.data.input_channels, recipe.data.image_channels])
     found += own.terms
     if objective.feature_matching:
@@ -189,13 +194,18 @@ def build_terms(recipe: Recipe, objective: Objective, rank: Termed, own: Own) ->
     return found
 
 
-def _codebook_terms(recipe: Recipe, section: Codebook, rank: Termed) -> list[Term]:
-    total, generator, found = rank.sum_over_generator or rank.sum_over_ranks, recipe.generator, list[Term]()
-    if isinstance(generator, AutoencoderGenerator) and generator.bottleneck.ema:
-        sums = total, rank.sum_over_ranks
-        found.append(AveragedCodebook(section, generator, rank.codebook, sums, rank.place, rank.device))
-    else:
-        found.append(CodebookTerm(section, generator, total))
+def codebook_terms(recipe: Recipe, section: Codebook, rank: Termed) -> list[Term]:
+    """Return the terms of a codebook."""
+    total, generator = rank.sum_over_generator or rank.sum_over_ranks, recipe.generator
+    found: list[Term] = [CodebookTerm(section, generator, total)]
+    begin = rank.begin_codes
+    if isinstance(generator, AutoencoderGenerator):
+        if generator.bottleneck.ema:
+            sums = total, rank.sum_over_ranks
+            averaged = AveragedCodebook(section, generator, rank.codebook, sums, rank.place, rank.device)
+            found, begin = [averaged], averaged.begin_anew
+        if generator.bottleneck.kmeans_steps:
+            found.append(KMeansStart(generator, begin, rank.sum_over_ranks, rank.place, rank.device))
     if section.entropy:
         value = OfMeans(CodeEntropy(section.entropy.diversity))
         value.sum_over_replicas = total

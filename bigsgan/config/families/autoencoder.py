@@ -30,9 +30,6 @@ class CodebookAverages(Section):
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
     revival: Revival | None = None
-    kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres the codes are after its update.
-    It begins at random latents; a centre that no latent is near stays."""
 
 
 class Bottleneck(Section):
@@ -48,6 +45,10 @@ class Bottleneck(Section):
     normalized: bool = True
     """Divide ``vq``'s codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
     ema: CodebookAverages | None = None
+    kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres ``vq``'s codes are after its
+    update. It begins at random latents; a centre that no latent is near stays, as do the moments of codes that learn by
+    gradients."""
     temperature: PositiveFloat | None = None
     """Of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
     ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
@@ -55,7 +56,8 @@ class Bottleneck(Section):
     """Levels of each channel of ``fsq``, ``latent_channels`` of them."""
 
 
-_KEYS = {"vq": ("num_codes", "normalized", "ema", "temperature"), "fsq": ("levels",), "lfq": ("temperature",)}
+_OF_CODES = "num_codes", "normalized", "ema", "kmeans_steps", "temperature"
+_KEYS = {"vq": _OF_CODES, "fsq": ("levels",), "lfq": ("temperature",)}
 _QUANTIZED = ["encoded", "quantized", "codes"]
 _OUTPUTS = {"kl": ["moments"], "vq": _QUANTIZED, "lfq": _QUANTIZED}
 
@@ -95,8 +97,8 @@ class AutoencoderGenerator(NetworkSection):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         """Whether latents are drawn, or the places of latents where codes begin, at first or anew."""
-        averages = self.bottleneck.ema
-        return self.bottleneck.kind == "kl" or bool(averages and (averages.revival or averages.kmeans_steps))
+        section = self.bottleneck
+        return section.kind == "kl" or bool(section.kmeans_steps or (section.ema and section.ema.revival))
 
     @property
     def outputs(self) -> list[str]:
