@@ -194,7 +194,7 @@ def test_operations_of_heads_for_a_teacher(tmp_path, family):
         if not predicts:
             without = DiscriminatorObjective([each for each in terms if each.name != "teacher"], Statistics(META), 0)
             return without(network(*inputs, segments=2), inputs)
-        outputs, predictions = network.with_predictions(*inputs, segments=2)
+        outputs, predictions = network.with_predictions(*inputs, num=8, segments=2)
         return loss(outputs, inputs, (predictions, *empty_targets(plan.recipe, None, 8)))
 
     plain, more = (operations(lambda p=predicts: step(p).backward()) for predicts in (False, True))
