@@ -127,8 +127,8 @@ class DiscriminatorObjective:
             fake: The same of the generator, its images (n, images_per_sample * C, H, W).
             noise: What ``noise`` has drawn.
         """
-        used = [tuple(entry[:: self._division.shrink] for entry in inputs) for inputs in (real, fake)]
-        added = [each for term in self._terms for each in term.added(*used, noise.get(term.name))]
+        used_real, used_fake = (tuple(each[:: self._division.shrink] for each in inputs) for inputs in (real, fake))
+        added = [each for term in self._terms for each in term.added(used_real, used_fake, noise.get(term.name))]
         return _join([real, fake, *added])
 
     def __call__(
