@@ -44,8 +44,8 @@ class Penalty(Section):
     every: PositiveInt = 1
     """Steps of D of which it is in one, that many times as strongly."""
     batch_shrink: PositiveInt = 1
-    """Use one of so many images, those at positions 0, N, 2 N, ... of the batch, in the mean too; see
-    [there](../explanation/penalties.md#on-a-part-of-the-batch)."""
+    """Use one of so many images, N: [those at positions 0, N, 2 N,
+    ...](../explanation/penalties.md#on-a-part-of-the-batch) of the whole batch. The mean is over them."""
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or a comparison of two logits."""
     method: Method = "auto"
