@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.objective import Objective
 from bigsgan.errors import UserError
 
 
-def check_penalties(objective: Objective) -> None:
+def check_penalties(objective: Objective, discriminator: NetworkSection) -> None:
     """Refuse penalties whose keys do not fit each other.
 
     Raises:
@@ -17,7 +18,7 @@ def check_penalties(objective: Objective) -> None:
         (first, method), *_, (last, other) = asked.items()
         problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
         raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    _check_part(objective)
+    _check_part(objective, discriminator)
     for name, penalty in objective.gradient_norms.items():
         if penalty.form != "exact" and penalty.method != "auto":
             field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
@@ -32,8 +33,8 @@ def check_penalties(objective: Objective) -> None:
         raise UserError(field, f"decay={objective.adversarial.normalize.decay:g}", problem, remedy)
 
 
-def _check_part(objective: Objective) -> None:
-    """Refuse penalties on several parts of the batch, or on one where others differentiate at all real images."""
+def _check_part(objective: Objective, discriminator: NetworkSection) -> None:
+    """Refuse penalties on several parts of the batch, and on one where D needs all images."""
     shrink, first = objective.batch_shrink, next(iter(objective.penalties), "")
     for name, penalty in objective.penalties.items():
         if penalty.batch_shrink != shrink:
@@ -47,3 +48,12 @@ def _check_part(objective: Objective) -> None:
         problem, detail = f"must be 1 with objective.{own}", "D is differentiated with all real images then"
         remedy = "remove it" + (", or set form=finite_difference" if own == "teacher" else "")
         raise UserError(f"objective.{first}.batch_shrink", shrink, problem, remedy, detail)
+    if shrink > 1 and discriminator.compares_images:
+        raise compares_images(objective, f"discriminator.family={discriminator.family}")
+
+
+def compares_images(objective: Objective, discriminator: str) -> UserError:
+    """Return the error that a D compares images: of a part of them it would compute other logits."""
+    field, problem = f"objective.{next(iter(objective.penalties))}.batch_shrink", f"must be 1 with {discriminator}"
+    remedy = "remove it, or give D neither batch norm nor minibatch deviation"
+    return UserError(field, objective.batch_shrink, problem, remedy, "this D compares images")

@@ -305,7 +305,7 @@ def _check_recipe(recipe: Recipe) -> None:
     check_data_and_networks(recipe)
     check_networks(recipe)
     _check_objective(recipe)
-    check_penalties(recipe.objective)
+    check_penalties(recipe.objective, recipe.discriminator)
     for network in recipe.networks:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)

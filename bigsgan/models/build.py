@@ -13,7 +13,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.outside import is_outside
-from bigsgan.errors import UserError
+from bigsgan.config.penalties import compares_images
 from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
 from bigsgan.models.batch_norm import BatchStatistics
@@ -22,7 +22,6 @@ from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
 from bigsgan.models.outside import outside_layers
 from bigsgan.models.steps import InSteps
-from bigsgan.models.stylegan2_layers import MinibatchDeviation
 
 
 def build_network(recipe: Recipe, network: str) -> LayerStack:
@@ -38,6 +37,10 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         layers: list[nn.Module] = []
     elif is_outside(section.family):
         layers = outside_layers(recipe, network)
+        modules = (module for layer in layers for module in layer.modules())
+        is_part = network == "discriminator" and recipe.objective.batch_shrink > 1
+        if is_part and any(isinstance(module, BatchStatistics) for module in modules):
+            raise compares_images(recipe.objective, section.family)
     else:
         layers = maker(section)(section, data.network_size, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:
@@ -46,8 +49,6 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))
     stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
-    if network == "discriminator":
-        _check_penalties(recipe, stack)
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
@@ -56,15 +57,6 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         if isinstance(module, Translations):
             module.makes_same = "same" in recipe.outputs
     return stack
-
-
-def _check_penalties(recipe: Recipe, discriminator: LayerStack) -> None:
-    """Refuse penalties on a part of the batch if D compares images: of a part it computes other numbers."""
-    shrink, compares = recipe.objective.batch_shrink, (MinibatchDeviation, BatchStatistics)
-    if shrink > 1 and any(isinstance(module, compares) for module in discriminator.modules()):
-        field = f"objective.{next(iter(recipe.objective.penalties))}.batch_shrink"
-        problem = "must be 1 with a discriminator that compares images, by batch norm or minibatch deviation"
-        raise UserError(field, shrink, problem, "remove it, or take a discriminator without these")
 
 
 def maker(section: NetworkSection) -> Callable[..., list[nn.Module]]:

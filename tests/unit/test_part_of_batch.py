@@ -152,6 +152,10 @@ BAD = {
         "give all the same batch_shrink, or none"),
     "own terms": ([PART % "", "objective.terms=[{use: 'a.b:c', network: discriminator, differentiates: [real]}]"],
         "objective.r1.batch_shrink", "must be 1 with objective.terms.0.differentiates, got 4", "remove it"),
+    "batch norm": ([*TINY_GAMES["dcgan"], PART % ""], "objective.r1.batch_shrink",
+        "must be 1 with discriminator.family=dcgan, got 4 (this D compares images)", "remove it, or give"),
+    "minibatch deviation": ([*TINY_GAMES["stylegan2"], PART % ""], "objective.r1.batch_shrink",
+        "must be 1 with discriminator.family=stylegan2, got 4", "remove it, or give D neither batch norm nor"),
     "a teacher": ([*TINY_GAMES["gat"], "objective.teacher={path: a.pt}", PART % ""], "objective.r1.batch_shrink",
         "must be 1 with objective.teacher, got 4 (D is", "remove it, or set form=finite_difference"),
 }  # fmt: skip
@@ -170,16 +174,19 @@ def test_a_part_that_does_not_fit_is_refused(name, tmp_path):
     assert remedy in message.partition("; ")[2]
 
 
+def normed(image_channels):
+    return torch.nn.BatchNorm2d(image_channels)
+
+
+def test_batch_norm_from_outside_is_seen_where_it_is_built(tmp_path):
+    name = "tests.unit.test_part_of_batch:normed"
+    recipe = tiny_recipe(tmp_path, f"discriminator={{family: '{name}'}}", PART % "", "data.num_classes=0")
+    with pytest.raises(UserError, match=rf"^objective.r1.batch_shrink: must be 1 with {name}, got 4 \(this D compares"):
+        network_on_meta(recipe, "discriminator")
+
+
 def test_a_teacher_goes_with_finite_differences_of_a_part(tmp_path):
     tiny_recipe(tmp_path, *TINY_GAMES["gat"], "objective.teacher={path: a.pt}", PART % ", form: finite_difference")
-
-
-@pytest.mark.parametrize("game", ["dcgan", "stylegan2"])
-def test_a_discriminator_that_compares_images_needs_all(game, tmp_path):
-    recipe = tiny_recipe(tmp_path, *TINY_GAMES[game], PART % "")
-    network_on_meta(recipe, "generator")
-    with pytest.raises(UserError, match=r"^objective.r1.batch_shrink: must be 1 with a discriminator that compares"):
-        network_on_meta(recipe, "discriminator")
 
 
 def test_phases_have_the_samples_of_a_part(tmp_path):
