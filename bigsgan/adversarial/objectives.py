@@ -1,11 +1,11 @@
 """The objective of each network, the sum of its terms, as a loss of D's logits.
 
-D sees one concatenated batch in equal segments: real, fake, and those that terms add. If G makes several images of a
-sample, D sees them stacked along the channels. A real image is repeated instead, and D's gradient at a real image is by
-the one image.
+D sees one concatenated batch in segments: real, fake, and those that terms add (segments.py). If G makes several images
+of a sample, D sees them stacked along the channels. A real image is repeated instead, and D's gradient at a real image
+is by the one image.
 
-Shapes: n samples in a segment, S segments, images (S * n, C, H, W), logits (S * n,), or (S * n, P) of P patches. What D
-returns beside its logits lies behind them in the same tensor, which is called D's outputs here.
+Shapes: n samples in a segment, or n / k in those that terms add, N in all, images (N, C, H, W), logits (N,), or (N, P)
+of P patches. What D returns beside its logits lies behind them in the same tensor, which is called D's outputs here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.adversarial.latents import SampleDraws
+from bigsgan.adversarial.segments import Division
 from bigsgan.adversarial.terms import (
     FEATURES,
     LOGITS_ALONE,
@@ -79,6 +80,8 @@ class DiscriminatorObjective:
         at = {segment for term in self._of_gradients for segment in term.differentiates}
         self.num_differentiated = num_differentiated(at, self.num_segments)
         self.segments = Segments(self.num_segments, self.num_differentiated, bool(self.checked))
+        shrink = max((term.shrink for term in self._terms), default=1)
+        self._division = Division(self.num_segments, self.num_differentiated, shrink)
 
     @property
     def differentiates_inputs(self) -> bool:
@@ -89,13 +92,32 @@ class DiscriminatorObjective:
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor
     ) -> dict[str, Tensor]:
         """Draw what the terms need of random numbers beside the images, by term, as ``batch`` takes it."""
-        found = {term.name: term.noise(draws, counters, samples, real, fake) for term in self._terms}
+        shrink = self._division.shrink
+        part = range(samples.start // shrink, samples.stop // shrink)  # numbers of the samples that penalties use
+        found = {term.name: term.noise(draws, counters, part, real, fake) for term in self._terms}
         return {name: noise for name, noise in found.items() if noise is not None}
 
     def reals(self, real: MicroBatch) -> MicroBatch:
         """Return the first segment of ``batch``."""
         images, *rest = real
         return _repeated(images, self._images_per_sample * images.shape[1]), *rest
+
+    def differentiated(self, inputs: MicroBatch) -> MicroBatch:
+        """Return what belongs to the images that penalties differentiate at, of ``reals`` if these suffice, or all."""
+        if self.num_differentiated == 1:
+            return tuple(entry[:: self._division.shrink] for entry in inputs)
+        return self.apart(inputs)[0]
+
+    def apart(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
+        """Return the same of a whole micro-batch, and the rest; nothing is apart if penalties use all images."""
+        if self._division.shrink == 1:
+            return inputs, ()
+        first, rest = zip(*(self._division.apart(entry) for entry in inputs), strict=True)
+        return first, rest
+
+    def together(self, first: Tensor, rest: Tensor) -> Tensor:
+        """Join D's outputs of what was apart."""
+        return self._division.together(first, rest)
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -105,7 +127,8 @@ class DiscriminatorObjective:
             fake: The same of the generator, its images (n, images_per_sample * C, H, W).
             noise: What ``noise`` has drawn.
         """
-        added = [each for term in self._terms for each in term.added(real, fake, noise.get(term.name))]
+        used_real, used_fake = (tuple(each[:: self._division.shrink] for each in inputs) for inputs in (real, fake))
+        added = [each for term in self._terms for each in term.added(used_real, used_fake, noise.get(term.name))]
         return _join([real, fake, *added])
 
     def __call__(
@@ -113,6 +136,7 @@ class DiscriminatorObjective:
     ) -> Tensor:
         """Return the loss of D's outputs for a concatenated micro-batch.
 
+        A penalty that is differentiated twice goes through ``inputs`` that ``apart`` returned first.
         With tangents of the outputs along ``slopes``, its gradient contains that of the terms that read gradients; its
         value does not contain them. ``features`` are D's predictions of a teacher's features of real images, then these
         features.
@@ -130,7 +154,8 @@ class DiscriminatorObjective:
         elif self._of_gradients:
             scaled = self.judged.logits(outputs) * _GRADIENT_SCALE
             (grads,) = torch.autograd.grad(scaled.sum(), inputs[0], create_graph=True)
-            loss = loss + self._of_slopes((full(grads) / _GRADIENT_SCALE).chunk(self.num_segments))
+            num = self.num_segments if self._division.shrink == 1 else self.num_differentiated
+            loss = loss + self._of_slopes((full(grads) / _GRADIENT_SCALE).chunk(num))
         return loss if self._learns else 0.0 * loss
 
     def slopes(self, grads: Tensor) -> Tensor:
@@ -140,17 +165,16 @@ class DiscriminatorObjective:
         fixed v = dP/dg is that of P.
 
         Args:
-            grads: Gradients of the sum of the logits at the images of the first P = ``num_differentiated`` segments,
-                (P * n, C, H, W) float32.
+            grads: Gradients of the sum of the logits at the images that ``differentiated`` returns, (P * n / k, C, H,
+                W) float32, with P = ``num_differentiated``.
 
         Returns:
-            v, for all segments, (S * n, C, H, W); zero in those without a penalty.
+            v, for all images, (N, C, H, W); zero at those without a penalty.
         """
         with torch.enable_grad():
             grads = grads.detach().requires_grad_()
             (found,) = torch.autograd.grad(self._of_slopes(grads.chunk(self.num_differentiated)), grads)
-        rest = len(grads) // self.num_differentiated * (self.num_segments - self.num_differentiated)
-        return torch.cat([found, found.new_zeros(rest, *found.shape[1:])])
+        return self._division.together(found)
 
     def note_slopes(self, outputs: Tensor) -> None:
         """Record the squared slopes by finite differences, given D's outputs for a checked micro-batch."""
@@ -161,17 +185,16 @@ class DiscriminatorObjective:
         """Record the exact penalties of a checked micro-batch, and the exact slopes.
 
         Args:
-            images: Images of the micro-batch, (S * n, C, H, W).
+            images: Images of the micro-batch, (N, C, H, W).
             grads: Gradients of the sum of the logits at these images, of the same shape.
         """
         for term in self.checked:
-            term.check_gradients(
-                self._by_segment(images), self._gradients(grads.chunk(self.num_segments)), self._statistics
-            )
+            gradients = self._gradients(self._division.segments(grads))
+            term.check_gradients(self._by_segment(images), gradients, self._statistics)
 
     def _by_segment(self, whole: Tensor) -> dict[str, Tensor]:
         """Return the segments of a concatenated tensor by name."""
-        return dict(zip(self._names, whole.chunk(self.num_segments), strict=True))
+        return dict(zip(self._names, self._division.segments(whole), strict=True))
 
     def _gradients(self, segments: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return gradients (n, C, H, W) by name, given the first or all segments of them.

@@ -281,7 +281,7 @@ class AdversarialStep:
     ) -> Work:
         """Build a phase of one of D's steps."""
         d_step = phase.d_step
-        objective, of_reals = objectives[d_step], phase.segments == 1
+        objective, of_reals = objectives[d_step], phase.segments == 1  # as only where D differentiates
         batch = self._batch(objective, inputs, (update, d_step), reals[d_step], of_reals)
         if phase.images_from is None and not of_reals:
             batch = self._with_stale(batch, d_step)
@@ -319,7 +319,12 @@ class AdversarialStep:
 
     def _differentiate(self, phase: Phase, batch: GetInputs, objective: DiscriminatorObjective) -> Work:
         loss = InputGradients(objective.num_differentiated, judged=objective.judged)
-        return Work(phase, batch, loss, gradient=lambda j, images, grads: objective.slopes(grads / loss.scale))
+        return Work(
+            phase,
+            lambda j, images: objective.differentiated(batch(j, images)),
+            loss,
+            gradient=lambda j, images, grads: objective.slopes(grads / loss.scale),
+        )
 
     def _judge(self, phase: Phase, inputs: Inputs, update: int, reals: Reals) -> Work:
         part = self._sources.slices["generator"]["discriminator"]

@@ -73,6 +73,14 @@ def _penalized(method: str) -> Callable[[Recipe], list[str]]:
     return overrides
 
 
+def _on_a_quarter(recipe: Recipe) -> list[str]:
+    """Overrides with penalties on a quarter of D's batch."""
+    if not recipe.objective.penalties:
+        remedy = "add objective.r1, or leave the variant out"
+        raise UserError("objective", None, "has no R1, R2 or gradient penalty", remedy)
+    return [f"objective.{name}.batch_shrink=4" for name in recipe.objective.penalties]
+
+
 def _on_own_ranks(recipe: Recipe) -> list[str]:
     """Overrides with the recipe's own numbers of ranks, else with half of all ranks for each network."""
     own = {network: recipe.engine(network).ranks for network in NETWORKS}
@@ -117,6 +125,7 @@ VARIANTS = {
         ),
         _changed("double_backward", "exact penalties by a double backward", _penalized("double_backward")),
         _changed("forward_mode", "exact penalties in forward mode", _penalized("forward_mode")),
+        _changed("penalized_quarter", "penalties on a quarter of the batch", _on_a_quarter),
         _changed("deterministic", "kernels of which each run has the same sums", ["deterministic=true"]),
         _layout("zero1", "ZeRO 1", "zero1"),
         _layout("zero2", "ZeRO 2", "zero2"),

@@ -42,6 +42,9 @@ class Penalty(Section):
     """Images until ``final_weight``; ``total_nimg`` unless given."""
     every: PositiveInt = 1
     """Steps of D of which it is in one."""
+    batch_shrink: PositiveInt = 1
+    """Use one of so many images, N: [those at positions 0, N, 2 N,
+    ...](../explanation/penalties.md#on-a-part-of-the-batch) of the whole batch. The mean is over them."""
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal (Lin et al. 2025, arXiv
     2501.08316)."""
@@ -62,6 +65,8 @@ class GradientPenalty(Section):
 
     weight: PositiveFloat = 10.0
     """Factor above."""
+    batch_shrink: PositiveInt = 1
+    """As for R1, whose it must be."""
     method: Method = "auto"
     """As for R1."""
 
@@ -76,6 +81,17 @@ def num_differentiated(at: Collection[str], num_segments: int) -> int:
     For the first, the real images, it is one; for others all ``num_segments``.
     """
     return 0 if not at else 1 if set(at) == {"real"} else num_segments
+
+
+def num_images(num_segments: int, num: int, shrink: int) -> int:
+    """Number of images in segments of D's batch: ``num`` real and fake ones each, one of ``shrink`` in each other."""
+    return min(num_segments, 2) * num + max(num_segments - 2, 0) * (num // shrink)
+
+
+def _check_shrink(field: str, shrink: int, size: int, remedy: str) -> None:
+    if size % shrink:
+        problem = f"must divide the {counted(size, 'image')} of a micro-batch on one rank"
+        raise UserError(field, shrink, problem, f"set {remedy}={math.gcd(size, shrink)}")
 
 
 class Segments(NamedTuple):
@@ -125,10 +141,8 @@ class PathLength(Section):
 
     def check_micro_batch(self, size: int) -> None:
         """Raise UserError if ``batch_shrink`` does not divide the ``size`` images of a micro-batch on each rank."""
-        if size % self.batch_shrink:
-            problem = f"must divide the {counted(size, 'image')} of a micro-batch on one rank"
-            remedy = f"set objective.path_length.batch_shrink={math.gcd(size, self.batch_shrink)}"
-            raise UserError("objective.path_length.batch_shrink", self.batch_shrink, problem, remedy)
+        field = "objective.path_length.batch_shrink"
+        _check_shrink(field, self.batch_shrink, size, field)
 
 
 class Teacher(Section):
@@ -312,6 +326,21 @@ class Objective(Section):
         return found | {f"terms.{n}": term for n, term in enumerate(self.terms) if term.differentiates}
 
     @property
+    def penalties(self) -> dict[str, Penalty | GradientPenalty]:
+        """R1, R2 and the gradient penalty, by name, if they are given."""
+        return {**self.gradient_norms, **({"gradient_penalty": self.gradient_penalty} if self.gradient_penalty else {})}
+
+    @property
+    def batch_shrink(self) -> int:
+        """Of how many images of D's batch its penalties use one."""
+        return next((penalty.batch_shrink for penalty in self.penalties.values()), 1)
+
+    def check_micro_batch(self, size: int) -> None:
+        """Raise UserError if D's penalties cannot use their part of the ``size`` images of a micro-batch on a rank."""
+        for name in self.penalties:
+            _check_shrink(f"objective.{name}.batch_shrink", self.batch_shrink, size, "each penalty's batch_shrink")
+
+    @property
     def intervals(self) -> dict[str, int]:
         """By name, in every how many of D's steps a part of its loss is due, where that may be not in each."""
         own = {f"terms.{n}": term.every for n, term in enumerate(self.terms) if term.network == "discriminator"}
@@ -346,28 +375,3 @@ class Objective(Section):
         if network == "discriminator":
             return {name: penalty.method for name, penalty in self.exact_penalties.items()}
         return {"path_length": self.path_length.method} if self.path_length else {}
-
-
-def check_penalties(objective: Objective) -> None:
-    """Refuse penalties whose keys do not fit each other.
-
-    Raises:
-        UserError: Some do not.
-    """
-    asked = {name: method for name, method in objective.methods("discriminator").items() if method != "auto"}
-    if len(set(asked.values())) > 1:
-        (first, method), *_, (last, other) = asked.items()
-        problem, detail = f"must be that of objective.{first} ({method})", "D's penalties share their passes"
-        raise UserError(f"objective.{last}.method", other, problem, "give all the same method, or none", detail)
-    for name, penalty in objective.gradient_norms.items():
-        if penalty.form != "exact" and penalty.method != "auto":
-            field, problem = f"objective.{name}.method", f"must be auto with form={penalty.form}"
-            raise UserError(field, penalty.method, problem, f"remove it, or set objective.{name}.form=exact")
-    for name, section in objective.scheduled.items():
-        if section.decay_nimg is not None and section.final_weight is None:
-            field, remedy = f"objective.{name}.decay_nimg", f"give objective.{name}.final_weight, or remove it"
-            raise UserError(field, section.decay_nimg, "must be unset without final_weight", remedy)
-    if objective.adversarial.adaptive and objective.adversarial.normalize:
-        problem, remedy = "must be null with objective.adversarial.adaptive", "remove either: both weigh one gradient"
-        field = "objective.adversarial.normalize"
-        raise UserError(field, f"decay={objective.adversarial.normalize.decay:g}", problem, remedy)

@@ -19,8 +19,9 @@ from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.generator_alone import check_networks
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
-from bigsgan.config.objective import Objective, check_penalties
+from bigsgan.config.objective import Objective
 from bigsgan.config.outside import Callback
+from bigsgan.config.penalties import check_penalties
 from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
     EMA,
@@ -304,7 +305,7 @@ def _check_recipe(recipe: Recipe) -> None:
     check_data_and_networks(recipe)
     check_networks(recipe)
     _check_objective(recipe)
-    check_penalties(recipe.objective)
+    check_penalties(recipe.objective, recipe.discriminator)
     for network in recipe.networks:
         optimizer, section = getattr(recipe.optimizer, network), getattr(recipe, network)
         optimizer.check(f"optimizer.{network}", recipe.total_nimg)

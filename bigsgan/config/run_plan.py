@@ -149,6 +149,8 @@ def plan_run(recipe: Recipe, world_size: int, recipe_dir: Path | None = None, on
     for network, placement in placements.items():
         section, optimizer = recipe.engine(network), getattr(recipe.optimizer, network)
         size = recipe.batch // (recipe.accumulation_of(network) * placement.num_replicas)
+        if network == "discriminator":
+            recipe.objective.check_micro_batch(size)
         derived = {  # DeepSpeed's keys that follow from the recipe; the DeepSpeed file may only repeat them
             "train_batch_size": recipe.batch,
             "train_micro_batch_size_per_gpu": size,

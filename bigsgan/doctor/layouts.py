@@ -28,6 +28,7 @@ _TWICE = ", method: double_backward"
 _PATHS = "objective={loss: non_saturating, path_length: {weight: 0.1, every: 1, decay: 0.5%s}}"
 _GRADIENT = "objective={loss: wasserstein, gradient_penalty: {weight: 1%s}}"
 _STYLES = TINY_GAMES["stylegan2"]
+_HALF = ", batch_shrink: 2"
 _PARTS = "accumulation=2"
 
 REMEDY = (
@@ -48,9 +49,9 @@ def penalties(subject: Subject) -> Finding:
     """Each form of each penalty, and what else D's or G's loss has."""
     games = {
         "finite differences": [_R1 % _FINITE, _R2 % _FINITE],
-        "antithetic differences": [_PARTS, _R1 % f"{_FINITE}, antithetic: true"],
+        "antithetic differences, half the batch": [_PARTS, _R1 % f"{_FINITE}, antithetic: true{_HALF}"],
         "forward mode": [_PARTS, _R1 % _FORWARD, _R2 % _FORWARD],
-        "gradient penalty": [_GRADIENT % _TWICE],
+        "gradient penalty, half the batch": [_GRADIENT % (_TWICE + _HALF)],
         "gradient penalty, forward mode": [_GRADIENT % _FORWARD],
         "path length": [*_STYLES, _PATHS % _TWICE],
         "path length, forward mode": [*_STYLES, _PATHS % _FORWARD],
@@ -93,7 +94,7 @@ def pipelines(subject: Subject) -> Finding:
         return not_applicable(f"needs a number of ranks that 2 or 3 divides, got {comm.world_size()}")
     again = [*stages(num, num), "pipeline.generator_phase=recompute"]
     games = [
-        Game("both in stages", [*stages(num, num), _PARTS, _R1 % _FINITE], both(1)),
+        Game("both in stages", [*stages(num, num), _PARTS, _R1 % (_FINITE + _HALF)], both(1)),
         Game("both in stages, forward mode", [*stages(num, num), _PARTS, _R1 % _FORWARD], both(0)),
         Game("recomputed", [*again, _PARTS], both(1)),
         Game("G in stages", [*stages(num, 1), _R1 % ""], {"generator": zero(1), "discriminator": zero(3)}),

@@ -23,6 +23,7 @@ from bigsgan.doctor.adversarial_weights import adversarial_weights, normalized
 from bigsgan.doctor.distance import Distance, distance_to_teacher
 from bigsgan.doctor.games import awake
 from bigsgan.doctor.losses import losses_on_logits, of_judged, of_outputs
+from bigsgan.doctor.penalties import Penalties
 from bigsgan.doctor.rates import make_optimizer, moved, own_rate
 from bigsgan.draws import Draws
 from bigsgan.models import noise
@@ -136,17 +137,6 @@ class Reference:
             judged, *self.beside = judged.split(1, dim=1)
         return judged
 
-    def _penalty(self, section, weight, x, y, logits, noise):
-        if section.form == "exact":
-            (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
-            return weight / 2 * g.square().sum((1, 2, 3)).mean()
-        perturbed = self._judged(x + section.sigma * noise, *y)
-        slopes = (perturbed - logits) / section.sigma
-        if section.antithetic:
-            slopes = (perturbed - self._judged(x - section.sigma * noise, *y)) / (2 * section.sigma)
-        slopes = slopes.view(len(x), -1).sum(1)
-        return weight / 2 * (slopes**2).mean()
-
     def _features(self, h):
         found = []
         for layer in list(self.d.layers.values())[:-1]:
@@ -222,19 +212,14 @@ class Reference:
                 loss = loss + section.centering * ((logits_real + logits_fake) ** 2).mean()
             if self.teacher is not None:
                 loss = loss + distance_to_teacher(self.recipe, self.d, self.teacher, reals[j], x, *y)
+            place, weight = (update, d_step), lambda each: self._penalty_weight(each, update * self.recipe.batch)
+            of = Penalties(self.recipe, self._judged, self.draws, place, part.positions(j))
             for name, images, labels, logits in (("r1", x, y, logits_real), ("r2", fake, c, logits_fake)):
                 penalty = getattr(section, name)
                 if penalty and phase % penalty.every == 0:
-                    noise = None
-                    if penalty.form != "exact":
-                        noise = self.draws.normal(name, (update, d_step), part.positions(j), images.shape[1:])
-                    weight = self._penalty_weight(penalty, update * self.recipe.batch)
-                    loss = loss + penalty.every * self._penalty(penalty, weight, images, labels, logits, noise)
+                    loss = loss + penalty.every * weight(penalty) / 2 * of.norm(name, images, labels, logits)
             if section.gradient_penalty:
-                share = self.draws.uniform("gradient_penalty", (update, d_step), part.positions(j), (1, 1, 1))
-                between = (share * x + (1 - share) * fake).detach().requires_grad_()
-                (g,) = torch.autograd.grad(self.forward(self.d, False, between, *y).sum(), between, create_graph=True)
-                loss = loss + section.gradient_penalty.weight * (g.flatten(1).norm(dim=1) - 1).square().mean()
+                loss = loss + section.gradient_penalty.weight * of.distance(x, fake, y)
             if section.lecam and self.anchors:
                 a_real, a_fake = self.anchors
                 far = F.relu(logits_real - a_fake).square().mean() + F.relu(a_real - logits_fake).square().mean()

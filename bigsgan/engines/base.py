@@ -34,7 +34,10 @@ class LossFunction(Protocol):
 
     @property
     def num_segments(self) -> int:
-        """Number of equal parts of a micro-batch, such as real and fake, whose batch statistics are kept apart."""
+        """Number of parts of a micro-batch, such as real and fake, whose batch statistics are kept apart.
+
+        They are equal in a network with such statistics.
+        """
 
     @property
     def reads_features(self) -> bool:
@@ -48,6 +51,16 @@ class LossFunction(Protocol):
         ``tangents`` are those of the outputs, if the phase carries any; ``inputs`` are empty for a D in stages.
         If the phase has ``targets``, ``features`` are D's predictions of them, followed by the targets.
         """
+
+
+class TwiceDifferentiated(LossFunction, Protocol):
+    """A loss with ``differentiates_inputs``."""
+
+    def apart(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
+        """Return the samples that are differentiated twice, and the others, which are not if there are any."""
+
+    def together(self, first: Tensor, rest: Tensor) -> Tensor:
+        """Join the outputs of both."""
 
 
 class Rates(NamedTuple):

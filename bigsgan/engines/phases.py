@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bigsgan.config import RunPlan
-from bigsgan.config.objective import Segments
+from bigsgan.config.objective import Segments, num_images
 
 Kind = Literal["forward", "backward", "step"]
 
@@ -33,7 +33,7 @@ class _Defaults:
     gives_tangents = False  # whether its gradients are the direction of another phase's tangents
     keeps_graphs = False  # whether it leaves graphs of forward passes to the phase that pulls back
     num_twice = 0  # of a micro-batch's samples, those that a double backward goes through
-    segments = 1  # equal parts of a micro-batch: of D's, real and fake images and what penalties add
+    segments = 1  # parts of a micro-batch: of D's, real and fake images and what penalties add
     images_from: int | None = None  # number of the phase whose images this one reads
     grads_from: int | None = None  # number of the phase whose gradients at the images this one reads
     graphs_from: int | None = None  # number of the phase through whose forward passes this one goes backward
@@ -370,16 +370,18 @@ class _Update:
 
     def _train(self, d_step: int, images: int | None) -> None:
         own = self._steps[d_step] if d_step < len(self._steps) else Segments()
-        num, tangents = own.trains, None
+        num, tangents, shrink = own.trains, None, self._objective.batch_shrink
+        units = num_images(num, shrink, shrink)  # of a real segment, ``shrink``
         if own.checks:
-            _, num_samples, _ = self.size(Checks, num)
+            _, num_samples, _ = self.size(Checks, units, shrink)
             self._add(Checks(1, num_samples, segments=num, images_from=images, d_step=d_step))
         if own.differentiated and self._plan.differentiates_forward("discriminator"):
             at, read = own.differentiated, None if own.differentiated == 1 else images
-            size = self.size(DifferentiatesImages, at, begins=True)
+            size = self.size(DifferentiatesImages, at, shrink, begins=True)
             tangents = self._add(DifferentiatesImages(*size, segments=at, images_from=read, d_step=d_step))
-        size = self.size(Trains, num, begins=tangents is None)
-        twice = size[1] if own.differentiated and tangents is None else 0
+        size, twice = self.size(Trains, units, shrink, begins=tangents is None), 0
+        if own.differentiated and tangents is None:
+            twice = size[1] if shrink == 1 else self.size(Trains, own.differentiated, shrink)[1]
         trains = Trains(*size, segments=num, images_from=images, d_step=d_step, tangents_from=tangents, num_twice=twice)
         self._add(trains)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
-from bigsgan.engines.base import Graph, LossFunction, MicroBatch, Regularizer, Work
+from bigsgan.engines.base import Graph, LossFunction, MicroBatch, Regularizer, TwiceDifferentiated, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip
@@ -88,7 +88,9 @@ class Root(nn.Module):
             return self._with_tangents(inputs, run, run.tangents)
         is_fast = run.trains and not (loss is not None and loss.differentiates_inputs)
         network = self._fast[0] if is_fast else self.network
+        rest: MicroBatch = ()
         if loss is not None and loss.differentiates_inputs:
+            inputs, rest = cast("TwiceDifferentiated", loss).apart(inputs)
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         features: Sequence[Tensor] = ()
         with moving_state(self.stateful, run.moving):
@@ -103,13 +105,16 @@ class Root(nn.Module):
                 outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
             elif run.targets:
                 predicting = self._predicting if is_fast else self.network.with_predictions
-                outputs, predictions = predicting(*inputs, segments=loss.num_segments)
+                num = len(run.targets[0])
+                outputs, predictions = predicting(*inputs, num=num, segments=loss.num_segments)
                 features = (predictions, *run.targets)
             elif loss.reads_features:
                 outputs, features = self.network.with_features(*inputs, segments=loss.num_segments)
             else:
                 outputs = network(*inputs, segments=loss.num_segments)
         # Outside ``moving_state``: a gradient taken here recomputes checkpointed layers, whose state must move once.
+        if rest:
+            outputs = cast("TwiceDifferentiated", loss).together(outputs, network(*rest))
         if regularizer is not None:
             return outputs, regularizer.penalty(outputs, inner, inputs)
         assert loss is not None
@@ -125,7 +130,7 @@ class Root(nn.Module):
             largest = partial(comm.largest_over_ranks, group=division.part())
             first = dual.begin(carry, tangents, largest)
             if run.targets:  # not compiled
-                found, predictions = self.network.with_predictions_dual(first, num_segments)
+                found, predictions = self.network.with_predictions_dual(first, len(run.targets[0]), num_segments)
                 features = (predictions, *run.targets)
             else:
                 found = fold(first, num_segments)

@@ -13,8 +13,10 @@ from bigsgan.config import Recipe
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import NetworkSection
 from bigsgan.config.families.outside import is_outside
+from bigsgan.config.penalties import compares_images
 from bigsgan.models import gat
 from bigsgan.models.augment import augmentation_layer
+from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.cyclegan import Translations
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.network import FromCosines, LastImage, LayerStack
@@ -35,6 +37,10 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         layers: list[nn.Module] = []
     elif is_outside(section.family):
         layers = outside_layers(recipe, network)
+        modules = (module for layer in layers for module in layer.modules())
+        is_part = network == "discriminator" and recipe.objective.batch_shrink > 1
+        if is_part and any(isinstance(module, BatchStatistics) for module in modules):
+            raise compares_images(recipe.objective, section.family)
     else:
         layers = maker(section)(section, data.network_size, data.channels, condition)
     if network == "discriminator" and recipe.objective.teacher:

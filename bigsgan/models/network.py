@@ -108,26 +108,26 @@ class LayerStack(nn.Module):
         """Whether the last layer predicts a teacher's features."""
         return any(getattr(layer, "teacher", None) is not None for layer in self.layers.values())
 
-    def with_predictions(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, Tensor]:
-        """Return the output, and the last layer's predictions of a teacher's features of the first segment."""
+    def with_predictions(self, *carry: Tensor, num: int, segments: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the output, and the last layer's predictions of a teacher's features of the first ``num`` samples."""
         *others, last = self.layers
         for number in others:
             carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
-        predictions = self._predicted(last, carry, segments)
+        predictions = self._predicted(last, carry, num)
         (output,) = self._maybe_checkpointed(self._applied(last, segments), *carry)
         return output, predictions
 
-    def with_predictions_dual(self, dual: Dual, segments: int = 1) -> tuple[Dual, Tensor]:
+    def with_predictions_dual(self, dual: Dual, num: int, segments: int = 1) -> tuple[Dual, Tensor]:
         """Do the same with the carry's tangents; predictions have none."""
         *others, last = self.layers
         for number in others:
             dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
-        predictions = self._predicted(last, dual.carry, segments)
+        predictions = self._predicted(last, dual.carry, num)
         return self._maybe_checkpointed(partial(differentiate, self._applied(last, segments)), *flat(dual)), predictions
 
-    def _predicted(self, last: str, carry: tuple[Tensor, ...], segments: int) -> Tensor:
+    def _predicted(self, last: str, carry: tuple[Tensor, ...], num: int) -> Tensor:
         head: Any = self.layers[last]
-        return self._maybe_checkpointed(head.predict, *(entry.chunk(segments)[0] for entry in carry))
+        return self._maybe_checkpointed(head.predict, *(entry[:num] for entry in carry))
 
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""

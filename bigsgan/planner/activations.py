@@ -6,7 +6,9 @@ enough for any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +21,7 @@ from bigsgan.adversarial.terms import JudgedOutputs, stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.families.base import judged_outputs
-from bigsgan.config.objective import PathLength
+from bigsgan.config.objective import PathLength, num_images
 from bigsgan.engines.deepspeed_config import num_sharing_frozen, share_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
@@ -36,6 +38,9 @@ from bigsgan.planner.teaching import Predicting, Program, empty_targets, trace_p
 _META = torch.device("meta")
 _SMALLEST = 2
 """Least number of samples of a trace: batch statistics need more than one."""
+
+Segments = Fraction | int
+"""Samples of a micro-batch, for each of a whole segment of it."""
 
 T = TypeVar("T")
 
@@ -67,7 +72,13 @@ class Traces:
         return self._networks[key]
 
     def passes(
-        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, bounds: tuple[int, int]
+        self,
+        plan: RunPlan,
+        network: str,
+        mode: Mode,
+        segments: Segments,
+        num_samples: int,
+        bounds: tuple[int, int],
     ) -> Passes:
         """Passes of layers ``bounds[0]`` to ``bounds[1] - 1``, with ``num_samples`` in a segment on one replica."""
         checkpointing = plan.engines[network].section.activation_checkpointing
@@ -85,7 +96,7 @@ class Traces:
         return found
 
     def entering(
-        self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int, layer: int
+        self, plan: RunPlan, network: str, mode: Mode, segments: Segments, num_samples: int, layer: int
     ) -> tuple[int, int]:
         """Bytes of the inputs of a layer, which is not the first, and of their gradients."""
         before = self.passes(plan, network, mode, segments, num_samples, (layer - 1, layer))
@@ -126,7 +137,9 @@ class Traces:
         for layer in self._exact_layers[self._network_key(plan, network)]:
             layer.exact = exact
 
-    def _trace_tapes(self, plan: RunPlan, network: str, mode: Mode, segments: int, num_samples: int) -> list[LayerTape]:
+    def _trace_tapes(
+        self, plan: RunPlan, network: str, mode: Mode, segments: Segments, num_samples: int
+    ) -> list[LayerTape]:
         stack = self.prepared(plan, network)
         stack.checkpointing = False
         self._choose_kernels(plan, network, mode == "train with tangents")
@@ -134,9 +147,9 @@ class Traces:
         predicting = None
         if stack.predicts and mode != "judge":
             empty = partial(empty_targets, plan.recipe, self.program(plan.recipe, "teacher"))
-            predicting = partial(Predicting, segments=segments, empty_targets=empty)
-        inputs = meta_inputs(plan, network, num_samples * segments)
-        return trace_layers(stack, inputs, mode, segments, ahead, predicting)
+            predicting = partial(Predicting, num=num_samples, empty_targets=empty)
+        inputs = meta_inputs(plan, network, int(num_samples * segments))
+        return trace_layers(stack, inputs, mode, math.ceil(segments), ahead, predicting)
 
     def _at_two_sizes(self, plan: RunPlan, network: str, trace: Callable[[int], T]) -> tuple[T, T]:
         unit = self._unit(plan, network)
@@ -152,8 +165,10 @@ class Traces:
                 break
             except UserError:
                 size += 1
-        path_length = plan.recipe.objective.path_length if network == "generator" else None
-        return size * path_length.batch_shrink if path_length else size
+        objective = plan.recipe.objective
+        if network == "discriminator":
+            return size * objective.batch_shrink
+        return size * objective.path_length.batch_shrink if objective.path_length else size
 
 
 def _at_size(first: Any, second: Any, unit: int, num_samples: int) -> Any:
@@ -179,7 +194,8 @@ def trace_discriminator(
     *_, last = stack.layers.values()
     judged = JudgedOutputs(judged_outputs(plan.recipe.discriminator), lambda: getattr(last, "output_sizes", ()))
     objective = DiscriminatorObjective(stateless_terms(plan.objective, judged), Statistics(_META), d_step=0)
-    inputs = meta_inputs(plan, "discriminator", num_samples * objective.num_segments)
+    shrink = plan.objective.batch_shrink
+    inputs = meta_inputs(plan, "discriminator", num_images(objective.num_segments, num_samples, shrink))
     root = Root(stack)
 
     def compute() -> Tensor:

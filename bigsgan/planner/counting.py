@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.families.outside import is_outside
-from bigsgan.config.objective import PathLength
+from bigsgan.config.objective import PathLength, num_images
 from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
@@ -94,13 +94,17 @@ def _count_penalties(plan: RunPlan, discriminator: int, method: str) -> int:
     A forward pass has ``discriminator`` operations. A segment that a penalty adds goes forward and backward: 3 passes.
     A double backward goes to the images, and back through that, in all segments: 1 + 2. In forward mode, D first goes
     forward and back to the images, with R1 alone to real ones: 2; then tangents accompany the values in training: 3.
+    All but the last is for the part of the images that penalties use.
     """
-    games, passes = count_games(plan), 0
+    games, passes, shrink = count_games(plan), 0, plan.objective.batch_shrink
     for game, times in games.items():
         trains, differentiated, _ = game.segments
-        exact = 3 * trains * (differentiated > 0) + (2 * differentiated if method == "forward_mode" else 0)
-        passes += times * (3 * (trains - 2) + exact)
-    return plan.recipe.objective.d_steps * passes * discriminator // games.total()
+        units = num_images(trains, shrink, shrink)  # a part of a segment each
+        exact = 3 * units + 2 * differentiated
+        if method == "double_backward":
+            exact = 3 * (units if shrink == 1 else differentiated)
+        passes += times * (3 * (trains - 2) + exact * (differentiated > 0))
+    return plan.recipe.objective.d_steps * passes * discriminator // (games.total() * shrink)
 
 
 def _count_path_length(plan: RunPlan, method: str) -> int:
@@ -174,7 +178,7 @@ def count_heads(plan: RunPlan) -> int:
     num_samples = plan.engines["discriminator"].micro_batch_size
     stack = network_on_meta(plan.recipe, "discriminator").eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:
-        stack.with_predictions(*meta_inputs(plan, "discriminator", num_samples))
+        stack.with_predictions(*meta_inputs(plan, "discriminator", num_samples), num=num_samples)
     return counter.get_total_flops() // num_samples - sum(count_layers(plan, "discriminator"))
 
 

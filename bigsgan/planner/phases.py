@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
 from bigsgan.config import RunPlan
-from bigsgan.config.objective import PathLength
+from bigsgan.config.objective import PathLength, num_images
 from bigsgan.engines.exposing import exposed
 from bigsgan.engines.orders import Order, Turn
 from bigsgan.engines.phases import Judges, Keeps, Learns, MakesImages, Phase, Trains, UpdateGame, Weighs, phases_of
@@ -72,8 +73,10 @@ def kept_images(plan: RunPlan, part: Part) -> int:
 def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, phase: Phase) -> RankPhase:
     network = phase.network
     mode: Mode = "judge" if phase.frozen else "train with tangents" if phase.has_tangents else "train"
-    segments = phase.segments
-    num = phase.num_samples // segments  # samples of a segment on one replica
+    segments, num = Fraction(phase.segments), phase.num_samples // phase.segments  # of samples on one replica
+    if network == "discriminator" and plan.objective.batch_shrink > 1:
+        num = plan.recipe.batch // (plan.recipe.accumulation_of(phase.update_of) * plan.placement(network).num_replicas)
+        segments = Fraction(phase.num_samples, num)  # some are a part of one
     image = num * image_bytes(plan.recipe)
     entering = partial(traces.entering, plan, network, mode, segments, num)
     passes: Passes | WholePass | None
@@ -84,7 +87,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     else:
         passes = traces.passes(plan, network, mode, segments, num, part.bounds)
     # Bytes of the gradient at all samples' images, or at the styles that enter G's second layer.
-    slope = game.segments.trains * image
+    slope = num_images(game.segments.trains, num, plan.objective.batch_shrink) * image_bytes(plan.recipe)
     if network == "generator":
         whole = plan.recipe.batch // (phase.num * plan.placement(network).num_replicas)
         slope = traces.entering(plan, network, "train", 1, whole, PathLength.ahead)[0]
@@ -92,7 +95,7 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
     seam = image * plan.recipe.objective.adversarial.parts
     judges_alone = isinstance(phase, Judges) and segments == 1  # D judges images in place
     if part.is_first and passes is not None and not judges_alone:
-        inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, num * segments))
+        inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, phase.num_samples))
         inputs += slope if phase.has_tangents else 0
     if part.is_last if isinstance(phase, MakesImages) else part.is_first and isinstance(phase, Keeps):
         outputs = image

@@ -60,7 +60,8 @@ class UpdateWork:
         network, own = phase.network, self.stages[phase.network][stage]
         num_replicas = self.plan.placement(network).num_replicas
         samples: float = phase.num_samples * num_replicas
-        heads = own.heads * samples / phase.segments if phase.step else 0.0
+        recipe = self.plan.recipe
+        heads = own.heads * recipe.batch / recipe.accumulation_of(phase.update_of) if phase.step else 0.0
         more = (own.behind if phase.has_tangents else 0.0) + (own.more if phase.frozen else 0.0)
         forward = samples * (own.whole + more) + heads
         if task.kind == "forward":

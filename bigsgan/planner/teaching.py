@@ -161,10 +161,10 @@ def empty_targets(recipe: Recipe, program: Program | None, num_samples: int) -> 
 class Predicting(nn.Module):
     """D's last layer in training, with the distance of what it predicts to a teacher's features."""
 
-    def __init__(self, layer: nn.Module, segments: int, empty_targets: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-        """Wrap a layer, as it is or in a ``DualLayer``. Of a micro-batch's ``segments`` it predicts the first."""
+    def __init__(self, layer: nn.Module, num: int, empty_targets: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        """Wrap a layer, as it is or in a ``DualLayer``. It predicts of the first ``num`` samples."""
         super().__init__()
-        self.layer, self.segments, self.empty_targets = layer, segments, empty_targets
+        self.layer, self.num, self.empty_targets = layer, num, empty_targets
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """What the layer returns, and the distance ()."""
@@ -172,7 +172,7 @@ class Predicting(nn.Module):
         plain = carry
         if isinstance(head, dual.DualLayer):
             head, plain = head.layer, dual.from_flat(carry).carry
-        predicted = head.predict(*(entry.chunk(self.segments)[0] for entry in plain))
+        predicted = head.predict(*(entry[: self.num] for entry in plain))
         outputs = self.layer(*carry)
         of_class, of_patches = distances(predicted, *self.empty_targets(len(predicted)))
         return *outputs, of_class + of_patches

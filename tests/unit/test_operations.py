@@ -12,7 +12,9 @@ from torch.utils.flop_counter import flop_registry
 from bigsgan.adversarial.objectives import DiscriminatorObjective, InputGradients
 from bigsgan.adversarial.terms import stateless_terms
 from bigsgan.adversarial.terms.path_length import PathLengthPenalty, Probed
+from bigsgan.config.objective import num_images
 from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.engines.zero import Pass, Root
 from bigsgan.models import dual
 from bigsgan.models.build import build_network
 from bigsgan.monitor import Statistics
@@ -48,13 +50,14 @@ def d_step(network, loss, inputs, method):
     if not loss.differentiates_inputs:
         loss(network(*inputs, segments=loss.num_segments), inputs).backward()
         return
-    images = inputs[0].clone().requires_grad_(True)
     if method == "double_backward":
-        loss(network(images, *inputs[1:], segments=loss.num_segments), (images, *inputs[1:])).backward()
+        Root(network)(inputs, Pass(loss=loss))[0].backward()
         return
     network.requires_grad_(False)
     num = loss.num_differentiated
-    first = [entry[: len(entry) * num // loss.num_segments] for entry in (images, *inputs[1:])]
+    reals_or_all = tuple(entry[: len(entry) * num // loss.num_segments] for entry in inputs)
+    images, *rest = loss.differentiated(reals_or_all)
+    first = images.requires_grad_(), *rest
     (grads,) = torch.autograd.grad(InputGradients(num)(network(*first, segments=num), first), first[0])
     network.requires_grad_(True)
     outputs, along = dual.end(network.fold_dual(dual.begin(inputs, loss.slopes(grads)), loss.num_segments))
@@ -76,6 +79,17 @@ PENALTIES = {  # options, and the forward passes of D that a double backward and
     "gradient penalty": (["objective.gradient_penalty={weight: 1, method: %s}"], 3 + 9, 3 + 15),
     "a finite difference": (["objective={r1: {weight: 1, form: finite_difference}}"], 3, 3),
     "from both sides": (["objective={r1: {weight: 1, form: finite_difference, antithetic: true}}"], 6, 6),
+    "a finite difference of a quarter": (
+        ["objective={r1: {weight: 1, form: finite_difference, batch_shrink: 4}}"],
+        3 / 4,
+        3 / 4,
+    ),
+    "r1 of a quarter": (["objective={r1: {weight: 1, batch_shrink: 4, method: %s}}"], 3 / 4, 6 + 2 / 4),
+    "r1 and r2 of a quarter": (
+        ["objective={r1: {weight: 1, batch_shrink: 4, method: %s}, r2: {weight: 1, batch_shrink: 4}}"],
+        6 / 4,
+        6 + 4 / 4,
+    ),
     "two kinds": (
         ["objective.r1={weight: 1, form: finite_difference}", "objective.gradient_penalty={weight: 1, method: %s}"],
         6 + 12,
@@ -102,7 +116,7 @@ def test_operations_of_penalties(name, method, tmp_path):
     without = plan.objective.model_copy(update={"r1": None, "r2": None, "gradient_penalty": None})
     for objective in (plan.objective, without):
         loss = DiscriminatorObjective(stateless_terms(objective), Statistics(META), 0)
-        inputs = meta_inputs(plan, "discriminator", num * loss.num_segments)
+        inputs = meta_inputs(plan, "discriminator", num_images(loss.num_segments, num, plan.objective.batch_shrink))
         found.append(operations(partial(d_step, network, loss, inputs, method)) / num)
     # Of the first layer an ordinary pass does not go back to the images.
     assert found[0] - found[1] == pytest.approx(expected, rel=0.05)
@@ -194,7 +208,7 @@ def test_operations_of_heads_for_a_teacher(tmp_path, family):
         if not predicts:
             without = DiscriminatorObjective([each for each in terms if each.name != "teacher"], Statistics(META), 0)
             return without(network(*inputs, segments=2), inputs)
-        outputs, predictions = network.with_predictions(*inputs, segments=2)
+        outputs, predictions = network.with_predictions(*inputs, num=8, segments=2)
         return loss(outputs, inputs, (predictions, *empty_targets(plan.recipe, None, 8)))
 
     plain, more = (operations(lambda p=predicts: step(p).backward()) for predicts in (False, True))

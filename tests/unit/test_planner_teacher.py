@@ -81,7 +81,7 @@ def test_what_is_said_of_a_teacher(tmp_path):
 def predicted(stack, inputs, num, section):
     """A pass of D in training, all layers at once, with features as ``num`` samples have them."""
     targets = torch.empty(num, section.width, device="meta"), torch.empty(num, 16, section.width, device="meta")
-    outputs, found = stack.with_predictions(*inputs, segments=2)
+    outputs, found = stack.with_predictions(*inputs, num=num, segments=2)
     return outputs, sum(distances(found, *targets))
 
 

@@ -20,7 +20,7 @@ class GradientNorm(Term):
     def __init__(self, name: str, section: Penalty) -> None:
         """Take ``r1`` or ``r2``."""
         super().__init__(name, "discriminator", (f"{DIFFERENTIATED[name]}_gradients",), section.every, section.every)
-        self._section, self._weight = section, section.weight
+        self._section, self._weight, self.shrink = section, section.weight, section.batch_shrink
         self.statistics = (f"penalty/{name}",)
 
     def begin_update(self, weights: Mapping[str, float]) -> None:
@@ -94,16 +94,20 @@ class FiniteDifference(GradientNorm):
             gradients: Those of the logits at these images; at a real image, by the one image.
             statistics: Take them.
         """
-        end, start = (images[segment] for segment in self._ends)
-        own = gradients[DIFFERENTIATED[self.name]]
+        end, start = (self._chosen(segment, images[segment]) for segment in self._ends)
+        own = gradients[DIFFERENTIATED[self.name]][:: self.shrink]
         direction = (end - start)[:, : own.shape[1]] / self._distance
         squares = squared_norms(own)
         statistics.add(f"penalty/{self.name}_exact", self.of_squares(squares), len(squares))
         statistics.add(f"slope/{self.name}_exact", (own * direction).sum(dim=(1, 2, 3)).square())
 
     def _squared_slopes(self, read: Mapping[str, Tensor]) -> Tensor:
-        end, start = (full(read[name]) for name in self.reads)
+        end, start = (self._chosen(end, full(read[name])) for end, name in zip(self._ends, self.reads, strict=True))
         return ((end - start) / self._distance).view(len(start), -1).sum(dim=1).square()
+
+    def _chosen(self, segment: str, found: Tensor) -> Tensor:
+        """Return what belongs to the images that it uses: all of its own segments, a part of real or fake ones."""
+        return found if segment in self.segments else found[:: self.shrink]
 
 
 def squared_norms(gradients: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class GradientPenalty(Term):
 
     def __init__(self, section: objective.GradientPenalty) -> None:
         super().__init__(_NAME, "discriminator", ("between_gradients",))
-        self._weight, self.statistics = section.weight, (f"penalty/{_NAME}",)
+        self._weight, self.shrink, self.statistics = section.weight, section.batch_shrink, (f"penalty/{_NAME}",)
 
     def noise(
         self, draws: SampleDraws, counters: tuple[int, ...], samples: range, real: Tensor, fake: Tensor

@@ -3,8 +3,8 @@
 Its value is a mean over samples. The mean over micro-batches and replicas is then that over the batch, in any layout. A
 term from outside may instead be a function of means over a micro-batch on all ranks (``own.OfMeans``).
 
-D sees a batch in equal segments: ``real`` and ``fake`` images, and those that terms add. Of each segment S a term of D
-may read ``S_logits``, and ``S_gradients``, the gradients of D's logits at the images.
+D sees a batch in segments: ``real`` and ``fake`` images, and those that terms add, of all samples or one of so many. Of
+each segment S a term of D may read ``S_logits``, and ``S_gradients``, the gradients of D's logits at the images.
 
 Shapes: n samples of a micro-batch on one replica, images and gradients (n, C, H, W), images in [-1, 1], labels (n,),
 logits (n,), or (n, P) of P patches.
@@ -51,6 +51,7 @@ class Term:
         statistics: Names of what it records, the first that of its value; ``loss/<name>`` by default.
         entry: Name of its state in checkpoints; empty if it has none. A term with state is a ``SharedState`` too.
         segments: Names of the segments that it adds to D's batch.
+        shrink: Of how many samples these segments have one, and ``S_gradients`` too.
         of_outputs: Whether it reads what G returns after its images.
         judged: What D returns after its logits, if it knows.
         targets: Computes what it compares D's predictions with, given real images as shown and D's seeds, if it does.
@@ -59,6 +60,7 @@ class Term:
     entry = ""
     of_outputs = False
     segments: tuple[str, ...] = ()
+    shrink = 1
     judged: JudgedOutputs | None = None
     targets: Callable[..., MicroBatch] | None = None
     value: Callable[..., Tensor]  # the mean over the samples, a scalar, of what it reads by name

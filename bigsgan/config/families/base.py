@@ -107,6 +107,11 @@ class NetworkSection(Section):
         """Whether the network has batch norm."""
         return self.normalizes_batch or getattr(self, "norm", None) == "batch"
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether what the network computes of an image depends on the others of its micro-batch."""
+        return self.has_batch_norm
+
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
 

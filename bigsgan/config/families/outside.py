@@ -37,6 +37,11 @@ class _Outside(NetworkSection):
     equals another."""
 
     @property
+    def compares_images(self) -> bool:
+        """Return False: ``build_network`` sees."""
+        return False
+
+    @property
     def draws(self) -> bool:  # type: ignore[override]
         """Whether its inputs carry a seed for each sample."""
         return self.seeds

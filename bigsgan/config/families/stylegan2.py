@@ -120,6 +120,11 @@ class StyleGAN2Discriminator(_StyleGAN2):
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps with the deviation; 0 leaves it out."""
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether there is a minibatch deviation."""
+        return self.mbstd_channels > 0
+
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
         super().check(data)

@@ -157,10 +157,11 @@ class PipelineEngine(DeepSpeedBacked):
         if not has_tangents:
             if not targets:
                 return list(network.fold(*carry, segments=num_segments)), features, None
-            output, predictions = network.with_predictions(*carry, segments=num_segments)
+            output, predictions = network.with_predictions(*carry, num=len(targets[0]), segments=num_segments)
             return [output], (predictions, *targets), None
         if targets:
-            found, predictions = network.with_predictions_dual(dual.from_flat(carry), num_segments)
+            num = len(targets[0])
+            found, predictions = network.with_predictions_dual(dual.from_flat(carry), num, num_segments)
             features = (predictions, *targets)
         else:
             found = network.fold_dual(dual.from_flat(carry), num_segments)
