@@ -30,6 +30,7 @@ def check_data_and_networks(recipe: Any) -> None:
     _check_transport(recipe)
     _check_names_of_outputs(recipe)
     _check_terms_of_outputs(recipe)
+    _check_frozen_parts(recipe)
     _check_matching(recipe)
     _check_frozen_programs(recipe)
     _check_tokens(recipe)
@@ -237,6 +238,18 @@ def _check_terms_of_outputs(recipe: Any) -> None:
         _check_codes(recipe)
 
 
+def _check_frozen_parts(recipe: Any) -> None:
+    """Refuse to freeze parts of a network that begin at random."""
+    init = recipe.init_from
+    if recipe.generator.freezes and not (init and (init.run or init.generator)):
+        problem, remedy = "must be none without init_from", "name the run whose encoder it keeps, or remove it"
+        raise UserError("generator.frozen", getattr(recipe.generator, "frozen", None), problem, remedy)
+    if recipe.discriminator.freezes and not (init and (init.run or init.discriminator)):
+        problem = f"must be given with discriminator.family={recipe.discriminator.family}"
+        remedy = "name the teacher's run, such as init_from.run=runs/digits_dit"
+        raise UserError("init_from.run", None, problem, remedy)
+
+
 def _check_matching(recipe: Any) -> None:
     """Refuse distribution matching without what D has to return for it, or a fake score without it."""
     section, discriminator, field = (
@@ -245,12 +258,9 @@ def _check_matching(recipe: Any) -> None:
         "objective.distribution_matching",
     )
     missing = [name for name in DMD2Discriminator.outputs if name not in judged_outputs(discriminator)]
-    init, problem = recipe.init_from, f"must be given with discriminator.family={discriminator.family}"
-    if discriminator.copies_generator and not (init and (init.run or init.discriminator)):
-        remedy = "name the teacher's run, such as init_from.run=runs/digits_dit"
-        raise UserError("init_from.run", None, problem, remedy)
     if section is None:
         if discriminator.copies_generator:
+            problem = f"must be given with discriminator.family={discriminator.family}"
             raise UserError(field, None, problem, f"set {field}={{}}")
         return
     value = f"weight={section.weight}"

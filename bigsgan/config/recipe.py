@@ -335,9 +335,6 @@ def _check_metrics(recipe: Recipe) -> None:
 
 def _check_init(recipe: Recipe) -> None:
     init = recipe.init_from
-    if recipe.generator.freezes and not (init and (init.run or init.generator)):
-        problem, remedy = "must be none without init_from", "name the run whose encoder it keeps, or remove it"
-        raise UserError("generator.frozen", getattr(recipe.generator, "frozen", None), problem, remedy)
     decay = recipe.optimizer.discriminator.weight_decay
     if init and init.freeze_discriminator and decay:
         field, detail = "optimizer.discriminator.weight_decay", "it would change the frozen layers"

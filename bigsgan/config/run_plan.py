@@ -361,13 +361,10 @@ def _check_logger(engines: Mapping[str, EnginePlan]) -> None:
 
 def _check_statistics(plan: RunPlan) -> None:
     """Refuse that statistics move in every pass where passes wait for each other, or are repeated."""
-    if plan.recipe.statistics == "every_pass" and (plan.is_split or plan.images_travel or _has_stages(plan)):
+    has_stages = any(engine.placement.num_stages > 1 for engine in plan.engines.values())
+    if plan.recipe.statistics == "every_pass" and (plan.is_split or plan.images_travel or has_stages):
         problem, detail = "must be every_update with pipeline stages or ranks of their own", "passes overlap there"
         raise UserError("statistics", "every_pass", problem, "remove it, or give both networks all ranks", detail)
-
-
-def _has_stages(plan: RunPlan) -> bool:
-    return any(engine.placement.num_stages > 1 for engine in plan.engines.values())
 
 
 _LEAST_SIGMAS = {"bf16": 0.1, "fp16": 1e-2, "fp32": 1e-5}
