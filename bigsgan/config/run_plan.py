@@ -72,7 +72,7 @@ class RunPlan:
     @property
     def has_messages(self) -> bool:
         """Whether ranks send each other images, activations or gradients, and so make their own kernels and waits."""
-        return self.is_split or _has_stages(self)
+        return self.is_split or any(engine.placement.num_stages > 1 for engine in self.engines.values())
 
     @property
     def objective(self) -> Objective:
@@ -361,8 +361,7 @@ def _check_logger(engines: Mapping[str, EnginePlan]) -> None:
 
 def _check_statistics(plan: RunPlan) -> None:
     """Refuse that statistics move in every pass where passes wait for each other, or are repeated."""
-    has_stages = any(engine.placement.num_stages > 1 for engine in plan.engines.values())
-    if plan.recipe.statistics == "every_pass" and (plan.is_split or plan.images_travel or has_stages):
+    if plan.recipe.statistics == "every_pass" and (plan.has_messages or plan.images_travel):
         problem, detail = "must be every_update with pipeline stages or ranks of their own", "passes overlap there"
         raise UserError("statistics", "every_pass", problem, "remove it, or give both networks all ranks", detail)
 
