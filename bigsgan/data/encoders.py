@@ -69,14 +69,14 @@ def open_encoder(text: str, channels: int, size: Size, device: torch.device) -> 
         found = Encoder({"kind": "dct", "block": block}, {}, lambda images: to_cosines(images, block))
     else:
         raise UserError(_FIELD, text, "must name a codec", _FORMS)
-    data = Data(
-        kind="latents",
-        root="DST",
-        resolution=size,
-        image_channels=channels,
-        num_classes=0,
-        codec=Codec(**found.codec),
-    )
+    keys: Any = {"kind": "latents", "root": "DST", "resolution": size, "image_channels": channels, "num_classes": 0}
+    try:
+        data = Data(**keys, codec=Codec(**found.codec))
+    except UserError as error:
+        if error.field != "data.resolution":
+            raise
+        remedy = error.remedy.replace("set data.resolution=", "give --resolution ")
+        raise UserError("--resolution", size.value, error.problem, remedy) from None
     made = found.encode(torch.zeros(1, channels, *size, device=device))
     num, shape = data.channels, tuple(data.network_size)
     if made.shape not in [(1, times * num, *shape) for times in (1, 2)]:

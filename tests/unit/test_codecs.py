@@ -317,6 +317,12 @@ def test_a_program_that_fails_at_images_is_no_encoder(tmp_path, program, said):
     assert str(caught.value).startswith(f"--codec: '{path}' fails at images (1, 3, 16, 16): {said}")
 
 
+def test_sides_that_blocks_do_not_divide_are_refused_by_the_option():
+    said = r"--resolution: must be a multiple of 4, got \[15, 16\]; give --resolution 16$"
+    with pytest.raises(UserError, match=said):
+        open_encoder("dct:4", 3, Size(15, 16), CPU)
+
+
 def test_a_program_decodes(tmp_path):
     path = tmp_path / "decoder.pt"
     torch.jit.script(Doubling()).save(str(path))
