@@ -103,7 +103,7 @@ def test_defaults_are_filled_in(tmp_path):
             "fake_labels": "uniform", "l1": 0.0, "l2": 0.0, "huber": None, "perceptual": None,
             "feature_matching": 0.0, "kl": 0.0, "codebook": None, "cycle": 0.0, "identity": 0.0,
             "consistency": None, "r1": None, "r2": None,
-            "gradient_penalty": None, "lecam": None, "centering": 0.0, "transport": None, "flow": None,
+            "gradient_penalty": None, "lecam": None, "centering": 0.0, "transport": None, "flow": None, "distribution_matching": None,
             "path_length": None, "teacher": None,
             "orthogonal": {"generator": 0.0, "discriminator": 0.0}, "terms": [], "discriminator_from_nimg": 0,
             "adversarial": {"weight": 1.0, "from_nimg": 0, "ramp_nimg": 0, "adaptive": None, "normalize": None},
