@@ -15,8 +15,8 @@ from bigsgan.errors import UserError
 ACCUMULATION, CLIP_NORM, NUM_STAGES = 4, 2, 2
 _BASE = "ZeRO 0"
 
-_PLAIN_RECIPE = ["metrics=null", "init_from=null", "hang_timeout_seconds=86400"]
-"""Overrides that remove parts of a recipe that are not in an update, or depend on other runs."""
+_PLAIN_RECIPE = ["metrics=null", "hang_timeout_seconds=86400"]
+"""Overrides that remove parts of a recipe that are not in an update."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,8 @@ def _plan(recipe: Recipe, variant: Variant, world_size: int, recipe_dir: Path | 
         "engines", pipeline_stages=1, accumulation="null", compile="none", cuda_graphs="false", ranks="null"
     )
     try:
+        if not (recipe.generator.freezes or recipe.discriminator.freezes):
+            tree["init_from"] = None  # no variant reads its weights
         for overrides in (_PLAIN_RECIPE, base, _engines("zero0"), variant.overrides(recipe)):
             apply_overrides(tree, overrides)
         return Planned(variant, plan_run(parse_saved_recipe(tree), 1 if variant.single else world_size, recipe_dir))

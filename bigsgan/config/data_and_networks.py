@@ -270,6 +270,9 @@ def _check_matching(recipe: Any) -> None:
     if key := recipe.objective.adversarial.weighs:
         problem, detail = f"must be null with objective.adversarial.{key}", "it would be weighed too"
         raise UserError(field, value, problem, "remove one of both", detail)
+    if recipe.augmentation:
+        problem, detail = f"must be null with {field}", "the teacher knows the data as it is"
+        raise UserError("augmentation.kind", recipe.augmentation.kind, problem, "remove augmentation", detail)
 
 
 def _check_codes(recipe: Any) -> None:

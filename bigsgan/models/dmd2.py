@@ -23,6 +23,9 @@ from bigsgan.models.dit import DiTBlock, Image, Tokens, standardized
 from bigsgan.models.frozen import freeze_all
 from bigsgan.models.precision import full
 
+_LEAST = 1e-6
+"""Distance of an image to the teacher's estimate below which the step no longer grows."""
+
 
 def name_in_generator(config: object, name: str) -> str:
     """Return the name of one of D's tensors in the generator that both scores were; no other D calls it differently."""
@@ -147,7 +150,7 @@ class Matching(Teacher):
         if images.requires_grad:
             real = self._estimates(images, seeds, *y)
             with torch.no_grad():
-                step = (estimates - real) / (images - real).abs().mean(dim=(1, 2, 3), keepdim=True)
+                step = (estimates - real) / (images - real).abs().mean(dim=(1, 2, 3), keepdim=True).clamp(min=_LEAST)
                 target = images - step
             loss = (images - target).square().mean(dim=(1, 2, 3)) / 2
         return (torch.cat([judged, loss[:, None]], dim=1),)

@@ -16,7 +16,7 @@ from bigsgan.adversarial import AdversarialStep, SampleDraws
 from bigsgan.adversarial.image_pool import build_image_pool
 from bigsgan.adversarial.stale_images import build_stale_images
 from bigsgan.adversarial.step import Sources
-from bigsgan.adversarial.terms import Own, Term, Termed, build_terms, codes_of, set_learned_codes, states
+from bigsgan.adversarial.terms import KMeansStart, Own, Term, Termed, build_terms, codes_of, set_learned_codes, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.class_names import with_class_names
 from bigsgan.data import Slice, build_dataset, build_training_dataset, readable_images
@@ -136,6 +136,8 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     counters = _imported_counters(start, recipe)
     kept = _images_for_later(plan, slices, sample_draws)
     terms, augmentation = _build_terms(plan, recipe, engines, statistics, own)
+    if start.initial is not None:  # whose codes stay
+        terms = [term for term in terms if not isinstance(term, KMeansStart)]
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)
     entries |= states(terms) | kept

@@ -108,6 +108,8 @@ def check_initial_weights(recipe: Recipe, initial: InitialWeights) -> None:
             there = _shapes(_as_there(recipe, initial.recipe_of(network)), network)
             _refuse_other(network, initial.shapes(network), there, initial.field(network))
             _refuse_other_numbers(network, recipe, initial)
+            if getattr(recipe, network).copies_generator:
+                _refuse_other_labels(network, recipe, initial)
 
 
 def load_initial_weights(recipe: Recipe, initial: InitialWeights, engines: Mapping[str, Engine]) -> None:
@@ -189,7 +191,7 @@ def _of_backbone(recipe: Recipe, initial: InitialWeights) -> set[str]:
 def _refuse_other_backbone(recipe: Recipe, initial: InitialWeights) -> None:
     """Refuse a generator that D has no layers of, or lacks one where D is to copy it whole."""
     found = _of_backbone(recipe, initial)
-    if not found:
+    if not found and not recipe.discriminator.copies_generator:
         remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
         raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
     if recipe.discriminator.copies_generator:
@@ -199,6 +201,15 @@ def _refuse_other_backbone(recipe: Recipe, initial: InitialWeights) -> None:
             problem = f"has no generator of the teacher's shapes: {name} is another or missing"
             remedy = "use the generator and data sections of its recipe, with generator.times=true"
             raise UserError("init_from.run", None, problem, remedy)
+
+
+def _refuse_other_labels(network: str, recipe: Recipe, initial: InitialWeights) -> None:
+    """Refuse other labels than those of a frozen part, whose embedding would stay random."""
+    ours, theirs = recipe.data, initial.recipe_of(network).data
+    for key in ("num_classes", "condition_size"):
+        if (needed := getattr(theirs, key)) != getattr(ours, key):
+            problem, detail = f"must be {needed}, as in {initial.field(network)}", "its teacher embeds these"
+            raise UserError(f"data.{key}", getattr(ours, key), problem, f"set data.{key}={needed}", detail)
 
 
 def _entry(network: str, initial: InitialWeights) -> str:
@@ -292,9 +303,12 @@ def check_freezing(recipe: Recipe) -> None:
     Raises:
         UserError: It has no further layers than those to freeze.
     """
-    numbers = network_on_meta(recipe, "discriminator").layers if recipe.init_from else ()
-    most = max(map(int, numbers), default=0)
-    if recipe.init_from and (num := recipe.init_from.freeze_discriminator) > most:
+    if recipe.init_from is None:
+        return
+    layers = network_on_meta(recipe, "discriminator").layers
+    learning = [int(number) for number, layer in layers.items() if any(True for _ in layer.parameters())]
+    most = max(learning, default=0)
+    if (num := recipe.init_from.freeze_discriminator) > most:
         problem = f"must be less than {most + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num, problem, f"give {most} or less")
 

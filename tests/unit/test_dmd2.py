@@ -4,12 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bigsgan.bench.variants import VARIANTS, plan_variants
 from bigsgan.doctor.games import DMD2
 from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.dmd2 import name_in_generator
 from bigsgan.models.network import initialize
+from bigsgan.training.initial_weights import check_freezing
 from tests.tiny import awake, tiny_recipe
 
 SEEDS, LABELS = torch.tensor([3, 1, 4, 15]), torch.tensor([0, 2, 1, 0])
@@ -59,6 +61,19 @@ def test_it_returns_a_logit_an_error_and_the_gradient_of_the_paper(tmp_path, gui
     torch.testing.assert_close(matching[:, 0], direction.square().mean((1, 2, 3)) / 2, rtol=1e-4, atol=1e-6)
 
 
+def test_only_layers_that_learn_may_be_kept(tmp_path):
+    given = [each.replace("init_from.run=unset", "init_from={run: x, freeze_discriminator: 4}") for each in DMD2]
+    with pytest.raises(
+        UserError, match=r"init_from\.freeze_discriminator: must be less than 4, .* got 4; give 3 or less"
+    ):
+        check_freezing(tiny_recipe(tmp_path, *given))
+
+
+def test_a_bench_has_variants_of_it(tmp_path):
+    (planned,) = plan_variants(tiny_recipe(tmp_path, *DMD2), [VARIANTS["zero1"]], 1)
+    assert planned.plan.recipe.init_from.run == "unset"
+
+
 def test_its_teacher_is_not_trained_and_is_left_out_where_d_learns(tmp_path):
     d, _, teacher = networks(tmp_path)
     trained = {name for name, _ in d.named_parameters()}
@@ -85,6 +100,7 @@ def test_its_teacher_is_not_trained_and_is_left_out_where_d_learns(tmp_path):
             {"objective": "objective={distribution_matching: {}, adversarial: {normalize: {}}}"},
             "objective.distribution_matching: must be null with objective.adversarial.normalize, got 'weight=1.0'",
         ),
+        ({"init_from": "init_from={run: x}\naugmentation={kind: diffaugment}"}, "augmentation.kind: must be null with"),
         (
             {"discriminator": "discriminator={family: dmd2, first_time: 0.5, last_time: 0.5}"},
             "discriminator.first_time: must be below discriminator.last_time=0.5, got 0.5; change one of the two",
@@ -100,6 +116,7 @@ def test_its_teacher_is_not_trained_and_is_left_out_where_d_learns(tmp_path):
 )
 def test_what_does_not_fit_is_refused(tmp_path, changes, message):
     given = [changes.get(each.partition("=")[0].partition(".")[0], each) for each in DMD2]
+    given = [override for each in given for override in each.splitlines()]
     with pytest.raises(UserError) as caught:
         tiny_recipe(tmp_path, *filter(None, given))
     assert message in str(caught.value)

@@ -71,6 +71,7 @@ __all__ = [
     "GradientNormalization",
     "InnerTerm",
     "JudgedOutputs",
+    "KMeansStart",
     "OutputLoss",
     "Own",
     "Sum",

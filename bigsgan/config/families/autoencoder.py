@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, NetworkSection
@@ -47,13 +47,23 @@ class Bottleneck(Section):
     ema: CodebookAverages | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres ``vq``'s codes are after its
-    update. It begins at random latents; a centre that no latent is near stays, as do the moments of codes that learn by
-    gradients."""
+    update, unless they are imported. It begins at random latents; a centre that no latent is near stays, as do the
+    moments of codes that learn by gradients."""
     temperature: PositiveFloat | None = None
     """Of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
     ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
     """Levels of each channel of ``fsq``, ``latent_channels`` of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_kmeans(cls, given: Any) -> Any:
+        """Take ``kmeans_steps`` from the averages, where runs of earlier versions have it."""
+        averages = given.get("ema") if isinstance(given, dict) else None
+        if not isinstance(averages, dict) or "kmeans_steps" not in averages:
+            return given
+        rest = {key: value for key, value in averages.items() if key != "kmeans_steps"}
+        return {"kmeans_steps": averages["kmeans_steps"], **given, "ema": rest}
 
 
 _OF_CODES = "num_codes", "normalized", "ema", "kmeans_steps", "temperature"

@@ -123,7 +123,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
     @property
     def compares_images(self) -> bool:
         """Whether there is a minibatch deviation."""
-        return self.mbstd_channels > 0
+        return self.mbstd_channels > 0 and self.mbstd_group != 1
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
