@@ -135,9 +135,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     statistics, sample_draws = Statistics(device), SampleDraws(draws, device)
     counters = _imported_counters(start, recipe)
     kept = _images_for_later(plan, slices, sample_draws)
-    terms, augmentation = _build_terms(plan, recipe, engines, statistics, own)
-    if start.initial is not None:  # whose codes stay
-        terms = [term for term in terms if not isinstance(term, KMeansStart)]
+    terms, augmentation = _build_terms(plan, start, engines, statistics, own)
     ema_state, reports = EMAState(engines["generator"], ema), Reports(statistics)
     entries = _entries(plan, engines, ema_state, counters)
     entries |= states(terms) | kept
@@ -178,7 +176,7 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
 
 
 def _build_terms(
-    plan: RunPlan, recipe: Recipe, engines: Mapping[str, Engine], statistics: Statistics, own: Own
+    plan: RunPlan, start: Start, engines: Mapping[str, Engine], statistics: Statistics, own: Own
 ) -> tuple[list[Term], torch.Tensor | None]:
     """Build the terms of the losses; return the probability of D's augmentations too, if this rank holds it."""
     sums = [engine.sum_over_replicas for engine in engines.values()]
@@ -190,7 +188,10 @@ def _build_terms(
     generator, place = engines["generator"], (comm.rank(), comm.world_size())
     begin = partial(set_learned_codes, generator)
     ours = ours._replace(codebook=codes_of(generator.network), begin_codes=begin, place=place)
-    return build_terms(recipe, plan.objective, ours, own), ours.augmentation
+    terms = build_terms(plan.recipe, plan.objective, ours, own)
+    if start.initial is not None:  # whose codes stay
+        terms = [term for term in terms if not isinstance(term, KMeansStart)]
+    return terms, ours.augmentation
 
 
 def _check_exposed(plan: RunPlan, generator: Engine) -> None:
