@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bigsgan import cli
+from bigsgan.config import load_recipe, plan_run
+from bigsgan.errors import UserError
+from tests.tiny import TINY
 
 RECIPE = """
 out: run
@@ -43,3 +48,15 @@ def check(capsys, arguments: list[str], field: str, *parts: str) -> None:
     assert parts[-1] in remedy, line
     assert "Traceback" not in line
     assert sorted(Path().iterdir()) == before
+
+
+def check_refused(directory, overrides, field, problem, remedy):
+    """The tiny recipe with overrides is refused on two ranks, by one line with these parts."""
+    path = directory / "recipe.yaml"
+    path.write_text(TINY)
+    with pytest.raises(UserError) as caught:
+        plan_run(load_recipe(path, overrides), 2)
+    message = str(caught.value)
+    assert message.startswith(f"{field}: ")
+    assert problem in message
+    assert remedy in message.partition("; ")[2]

@@ -11,8 +11,6 @@ score: (x (N, T, W), c (N, W), images (N, C, H, W'), labels, seeds (N,)), and of
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor, nn
 
@@ -25,13 +23,6 @@ from bigsgan.models.precision import full
 
 _LEAST = 1e-6
 """Distance of an image to the teacher's estimate below which the step no longer grows."""
-
-
-def name_in_generator(config: object, name: str) -> str:
-    """Return the name of one of D's tensors in the generator that both scores were; no other D calls it differently."""
-    if not isinstance(config, DMD2Discriminator):
-        return name
-    return re.sub(r"^layers\.(\d+)\.real\.", lambda found: f"layers.{int(found[1]) - config.depth - 2}.", name)
 
 
 class _Noise:

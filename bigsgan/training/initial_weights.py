@@ -13,12 +13,12 @@ from bigsgan import checkpoint
 from bigsgan.checkpoint.exported import Exported
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.dmd2 import name_in_generator
 from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.sections import InitFrom
 from bigsgan.engines import Engine
 from bigsgan.errors import UserError, reason
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.dmd2 import name_in_generator
 from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.training.ema import ShardedEMA

@@ -156,7 +156,7 @@ STATES = {
 def test_a_resumed_run_is_the_same(ranks, name, tmp_path):
     """What each network remembers, and what one side has to know of the other, is resumed."""
     options, ds = STATES[name]
-    overrides = split(1, *ADAM, *options)
+    overrides = split(1, *ADAM, *(options(tmp_path) if callable(options) else options))
     whole = ranks(2).run(scenarios.uninterrupted, overrides, ds, 6)
     parts = ranks(2).run(scenarios.resume, overrides, ds, str(tmp_path), 3, 3)
     check_same_run(whole, parts)

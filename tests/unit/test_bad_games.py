@@ -5,7 +5,7 @@ import pytest
 from bigsgan.cli import main
 from bigsgan.config import NETWORKS, Recipe, both_engines, load_recipe, plan_run
 from bigsgan.config.unused import unused_keys
-from bigsgan.errors import UserError
+from tests.bad_input import check_refused
 from tests.tiny import TINY, TINY_GAMES, tiny_recipe
 
 STAGES = both_engines("pipeline_stages=2")
@@ -164,15 +164,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_does_not_go_together(name, tmp_path):
-    overrides, field, problem, remedy = CASES[name]
-    path = tmp_path / "recipe.yaml"
-    path.write_text(TINY)
-    with pytest.raises(UserError) as caught:
-        plan_run(load_recipe(path, overrides), 2)
-    message = str(caught.value)
-    assert message.startswith(f"{field}: ")
-    assert problem in message
-    assert remedy in message.partition("; ")[2]
+    check_refused(tmp_path, *CASES[name])
 
 
 SLOPE = "objective.r1={weight: 1}"

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from bigsgan.bench.variants import VARIANTS, plan_variants
+from bigsgan.config.families.dmd2 import name_in_generator
 from bigsgan.doctor.games import DMD2
 from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
-from bigsgan.models.dmd2 import name_in_generator
 from bigsgan.models.network import initialize
 from bigsgan.training.initial_weights import check_freezing
 from tests.tiny import awake, tiny_recipe

@@ -8,7 +8,6 @@ import torch
 from bigsgan.adversarial.latents import SampleDraws
 from bigsgan.adversarial.objectives import InputGradients
 from bigsgan.adversarial.segments import Division
-from bigsgan.config import load_recipe, plan_run
 from bigsgan.data import Slice
 from bigsgan.draws import Draws
 from bigsgan.engines.phases import Checks, DifferentiatesImages, Trains, game_of, phases_of
@@ -18,7 +17,8 @@ from bigsgan.errors import UserError
 from bigsgan.models import dual
 from bigsgan.models.build import network_on_meta
 from bigsgan.planner.activations import Traces
-from tests.tiny import TINY, TINY_GAMES, both, stages, tiny_plan, tiny_recipe
+from tests.bad_input import check_refused
+from tests.tiny import TINY_GAMES, both, stages, tiny_plan, tiny_recipe
 from tests.unit.test_slopes import made, means, network
 
 N, K = 6, 3
@@ -163,15 +163,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_part_that_does_not_fit_is_refused(name, tmp_path):
-    overrides, field, problem, remedy = BAD[name]
-    path = tmp_path / "recipe.yaml"
-    path.write_text(TINY)
-    with pytest.raises(UserError) as caught:
-        plan_run(load_recipe(path, overrides), 2)
-    message = str(caught.value)
-    assert message.startswith(f"{field}: ")
-    assert problem in message
-    assert remedy in message.partition("; ")[2]
+    check_refused(tmp_path, *BAD[name])
 
 
 def normed(image_channels):

@@ -210,3 +210,28 @@ def test_an_import_that_has_seen_all_images_is_complete(tmp_path, monkeypatch, c
         assert capsys.readouterr().out == (text if expected else "")
         assert nimg == expected
     assert not (out / "config.yaml").exists()
+
+
+@pytest.mark.nightly
+def test_imported_codes_stay(tmp_path):
+    """Those of a run whose codes began with the centres of k-means do not begin again."""
+    runs, exports = [tmp_path / "run", tmp_path / "imported"], [tmp_path / f"{i}.safetensors" for i in range(2)]
+    codes = [
+        "generator.bottleneck={kind: vq, num_codes: 16, kmeans_steps: 3}",
+        "objective.kl=0",
+        "objective.codebook={}",
+    ]
+    short = ["total_nimg=64", "report_nimg=64", "sample_nimg=64", "checkpoint_nimg=64"]
+    for number, run in enumerate(runs):
+        if number:
+            given = ["--weights", str(exports[0]), "--out", str(run), "optimizer.generator.lr=1e-9"]
+            assert main(["import", "--from", "bigsgan", *given]) == 0
+        config = ["digits_autoencoder", f"out={run}", *codes, *short] if not number else [str(run / "config.yaml")]
+        done = subprocess.run(
+            [sys.executable, "-m", "bigsgan", "train", "--config", *config],
+            cwd=ROOT, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert main(["export", "--run", str(run), "--live", "--out", str(exports[number])]) == 0
+    before, after = (load_file(path)["layers.7.codebook"] for path in exports)
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -50,3 +51,10 @@ class DMD2Discriminator(DiTNetwork):
             raise UserError("discriminator.first_time", self.first_time, problem, remedy)
         if self.guidance != 1 and not data.condition_width:
             raise UserError("discriminator.guidance", self.guidance, "must be 1 without labels", "remove it")
+
+
+def name_in_generator(config: object, name: str) -> str:
+    """Return the name of one of D's tensors in the generator that both scores were; no other D calls it differently."""
+    if not isinstance(config, DMD2Discriminator):
+        return name
+    return re.sub(r"^layers\.(\d+)\.real\.", lambda found: f"layers.{int(found[1]) - config.depth - 2}.", name)
