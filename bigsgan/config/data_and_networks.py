@@ -252,11 +252,8 @@ def _check_frozen_parts(recipe: Any) -> None:
 
 def _check_matching(recipe: Any) -> None:
     """Refuse distribution matching without what D has to return for it, or a fake score without it."""
-    section, discriminator, field = (
-        recipe.objective.distribution_matching,
-        recipe.discriminator,
-        "objective.distribution_matching",
-    )
+    section, discriminator = recipe.objective.distribution_matching, recipe.discriminator
+    field = "objective.distribution_matching"
     missing = [name for name in DMD2Discriminator.outputs if name not in judged_outputs(discriminator)]
     if section is None:
         if discriminator.copies_generator:
