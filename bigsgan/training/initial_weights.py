@@ -191,9 +191,6 @@ def _of_backbone(recipe: Recipe, initial: InitialWeights) -> set[str]:
 def _refuse_other_backbone(recipe: Recipe, initial: InitialWeights) -> None:
     """Refuse a generator that D has no layers of, or lacks one where D is to copy it whole."""
     found = _of_backbone(recipe, initial)
-    if not found and not recipe.discriminator.copies_generator:
-        remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
-        raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
     if recipe.discriminator.copies_generator:
         missing = sorted(_shapes(recipe, "discriminator").keys() - found)
         if others := [name for name in missing if ".head." not in name]:
@@ -201,6 +198,9 @@ def _refuse_other_backbone(recipe: Recipe, initial: InitialWeights) -> None:
             problem = f"has no generator of the teacher's shapes: {name} is another or missing"
             remedy = "use the generator and data sections of its recipe, with generator.times=true"
             raise UserError("init_from.run", None, problem, remedy)
+    elif not found:
+        remedy = "give both networks layers of the same widths, such as discriminator.times=true, or remove it"
+        raise UserError("init_from.backbone", True, "has no tensor of the generator's shapes in D", remedy)
 
 
 def _refuse_other_labels(network: str, recipe: Recipe, initial: InitialWeights) -> None:
