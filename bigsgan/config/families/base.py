@@ -181,6 +181,10 @@ MOST_STEPS = 1000
 """Largest number of steps from noise to an image."""
 
 
+Guidance = Annotated[float, Field(ge=0, le=100)]
+"""Factor on the distance of estimates from those without a label."""
+
+
 class TimedGenerator(NetworkSection):
     """Keys of a generator that may read times, and then make images in several steps."""
 
@@ -189,7 +193,7 @@ class TimedGenerator(NetworkSection):
     stands for noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
     """Equal steps from noise to an image in samples (Euler's method)."""
-    guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
+    guidance: Guidance = 1.0
     """Factor on the distance of samples' estimates from those without a label (Ho and Salimans 2022, arXiv 2207.12598);
     needs ``data.condition_dropout``. Unless 1, a step takes two passes."""
 

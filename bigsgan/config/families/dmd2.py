@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
+from bigsgan.config.families.base import Guidance
 from bigsgan.config.families.dit import DiTNetwork
 from bigsgan.config.sections import PositiveFloat
 from bigsgan.errors import UserError
@@ -34,7 +35,7 @@ class DMD2Discriminator(DiTNetwork):
     """Least time t of images with noise (1 - t) x + t z, drawn uniformly up to ``last_time``."""
     last_time: Time = 0.98
     """Greatest."""
-    guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
+    guidance: Guidance = 1.0
     """Factor on the distance of the teacher's estimates from those without a label (Ho and Salimans 2022, arXiv
     2207.12598). Other factors than 1 take two passes of the teacher."""
 
