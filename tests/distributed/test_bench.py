@@ -125,7 +125,8 @@ def test_all_variants_play_the_same_game(ranks, world_size):
         if name == "accumulation":
             assert each["d_loss_difference"] is None
             continue
-        if name == "reused_fakes":  # G's update looks at other images, D at those of weights whose norm has moved
+        # G's update looks at other images, D at those of weights whose norm has moved; or penalties are of fewer images.
+        if name in ("reused_fakes", "penalized_quarter"):
             assert each["d_loss_difference"] < 0.1
             continue
         rounding = 0.05 if name in ("mixed_precision", "offload") else SAME
