@@ -7,6 +7,7 @@ W pixels.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ def build_source(
         return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.translates:
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
-    if recipe.objective.flow:
-        return FlowSource(draws, recipe, own)
+    if recipe.adds_noise:
+        return NoisySource(draws, recipe, own)
     drawn = draws, recipe.latent_size
     seeded, timed = recipe.generator.draws, recipe.generator.reads_times
     if recipe.objective.fake_labels == "data":
@@ -64,13 +65,17 @@ class LatentsOfClasses(DataSource):
         return Inputs(generator, lambda index: (reals()[index].labels,), latents)
 
 
-class FlowSource(DataSource):
-    """Mixes real images x (n, C, H, W) with noise z: (1 - t) x + t z (n, C * H * W), with the images' labels."""
+class NoisySource(DataSource):
+    """Mixes real images x (n, C, H, W) with noise z: (1 - t) x + t z (n, C * H * W), with the images' labels.
+
+    Times t are those of flow matching, or of the generator's steps.
+    """
 
     def __init__(self, draws: SampleDraws, recipe: Recipe, own: RealImages | None = None) -> None:
         super().__init__(own)
-        assert recipe.objective.flow is not None, "flow matching"
-        self._draws, self._times, self._seeded = draws, recipe.objective.flow.times, recipe.generator.draws
+        generator: Any = recipe.generator
+        self._draws, self._seeded, self._flow = draws, generator.draws, recipe.objective.flow
+        self._of_steps = torch.tensor(generator.step_times)
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """Return images with noise, labels, times t (n,) and, for a generator that draws, seeds."""
@@ -85,14 +90,16 @@ class FlowSource(DataSource):
             seeds = (self._draws.seeds(f"{stream}/seed", counters, samples),) if self._seeded else ()
             return torch.lerp(x.float(), noise, times[:, None]), labels, times, *seeds
 
-        return Inputs(generator, lambda index: generator(index)[1:2])
+        return Inputs(generator, lambda index: (reals()[index].labels,))
 
     def _drawn_times(self, stream: str, counters: tuple[int, ...], samples: range) -> Tensor:
-        if self._times == "logit_normal":
-            drawn = self._draws.normal(stream, counters, samples, ()).sigmoid()
-        else:
-            drawn = self._draws.uniform(stream, counters, samples, ())
-        return drawn.clamp(min=_LEAST_TIME)
+        if self._flow is not None and self._flow.times == "logit_normal":
+            return self._draws.normal(stream, counters, samples, ()).sigmoid().clamp(min=_LEAST_TIME)
+        drawn = self._draws.uniform(stream, counters, samples, ())
+        if self._flow is not None:
+            return drawn.clamp(min=_LEAST_TIME)
+        places = (drawn * len(self._of_steps)).ceil().long() - 1
+        return self._of_steps.to(drawn.device)[places]
 
 
 class ImageSource(DataSource):

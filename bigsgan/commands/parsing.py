@@ -172,7 +172,7 @@ def add_sampling(command: argparse.ArgumentParser, batch: int | None = 100) -> N
     text = "move w away from its mean over the classes (GAT, CAT), or estimates of a flow from those without a label, "
     text += "by more than 1, or towards them (default 1, or generator.guidance)"
     add_number(command, "--guidance", float, None, text)
-    text = "steps from noise to an image, of a generator by flow matching (default: generator.steps)"
+    text = "steps from noise to an image, of a generator that learnt some (default: generator.steps)"
     add_number(command, "--steps", int, None, text)
 
     add_number(command, "--batch", int, batch, "images computed at a time (default 100)")

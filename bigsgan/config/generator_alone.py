@@ -30,12 +30,10 @@ def check_networks(recipe: Any) -> None:
             raise UserError("objective.flow", f"weight={recipe.objective.flow.weight}", problem, remedy)
     else:
         _check_alone(recipe)
-    if recipe.objective.flow:
-        _check_flow(recipe)
     generator = recipe.generator
-    if (steps := generator.num_steps) > 1 and not recipe.objective.flow:
-        problem, remedy = "must be 1 without objective.flow", "remove it, or give objective.flow"
-        raise UserError("generator.steps", steps, problem, remedy)
+    if recipe.adds_noise:
+        given = f"generator.steps={generator.num_steps}" if recipe.has_discriminator else "objective.flow"
+        _check_noise(recipe, given)
     guidance = getattr(generator, "guidance", 1)
     if guidance != 1 and not (recipe.objective.flow and recipe.data.condition_dropout):
         problem, remedy = "must be 1 without objective.flow and data.condition_dropout", "remove it, or give these"
@@ -70,18 +68,21 @@ def _check_alone(recipe: Any) -> None:
         raise UserError("objective", None, problem, "give one, such as objective.flow={} or objective.l1=1")
 
 
-def _check_flow(recipe: Any) -> None:
-    """Refuse a generator that does not estimate images from images with noise."""
+def _check_noise(recipe: Any, given: str) -> None:
+    """Refuse what does not fit a generator that learns from real images with noise."""
     if not recipe.generator.reads_times:
         remedy = "set generator.times=true, of family dit or of a network of your own"
-        raise UserError("objective.flow", None, "needs a generator that reads times", remedy)
+        raise UserError(given.partition("=")[0], None, "needs a generator that reads times", remedy)
+    if recipe.has_discriminator and not recipe.objective.reuse_fakes:
+        problem, detail = f"must be true with {given}", "both networks' updates read the same images"
+        raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
     if recipe.objective.fake_labels == "frequencies":
-        problem, detail = "must be uniform or data with objective.flow", "labels are those of the images"
+        problem, detail = f"must be uniform or data with {given}", "labels are those of the images"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, "remove it", detail)
     others = {"transport": recipe.objective.transport, "consistency": recipe.objective.consistency}
-    for name, given in others.items():
-        if given:
+    for name, section in others.items():
+        if section:
             detail = "G sees images with noise"
             raise UserError(
-                f"objective.{name}", f"weight={given.weight}", "must be null with objective.flow", "remove it", detail
+                f"objective.{name}", f"weight={section.weight}", f"must be null with {given}", "remove it", detail
             )

@@ -160,7 +160,12 @@ class Recipe(Section):
     @property
     def inputs_from_data(self) -> bool:
         """Whether G's inputs depend on the real images that D sees: the inputs of pairs, images, or labels."""
-        return self.translates or self.objective.flow is not None or self.objective.fake_labels == "data"
+        return self.translates or self.adds_noise or self.objective.fake_labels == "data"
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether G learns from real images with noise: by flow matching, or in several steps."""
+        return self.objective.flow is not None or self.generator.num_steps > 1
 
     @property
     def translates(self) -> bool:
@@ -387,10 +392,11 @@ def _check_objective(recipe: Recipe) -> None:
         remedy = "remove it, or give a fixed weight"
         raise UserError("objective.feature_matching", objective.feature_matching, problem, remedy, detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
-        what = "with a generator from images" if recipe.translates else "with objective.fake_labels=data"
+        of_steps = f"generator.steps={recipe.generator.num_steps}" if recipe.adds_noise else ""
+        what = of_steps or ("a generator from images" if recipe.translates else "objective.fake_labels=data")
         detail = "images are made an update before D reads the data that they would depend on"
         remedy = "set objective.schedule=exact"
-        raise UserError("objective.schedule", "overlapped", f"must be exact {what}", remedy, detail)
+        raise UserError("objective.schedule", "overlapped", f"must be exact with {what}", remedy, detail)
     r1, r2 = objective.r1, objective.r2
     if r1 and r2 and (r1.form, r1.every) != (r2.form, r2.every):
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"

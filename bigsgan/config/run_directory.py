@@ -35,6 +35,9 @@ FROZEN = (
     "discriminator.path",
 )  # fmt: skip
 
+STEPS = {"generator.steps", "generator.time_shift"}
+"""Keys of samples, but beside a discriminator also of what the generator learns."""
+
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
     "out", "total_nimg", "report_nimg", "monitor", "sample_nimg", "callbacks", "checkpoint_nimg", "sample_statistics",
@@ -45,7 +48,7 @@ FREE_KEYS = {
     "metrics.num", "metrics.features.network", "metrics.features.weights", "metrics.features.resizer",
     "metrics.lpips", "metrics.lpips.path", "metrics.lpips.heads",
     "init_from.run", "init_from.nimg", "init_from.weights", "init_from.generator", "init_from.discriminator",
-    "init_from.backbone", "generator.steps", "generator.guidance",
+    "init_from.backbone", "generator.guidance", "generator.sampler", *STEPS,
     "data.root", "data.input_root", "data.codec.path", "data.num_workers", "data.prefetch", "data.max_corrupt",
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
@@ -339,6 +342,7 @@ def compare_recipes(
         if old == new:
             continue
         is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
+        is_free &= key not in STEPS or given.get("discriminator.family") == "none"
         fixed = _adds_state(key, saved, given)
         fixed |= key.startswith(_FIXED) and key not in FREE_KEYS
         fixed &= key != "objective.schedule" or "overlapped" in (old, new)

@@ -95,12 +95,24 @@ class Reference:
 
     def generator_inputs(self, stream, counters, part):
         """G's inputs for each micro-batch of a part."""
+        if self.recipe.generator.num_steps > 1:
+            return [self.noisy(stream, counters, part, j) for j in range(part.accumulation)]
         if not self.recipe.translates:
             inputs = self.source.phase(stream, counters, part)
             return [inputs(j) for j in range(part.accumulation)]
         seeds = [self.draws.seeds(f"{stream}/seed", counters, part.positions(j)) for j in range(part.accumulation)]
         first, num = self.recipe.input_channels, int(self.recipe.generator.draws)
         return [(x[:, :first], y, *[seed] * num) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
+
+    def noisy(self, stream, counters, part, j):
+        """Real images with noise, at the time of one of the generator's steps."""
+        (x, y), samples = self.last_reals[j], part.positions(j)
+        z = self.draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
+        u, k = self.draws.uniform(f"{stream}/time", counters, samples, (1, 1, 1)), self.recipe.generator.num_steps
+        t = 1 - torch.ceil(u * k - 1).double() / k  # float32's rounding would be that of an angle 1000 times as large
+        t = (t * self.recipe.generator.time_shift / (1 - t + t * self.recipe.generator.time_shift)).float()
+        seeds = [self.draws.seeds(f"{stream}/seed", counters, samples)] * self.recipe.generator.draws
+        return (x + t * (z - x)).flatten(1), y, t.flatten(), *seeds
 
     def _targets(self, x):
         return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x

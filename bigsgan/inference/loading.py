@@ -78,7 +78,7 @@ class ExportedNetwork(nn.Module):
             labels = null_labels(data, len(first)).to(first.device)
         if not torch.compiler.is_compiling():
             self._check(first, labels)
-        if not rest and getattr(self.recipe, self.header["network"]).draws:
+        if not rest and getattr(self.recipe, self.header["network"]).seeds_samples:
             rest = (torch.arange(len(first), device=first.device),)
         return self.network(first, labels, *rest)
 

@@ -52,19 +52,19 @@ class TrainedNetwork:
 
 
 def set_steps(trained: TrainedNetwork, steps: int | None, guidance: float | None = None) -> None:
-    """Let a generator by flow matching make images in so many steps, with a guidance; None leaves its recipe's.
+    """Let a generator make images in so many steps, and one by flow matching with a guidance; None leaves its recipe's.
 
     Raises:
-        UserError: The generator makes images in one step, or the number of steps is out of range.
+        UserError: The generator has learnt to make images in one step, or the number of steps is out of range.
     """
     recipe = trained.recipe
-    if steps is not None and not recipe.objective.flow:
-        raise UserError("--steps", steps, "needs a generator by flow matching", "remove the option")
+    if steps is not None and not recipe.adds_noise:
+        problem = "needs a generator by flow matching, or with generator.steps"
+        raise UserError("--steps", steps, problem, "remove the option")
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise UserError("--steps", steps, f"must be 1 to {MOST_STEPS}", "give a number in this range")
-    given = {"steps": steps, "guidance": guidance}
-    if recipe.objective.flow:
-        changes = {key: value for key, value in given.items() if value is not None}
+    given = {"steps": steps, "guidance": guidance if recipe.objective.flow else None}
+    if changes := {key: value for key, value in given.items() if value is not None}:
         trained.recipe = recipe.model_copy(update={"generator": recipe.generator.model_copy(update=changes)})
 
 

@@ -81,7 +81,7 @@ def with_images(recipe: Recipe, generator: LayerStack) -> LayerStack:
     codec, more = recipe.data.codec, list[nn.Module]()
     section: Any = recipe.generator
     if section.reads_times:
-        generator = LayerStack([InSteps(generator, section.steps, section.guidance)])
+        generator = LayerStack([InSteps(generator, section)])
     if recipe.generator.images_per_sample > 1 or recipe.outputs or recipe.data.joins_domains:
         more.append(LastImage(recipe.shown_channels))
     if codec.kind == "dct":

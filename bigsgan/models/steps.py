@@ -10,33 +10,39 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bigsgan.config.families.base import TimedGenerator
+from bigsgan.models import noise
 from bigsgan.models.network import LayerStack
 
+_FIRST_STREAM = 2**33
+"""Of the noise of steps, behind those of a network's own noise."""
 
-def in_steps(make: Callable[..., Tensor], num: int, guidance: float = 1.0) -> Callable[..., Tensor]:
-    """Return a function of latents (n, Z), labels and what else ``make`` reads, except times, that makes images.
 
-    Each of ``num`` equal steps goes along the velocity that the estimate gives (Euler's method).
+def in_steps(make: Callable[..., Tensor], section: TimedGenerator) -> Callable[..., Tensor]:
+    """Return a function of latents (n, Z), labels and, if samples have some, seeds (n,), that makes images.
 
     Args:
-        make: Returns estimates of images (n, C, H, W) from images with noise (n, Z), labels, and times (n,), float32.
-        num: Number of steps.
-        guidance: Factor on the distance of estimates from those of null labels, all 0 (Ho and Salimans 2022, arXiv
-            2207.12598).
+        make: Returns estimates of images (n, C, H, W) from images with noise (n, Z), labels, times (n,) float32, and
+            seeds, if the network draws noise.
+        section: The generator's section, with times, sampler and guidance.
     """
+    guidance, times = section.guidance, section.step_times
 
     def estimate(noisy: Tensor, labels: Tensor, *rest: Tensor) -> Tensor:
         found = make(noisy, labels, *rest)
         return found if guidance == 1 else make(noisy, torch.zeros_like(labels), *rest).lerp(found, guidance)
 
-    def made(latents: Tensor, labels: Tensor, *rest: Tensor) -> Tensor:
+    def made(latents: Tensor, labels: Tensor, *seeds: Tensor) -> Tensor:
         noisy, images = latents, latents
-        for step in range(num):
-            time = 1 - step / num
-            images = estimate(noisy, labels, torch.full_like(latents[:, 0], time), *rest)
-            if step < num - 1:
-                flat = images.flatten(1)
-                noisy = flat + (time - 1 / num) / time * (noisy - flat)
+        for step, time in enumerate(times):
+            images = estimate(noisy, labels, torch.full_like(latents[:, 0], time), *(seeds if section.draws else ()))
+            if step == len(times) - 1:
+                break
+            flat, later = images.flatten(1), times[step + 1]
+            if section.renoises:
+                noisy = flat.lerp(noise.normal(seeds[0], _FIRST_STREAM + step, (flat.shape[1],)), later)
+            else:
+                noisy = flat + later / time * (noisy - flat)
         return images
 
     return made
@@ -45,10 +51,12 @@ def in_steps(make: Callable[..., Tensor], num: int, guidance: float = 1.0) -> Ca
 class InSteps(nn.Module):
     """A layer that makes images with a whole generator, in steps."""
 
-    def __init__(self, generator: LayerStack, num: int, guidance: float) -> None:
+    def __init__(self, generator: LayerStack, section: TimedGenerator) -> None:
         super().__init__()
-        self.generator, self.num, self.guidance = generator, num, guidance
+        self.generator, self.section = generator, section
 
-    def forward(self, latents: Tensor, labels: Tensor, *rest: Tensor) -> tuple[Tensor]:
-        """(n, Z), labels (n,) or (n, K), maybe seeds (n,) -> images (n, C, H, W)."""
-        return (in_steps(self.generator, self.num, self.guidance)(latents, labels, *rest),)
+    def forward(self, latents: Tensor, labels: Tensor, *seeds: Tensor) -> tuple[Tensor]:
+        """(n, Z), labels (n,) or (n, K), maybe seeds (n,), else 0, 1, ... -> images (n, C, H, W)."""
+        if self.section.renoises and not seeds:
+            seeds = (torch.arange(len(latents), device=latents.device),)
+        return (in_steps(self.generator, self.section)(latents, labels, *seeds),)

@@ -47,7 +47,7 @@ def making(recipe: Recipe, infer: Infer) -> Infer:
         return infer
 
     def make(inputs: MicroBatch, moving: bool) -> Tensor:
-        return in_steps(lambda *more: infer(more, moving), section.steps, section.guidance)(*inputs)
+        return in_steps(lambda *more: infer(more, moving), section)(*inputs)
 
     return make
 
@@ -181,7 +181,7 @@ def generator_inputs(
 ) -> MicroBatch:
     """Return the inputs of the samples from number ``first`` on, one for each label.
 
-    Latents are truncated if a threshold is given. A generator that draws noise gets seeds too.
+    Latents are truncated if a threshold is given. Where a generator, or its steps, draw noise, samples get seeds too.
     """
     num, width = len(labels), recipe.latent_size
     if truncation is None:
@@ -189,7 +189,7 @@ def generator_inputs(
     else:
         latents = draws.truncated_normal(stream, first, num, width, truncation)
     entries = [torch.from_numpy(latents), labels]
-    if recipe.generator.draws:
+    if recipe.generator.seeds_samples:
         entries.append(torch.from_numpy(draws.seeds(f"{stream}/seed", (0,), first, num)))
     return tuple(entry.to(device) for entry in entries)
 

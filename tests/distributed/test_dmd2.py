@@ -14,16 +14,26 @@ from tests.distributed.test_state import BF16, check_same_run
 from tests.tiny import both, stages, tiny_plan, zero
 
 HALVES = "accumulation=2"
+GENERATOR_FIRST = ["objective.schedule=generator_first", "objective.reuse_fakes=true"]
+STEPS = ["generator.steps=3", "objective.reuse_fakes=true"]
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], both(0)),
     "ZeRO 3": (2, [], both(3)),
     "ranks of their own": (2, ["engines.generator.ranks=1", HALVES], both(1)),
     "both in stages, recomputed": (2, [*stages(2, 2), "pipeline.generator_phase=recompute", HALVES], both(1)),
+    "several steps": (1, [*STEPS], both(1)),
+    "several steps, ZeRO 3": (2, [*STEPS, *GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
+    "several steps, ranks of their own": (2, [*STEPS, "engines.generator.ranks=1", HALVES], both(1)),
+    "several steps, in stages": (2, [*STEPS, *stages(2, 2), HALVES], both(1)),
     "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
     "compiled by layer": (1, ["engines.discriminator.compile=layers"], both(1)),
 }
-GENERATOR_FIRST = ["objective.schedule=generator_first", "objective.reuse_fakes=true"]
-MARKS = {"one rank, micro-batches": (), "D recomputed": pytest.mark.nightly, "compiled by layer": pytest.mark.nightly}
+MARKS = {
+    "one rank, micro-batches": (),
+    "several steps": (),
+    "D recomputed": pytest.mark.nightly,
+    "compiled by layer": pytest.mark.nightly,
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in LAYOUTS])

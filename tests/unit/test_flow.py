@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.latents import LatentSource
 from bigsgan.adversarial.terms.flow import velocity_error
+from bigsgan.config.families.outside import OutsideGenerator
 from bigsgan.data import LabelledImages, Slice
-from bigsgan.doctor.games import FLOW
+from bigsgan.doctor.games import DMD2, FLOW
 from bigsgan.draws import Draws
 from bigsgan.engines.phases import game_of, phases_of
 from bigsgan.errors import UserError
 from bigsgan.inference.sheets import Sampler
 from bigsgan.inference.trained import open_trained, set_steps
+from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.dit import TimeEmbedding
 from bigsgan.models.network import initialize
@@ -27,6 +29,13 @@ from tests.tiny import TINY_GAMES, awake, tiny_plan, tiny_recipe, zero
 
 CPU = torch.device("cpu")
 NUM, SIZE = 8, 288
+FEW_STEPS = ["generator.steps=3", "objective.reuse_fakes=true"]
+"""Overrides for a student of a few steps."""
+
+
+def timed(steps, **keys):
+    """The section of a generator with steps."""
+    return OutsideGenerator(family="nets:G", latent_size=3, times=True, steps=steps, **keys)
 
 
 def test_many_steps_follow_the_flow_of_a_normal_distribution():
@@ -37,7 +46,7 @@ def test_many_steps_follow_the_flow_of_a_normal_distribution():
         t = times[:, None]
         return ((1 - t) * s**2 / ((1 - t) ** 2 * s**2 + t**2) * noisy).view(3, 1, 2, 2)
 
-    found = in_steps(estimate, 400)(z, torch.zeros(3))
+    found = in_steps(estimate, timed(400))(z, torch.zeros(3))
     torch.testing.assert_close(found.flatten(1), s * z, rtol=0, atol=1e-2)
 
 
@@ -54,7 +63,7 @@ def test_steps_are_those_of_eulers_method():
         velocity = (x - estimate(x, y, torch.full((2,), t), seeds).flatten(1)) / t
         x = x - 0.25 * velocity
     del seen[:]
-    found = in_steps(estimate, 4)(z, y, seeds)
+    found = in_steps(estimate, timed(4, seeds=True))(z, y, seeds)
     assert seen == [1.0, 0.75, 0.5, 0.25]
     torch.testing.assert_close(found.flatten(1), x)
 
@@ -69,7 +78,27 @@ def test_guidance_moves_estimates_from_those_of_null_labels():
         null = estimate(noisy, 0 * labels, times)
         return null + 1.7 * (estimate(noisy, labels, times) - null)
 
-    torch.testing.assert_close(in_steps(estimate, 3, 1.7)(z, y), in_steps(guided, 3)(z, y))
+    torch.testing.assert_close(in_steps(estimate, timed(3, guidance=1.7))(z, y), in_steps(guided, timed(3))(z, y))
+
+
+@pytest.mark.parametrize("sampler", ["ode", "sde"])
+def test_steps_go_to_later_times_with_the_noise_of_before_or_with_fresh_noise(sampler):
+    """As the public lists of times for four steps, 1, 0.9375, 0.8333 and 0.625, have it (shift 5)."""
+    z, y, seeds = torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([5, 7])
+    times = [1, 15 / 16, 5 / 6, 5 / 8, 0]
+
+    def estimate(noisy, labels, t):
+        return (noisy * (2 + labels[:, None]) * t[:, None].cos()).view(2, 3, 1, 1)
+
+    noisy = z
+    for step in range(4):
+        images = estimate(noisy, y, torch.full((2,), times[step])).flatten(1)
+        drawn = (noisy - (1 - times[step]) * images) / times[step]
+        if sampler == "sde":
+            drawn = noise.normal(seeds, 2**33 + step, (3,))
+        noisy = (1 - times[step + 1]) * images + times[step + 1] * drawn
+    made = in_steps(estimate, timed(4, sampler=sampler, time_shift=5))(z, y, seeds)
+    torch.testing.assert_close(made.flatten(1), noisy)
 
 
 def test_times_are_embedded_as_published():
@@ -160,6 +189,24 @@ def test_times_have_their_distribution(tmp_path):
         assert float(distance) < 1.63 / math.sqrt(4000)
 
 
+def test_beside_a_discriminator_times_are_those_of_the_steps(tmp_path):
+    """Each as often, and each image has its own label."""
+    recipe = tiny_recipe(tmp_path, *DMD2, *FEW_STEPS, "generator.steps=4", "generator.time_shift=5")
+    source = build_source(recipe, SampleDraws(Draws(1), CPU), range(3))
+    part, num = Slice(400, 1, 0, 1), 400
+    reals = [LabelledImages(torch.randn(num, 3, 8, 12), torch.arange(num) % 3)]
+    inputs = source.inputs("generator", (0,), {"generator": part, "discriminator": part}, lambda: reals)
+    noisy, labels, t = inputs.generator(0)
+    found, counts = t.unique(return_counts=True)
+    torch.testing.assert_close(found, torch.tensor([5 / 8, 5 / 6, 15 / 16, 1]))
+    assert counts.min() > 100 - 3 * math.sqrt(400 * 0.25 * 0.75)
+    z = SampleDraws(Draws(1), CPU).normal("generator/latent", (0,), range(num), (SIZE,))
+    x = reals[0].images.flatten(1)
+    torch.testing.assert_close(noisy, (1 - t[:, None]) * x + t[:, None] * z, rtol=1e-5, atol=1e-5)
+    assert torch.equal(labels, reals[0].labels)
+    assert torch.equal(inputs.conditions(0)[0], reals[0].labels)
+
+
 def test_noise_alone_has_time_1():
     source = LatentSource(SampleDraws(Draws(0), CPU), 5, range(3), seeded=True, timed=True)
     latents, labels, times, seeds = source.phase("generator", (0,), Slice(4, 1, 0, 1))(0)
@@ -195,11 +242,11 @@ def test_exports_make_samples_in_the_same_steps(tmp_path):
     run, _ = make_run(tmp_path, *FLOW, "generator.steps=3")
     trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
     z, labels = torch.randn(2, SIZE), torch.tensor([1, 2])
-    expected = in_steps(trained.network, 3)(z, labels)
-    assert not torch.allclose(expected, in_steps(trained.network, 2)(z, labels))
+    expected = in_steps(trained.network, timed(3))(z, labels)
+    assert not torch.allclose(expected, in_steps(trained.network, timed(2))(z, labels))
     torch.testing.assert_close(trained.infer((z, labels)), expected)
     set_steps(trained, 2)
-    torch.testing.assert_close(trained.infer((z, labels)), in_steps(trained.network, 2)(z, labels))
+    torch.testing.assert_close(trained.infer((z, labels)), in_steps(trained.network, timed(2))(z, labels))
     for wrong in (0, 1001):
         with pytest.raises(UserError, match="--steps: must be 1 to 1000"):
             set_steps(trained, wrong)
@@ -218,10 +265,27 @@ WRONG = [
     ("augmentation", ["augmentation={kind: diffaugment}"]),
     ("engines.generator.ranks", ["engines.generator.ranks=1"]),
     ("generator.latent_size", ["generator={family: 'nets:G', latent_size: 12, times: true}"]),
-    ("generator.steps", ["generator={family: dit, latent_size: 288, steps: 2}", "objective={transport: {}}"]),
     ("generator.guidance", ["generator={family: dit, latent_size: 288, times: true, guidance: 2}"]),
     ("objective.flow", ["generator={family: dit, latent_size: 288, depth: 2, width: 16, heads: 2}"]),
 ]
+
+
+WRONG_STEPS = [
+    ("generator.steps", "generator.times=false", "generator.steps: needs a generator that reads times"),
+    ("objective.reuse_fakes", "objective.reuse_fakes=false", "must be true with generator.steps=3"),
+    ("objective.fake_labels", "objective.fake_labels=frequencies", "must be uniform or data with generator.steps=3"),
+    ("objective.transport", "objective.transport={weight: 1}", "must be null with generator.steps=3"),
+    ("objective.schedule", "objective.schedule=overlapped", "must be exact with generator.steps=3"),
+    ("generator.time_shift", "generator.time_shift=0", "must be above 0"),
+    ("generator.sampler", "generator.sampler=euler", "must be 'ode' or 'sde'"),
+]
+
+
+@pytest.mark.parametrize("field, changed, message", WRONG_STEPS)
+def test_keys_that_do_not_fit_several_steps_are_refused(tmp_path, field, changed, message):
+    with pytest.raises(UserError, match=message) as caught:
+        tiny_recipe(tmp_path, *DMD2[:2], *TINY_GAMES["dit"][2:3], "init_from=null", *FEW_STEPS, changed)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("field, changed", WRONG)

@@ -14,6 +14,7 @@ from bigsgan.config.metrics import Metrics
 from bigsgan.config.recipe import parse_recipe, parse_saved_recipe
 from bigsgan.config.run_directory import (
     FREE_KEYS,
+    STEPS,
     check_run_directory,
     compare_recipes,
     flat,
@@ -65,7 +66,16 @@ def test_what_is_measured_may_change():
 def test_every_free_key_may_change():
     """Also those of a network, whose other keys determine its weights."""
     for key in FREE_KEYS:
-        assert compare_recipes({key: 1}, {key: 2}, "run", []) == [f"{key}: 1 -> 2"]
+        of_flow = {"discriminator.family": "none"}
+        assert compare_recipes({key: 1, **of_flow}, {key: 2, **of_flow}, "run", []) == [f"{key}: 1 -> 2"]
+
+
+@pytest.mark.parametrize("key", sorted(STEPS))
+def test_steps_that_a_generator_learns_beside_a_discriminator_stay_unless_allowed(key):
+    saved, given = ({key: each, "discriminator.family": "dmd2"} for each in (2, 4))
+    with pytest.raises(UserError, match=f"or accept it by --allow-change {key}"):
+        compare_recipes(saved, given, "run", [])
+    assert compare_recipes(saved, given, "run", [key]) == [f"{key}: 2 -> 4"]
 
 
 @pytest.mark.parametrize("override", sorted(FREE))

@@ -188,7 +188,7 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     if section.network == "discriminator":
         return (*_judged(recipe), *GRADIENTS)
     other = "latents" if recipe.translates else "input_images"
-    others = (other, "latents") if recipe.objective.flow else (other,)  # whose latents are images with noise
+    others = (other, "latents") if recipe.adds_noise else (other,)  # whose latents are images with noise
     images = [name for name in IMAGES if name not in others]
     return (*images, *recipe.outputs, *_judged(recipe)[:: 1 if recipe.objective.pairs else 2])
 

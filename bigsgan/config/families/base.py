@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bigsgan.config.data import Data
-from bigsgan.config.sections import Section, Width
+from bigsgan.config.sections import PositiveFloat, Section, Width
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
 
@@ -76,6 +76,11 @@ class NetworkSection(Section):
     def num_steps(self) -> int:
         """Passes of a generator that make a sample."""
         return 1
+
+    @property
+    def seeds_samples(self) -> bool:
+        """Whether the inputs that make a sample carry a seed."""
+        return self.draws
 
     @property
     def freezes(self) -> bool:
@@ -192,7 +197,13 @@ class TimedGenerator(NetworkSection):
     """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; 1
     stands for noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
-    """Equal steps from noise to an image in samples (Euler's method)."""
+    """Steps from noise to an image in samples. Beside a discriminator G learns at their times, from real images with
+    noise."""
+    sampler: Literal["ode", "sde"] = "ode"
+    """How a step goes from an estimate to the next time: along its velocity (``ode``, Euler's method), or with fresh
+    noise (``sde``, multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""
+    time_shift: PositiveFloat = 1.0
+    """Times t of steps become s t / (1 + (s - 1) t) (Esser et al. 2024, arXiv 2403.03206, section 5.3.2)."""
     guidance: Guidance = 1.0
     """Factor on the distance of samples' estimates from those without a label (Ho and Salimans 2022, arXiv 2207.12598);
     needs ``data.condition_dropout``. Unless 1, a step takes two passes."""
@@ -206,6 +217,22 @@ class TimedGenerator(NetworkSection):
     def num_steps(self) -> int:
         """Passes that make a sample."""
         return self.steps
+
+    @property
+    def step_times(self) -> list[float]:
+        """Times at which steps begin, from 1 downwards."""
+        times = [1 - step / self.steps for step in range(self.steps)]
+        return [self.time_shift * time / (1 + (self.time_shift - 1) * time) for time in times]
+
+    @property
+    def renoises(self) -> bool:
+        """Whether steps draw noise."""
+        return self.sampler == "sde" and self.steps > 1
+
+    @property
+    def seeds_samples(self) -> bool:
+        """Whether the inputs that make a sample carry a seed."""
+        return self.draws or self.renoises
 
 
 class GeneratorSection(NetworkSection):
