@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -17,13 +18,14 @@ from bigsgan.checkpoint.files import first_not_finite
 from bigsgan.checkpoint.universal import write_universal
 from bigsgan.config import Recipe
 from bigsgan.config.families.base import NetworkSection
+from bigsgan.config.families.dit import DiTGenerator
 from bigsgan.config.families.features import FeaturesNetwork
 from bigsgan.config.run_directory import read_saved_recipe, refuse_existing, refuse_output
 from bigsgan.data.autoencoders import identity, weights_digest
 from bigsgan.engines.base import DTYPES
 from bigsgan.errors import UserError, counted, reason
 from bigsgan.images.grids import image_grid
-from bigsgan.inference import autoencoder_folder, public_weights
+from bigsgan.inference import autoencoder_folder, dit_folder, public_weights
 from bigsgan.inference.card import model_card
 from bigsgan.inference.columns import open_conditions
 from bigsgan.inference.folder import GRID_FILE, refuse_folder, write_folder
@@ -133,7 +135,7 @@ def main(run: Path, out: Path, options: Options) -> None:
             difference = write_graph(trained.recipe, trained.network, form, header, out)
             text += f", {form}; its images differ by at most {difference:.1e} from our own"
         elif form == autoencoder_folder.FORM:
-            text = autoencoder_folder.write_folder(trained, state, out)
+            text = _diffusers(trained.recipe).write_folder(trained, state, out)
         elif form in public_weights.FORMS:
             way = options.direction or FORWARD
             num, call = public_weights.write(trained.recipe, network, form, trained.network, state, out, way)
@@ -232,7 +234,8 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
         given = {"--dtype": options.dtype != "fp32", "--truncation": options.truncation is not None}
         for flag in [flag for flag, each in given.items() if each]:
             raise UserError(flag, None, f"cannot be combined with --format {form}", "remove the option")
-        autoencoder_folder.refuse_unfit(read_saved_recipe(run), out)
+        recipe = read_saved_recipe(run)
+        _diffusers(recipe).refuse_unfit(recipe, out)
         return
     if form in public_weights.FORMS:
         given = {"--dtype": options.dtype != "fp32", "--guidance": options.guidance is not None}
@@ -254,6 +257,11 @@ def _check(options: Options, form: str, run: Path, out: Path) -> None:
     refuse_output(out, kind=SUFFIXES.get(form, ".safetensors"))
     if form == "onnx":
         require("onnx", "--format", form)
+
+
+def _diffusers(recipe: Recipe) -> ModuleType:
+    """The module that writes a generator's family as a folder of diffusers."""
+    return dit_folder if isinstance(recipe.generator, DiTGenerator) else autoencoder_folder
 
 
 def _check_run(trained: TrainedNetwork, options: Options, form: str) -> None:

@@ -108,10 +108,11 @@ class Reference:
         """Real images with noise, at the time of one of the generator's steps."""
         (x, y), samples = self.last_reals[j], part.positions(j)
         z = self.draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
-        u, k = self.draws.uniform(f"{stream}/time", counters, samples, (1, 1, 1)), self.recipe.generator.num_steps
+        section: Any = self.recipe.generator
+        u, k = self.draws.uniform(f"{stream}/time", counters, samples, (1, 1, 1)), section.steps
         t = 1 - torch.ceil(u * k - 1).double() / k  # float32's rounding would be that of an angle 1000 times as large
-        t = (t * self.recipe.generator.time_shift / (1 - t + t * self.recipe.generator.time_shift)).float()
-        seeds = [self.draws.seeds(f"{stream}/seed", counters, samples)] * self.recipe.generator.draws
+        t = (t * section.time_shift / (1 - t + t * section.time_shift)).float()
+        seeds = [self.draws.seeds(f"{stream}/seed", counters, samples)] * section.draws
         return (x + t * (z - x)).flatten(1), y, t.flatten(), *seeds
 
     def _targets(self, x):

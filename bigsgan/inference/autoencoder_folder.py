@@ -39,7 +39,7 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
     section = recipe.generator
     kinds = " or ".join(CLASSES)
     if not isinstance(section, AutoencoderGenerator):
-        problem, remedy = "needs generator.family=autoencoder", "use --format safetensors"
+        problem, remedy = "needs generator.family=autoencoder or dit", "use --format safetensors"
         raise UserError("--format", FORM, problem, remedy, f"the run's is {section.family}")
     unfit = {
         f"generator.bottleneck.kind={kinds}": section.bottleneck.kind not in CLASSES,

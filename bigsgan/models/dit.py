@@ -28,7 +28,7 @@ from bigsgan.models.transformer import Block, Linear, Modulation, Positions, Sel
 _EPSILON = 1e-6
 _STD = 0.02
 """Of embeddings and of the class token."""
-_FREQUENCIES = 128
+NUM_FREQUENCIES = 128
 """Of the embedding of times."""
 _MODULATION_GAIN = 0.0
 """Blocks begin as the identity, and G's images, or velocities, as 0."""
@@ -91,13 +91,13 @@ class TimeEmbedding(nn.Module):
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
         self.scale = scale
-        self.expand = plain.Linear(2 * _FREQUENCIES, width, _STD)
+        self.expand = plain.Linear(2 * NUM_FREQUENCIES, width, _STD)
         self.contract = plain.Linear(width, width, _STD)
 
     def forward(self, times: Tensor) -> Tensor:
         """Embed."""
-        places = torch.arange(_FREQUENCIES, dtype=torch.float32, device=times.device)
-        angles = times.float()[:, None] * self.scale * torch.exp(-math.log(10_000) / _FREQUENCIES * places)
+        places = torch.arange(NUM_FREQUENCIES, dtype=torch.float32, device=times.device)
+        angles = times.float()[:, None] * self.scale * torch.exp(-math.log(10_000) / NUM_FREQUENCIES * places)
         return self.contract(F.silu(self.expand(torch.cat([angles.cos(), angles.sin()], dim=1))))
 
 

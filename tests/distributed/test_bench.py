@@ -125,7 +125,7 @@ def test_all_variants_play_the_same_game(ranks, world_size):
         if name == "accumulation":
             assert each["d_loss_difference"] is None
             continue
-        # G's update looks at other images, D at those of weights whose norm has moved; or penalties are of fewer images.
+        # G's update looks at other images, D at those of weights whose norm has moved; or penalties at fewer images.
         if name in ("reused_fakes", "penalized_quarter"):
             assert each["d_loss_difference"] < 0.1
             continue
