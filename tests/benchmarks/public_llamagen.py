@@ -87,12 +87,12 @@ class Loss:
         return public("vq_loss").hinge_gen_loss(fake_logits)
 
 
-def l2(images: Tensor, real_images: Tensor) -> Tensor:
+def squared(images: Tensor, real_images: Tensor) -> Tensor:
     """The mean squared difference."""
     return (images - real_images).square().mean()
 
 
-def codebook(codebook_loss: Tensor) -> Tensor:
+def quantization(codebook_loss: Tensor) -> Tensor:
     """The output itself."""
     return codebook_loss.mean()
 
@@ -107,7 +107,7 @@ def recipe(directory: Path) -> Path:
         "discriminator": {"family": f"{here}:Discriminator"},
         "objective": {
             "loss": f"{here}:Loss",
-            "terms": [{"use": f"{here}:{name}"} for name in ("l2", "Distance", "codebook")],
+            "terms": [{"use": f"{here}:{name}"} for name in ("squared", "Distance", "quantization")],
             "adversarial": {"weight": LOSS["disc_weight"], "from_nimg": begins, "adaptive": adaptive},
             "discriminator_from_nimg": begins,
             "reuse_fakes": True,
