@@ -88,7 +88,7 @@ def _evaluate(options: Options) -> None:
     trained = open_trained(options.run, "generator", options.live, options.nimg, device, options.width, comm)
     set_steps(trained, options.steps, options.guidance)
     compute_in_float32(trained.network)
-    recipe = _with_data(trained, options)
+    recipe = _with_data(trained, options).model_copy(update={"generator": trained.recipe.generator})
     _check_run(recipe, options)
     metrics = [parse_metric(m.use, "--metrics", recipe.metrics) if m.use else m for m in options.metrics]
     needed = any(metric.needs_features for metric in metrics)
@@ -123,7 +123,7 @@ def _evaluate(options: Options) -> None:
             "seed": options.seed,
             "truncation": options.truncation,
             **({} if options.guidance is None else {"guidance": options.guidance}),
-            **({} if options.steps is None else {"steps": options.steps}),
+            **({"steps": recipe.generator.num_steps} if recipe.adds_noise else {}),
             "precision": "fp32",
             "batch": options.batch,
             **about_reference,

@@ -98,8 +98,8 @@ class NoisySource(DataSource):
         drawn = self._draws.uniform(stream, counters, samples, ())
         if self._flow is not None:
             return drawn.clamp(min=_LEAST_TIME)
-        places = (drawn * len(self._of_steps)).ceil().long() - 1
-        return self._of_steps.to(drawn.device)[places]
+        self._of_steps = self._of_steps.to(drawn.device)
+        return self._of_steps[(drawn * len(self._of_steps)).ceil().long() - 1]
 
 
 class ImageSource(DataSource):

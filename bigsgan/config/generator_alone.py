@@ -31,6 +31,16 @@ def check_networks(recipe: Any) -> None:
     else:
         _check_alone(recipe)
     generator = recipe.generator
+    if recipe.translates and (generator.reads_times or generator.num_steps > 1):
+        field = "generator.times" if generator.reads_times else "generator.steps"
+        raise UserError(field, None, "needs a generator from latents", "remove it")
+    if not recipe.has_discriminator and not recipe.objective.flow and generator.num_steps > 1:
+        problem, remedy = "must be 1 without objective.flow and a discriminator", "remove it, or give objective.flow"
+        raise UserError("generator.steps", generator.num_steps, problem, remedy)
+    if not generator.reads_times or not (recipe.objective.flow or generator.num_steps > 1):
+        what = "a generator that makes images in one step"
+        keys = [key for key in ("sampler", "time_shift") if key in type(generator).model_fields]
+        generator.refuse_changed("generator", keys, what)
     if recipe.adds_noise:
         given = f"generator.steps={generator.num_steps}" if recipe.has_discriminator else "objective.flow"
         _check_noise(recipe, given)
@@ -38,8 +48,6 @@ def check_networks(recipe: Any) -> None:
     if guidance != 1 and not (recipe.objective.flow and recipe.data.condition_dropout):
         problem, remedy = "must be 1 without objective.flow and data.condition_dropout", "remove it, or give these"
         raise UserError("generator.guidance", guidance, problem, remedy)
-    if generator.reads_times and recipe.translates:
-        raise UserError("generator.times", True, "needs a generator from latents", "remove it")
     needed = recipe.data.channels * recipe.data.network_size.num_pixels
     if generator.reads_times and recipe.latent_size != needed:
         problem = f"must be {needed}, the numbers of an image as networks see it, with generator.times"

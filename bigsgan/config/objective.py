@@ -240,7 +240,7 @@ class Objective(Section):
     """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
     """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
-    relativistic loss needs (with ``reuse_fakes``)."""
+    relativistic loss needs (with ``reuse_fakes``). Images made of real ones with noise have theirs."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference of G's images from their targets: pairs', or what G reads."""
     l2: NaturalFloat = 0.0

@@ -15,7 +15,7 @@ from torch import Tensor
 from bigsgan.config import Recipe
 from bigsgan.config.families.dit import DiTGenerator
 from bigsgan.config.run_directory import refuse_existing
-from bigsgan.data.autoencoders import load_folder
+from bigsgan.data.autoencoders import check_folder, load_folder
 from bigsgan.errors import UserError
 from bigsgan.inference.trained import TrainedNetwork
 from bigsgan.models.dit import NUM_FREQUENCIES
@@ -44,7 +44,8 @@ def refuse_unfit(recipe: Recipe, out: Path) -> None:
     data = recipe.data
     unfit = {
         "square images": not data.resolution.is_square,
-        "classes, or no labels": bool(data.condition_size) or data.multi_label or data.is_outside,
+        "classes, or no labels": bool(data.condition_size) or data.multi_label,
+        "images of 1 or 3 channels": data.codec.kind == "pixels" and data.image_channels not in (1, 3),
         "data.codec.kind=pixels or diffusers": data.codec.kind not in ("pixels", _FOLDER_OF_CODEC),
     }
     for needed in [needed for needed, misses in unfit.items() if misses]:
@@ -66,6 +67,7 @@ def write_folder(trained: TrainedNetwork, state: Mapping[str, Tensor], out: Path
     vae = None
     if codec.kind == _FOLDER_OF_CODEC:
         vae = load_folder(Path(str(codec.path)), "data.codec.path", torch.device("cpu"))
+        vae.register_to_config(scaling_factor=check_folder(codec).scale)  # the recipe may have its own
     scheduler = library.FlowMatchEulerDiscreteScheduler(
         shift=section.time_shift, stochastic_sampling=section.sampler == "sde"
     )

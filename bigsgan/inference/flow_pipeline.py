@@ -81,6 +81,8 @@ class FlowPipeline(DiffusionPipeline):
         """
         config, model = self.config, self.transformer
         num, size = config.steps if num_inference_steps is None else num_inference_steps, model.config.sample_size
+        if num < 1 or (num > 1 and config.prediction == "sample"):
+            raise ValueError(f"num_inference_steps must be {'1' if num > 1 else 'at least 1'}, got {num}")
         shape = len(class_labels), model.config.in_channels, size, size
         x = randn_tensor(shape, generator, self._execution_device, model.dtype) if latents is None else latents
         x = x.to(self._execution_device, model.dtype)

@@ -231,7 +231,7 @@ def _expected(recipe: Recipe, network: LayerStack, inputs: Inputs) -> Tensor:
     first = inputs["x" if recipe.translates else "z"]
     if "psi" in inputs:
         set_psi(network, _PSI)
-    rest = [_zeros(first)] if recipe.generator.draws else []
+    rest = [_zeros(first)] if recipe.generator.draws and not recipe.generator.reads_times else []
     try:
         return network(first, inputs.get("y", _zeros(first)), *rest)
     finally:

@@ -59,7 +59,8 @@ class ExportedNetwork(nn.Module):
                 [-1, 1], or the recipe's codec's encoding of them; L is the number of GAT's levels, else 1.
             labels: Classes (N,) int64, or float32: vectors (N, K), or tokens with a mask behind their numbers
                 (N, T, W + 1). None for null vectors, for null tokens if the recipe has some, or with one class or none.
-            rest: Seeds (N,) int64 of a network that draws noise, by default 0, 1, ...; a paired discriminator's inputs.
+            rest: Seeds (N,) int64 of a network that draws noise, or whose steps do (``generator.sampler=sde``), by
+                default 0, 1, ..., the same noise for each call; a paired discriminator's inputs.
 
         Returns:
             A generator's images (N, C, H, W), in [-1, 1] except for families that leave them unbounded; with

@@ -57,6 +57,6 @@ class InSteps(nn.Module):
 
     def forward(self, latents: Tensor, labels: Tensor, *seeds: Tensor) -> tuple[Tensor]:
         """(n, Z), labels (n,) or (n, K), maybe seeds (n,), else 0, 1, ... -> images (n, C, H, W)."""
-        if self.section.renoises and not seeds:
+        if self.section.seeds_samples and not seeds:
             seeds = (torch.arange(latents.shape[0], device=latents.device),)  # `len` would fix the number in a graph
         return (in_steps(self.generator, self.section)(latents, labels, *seeds),)

@@ -67,14 +67,15 @@ def build_sources(
     """
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     labels = recipe.objective.fake_labels
-    if labels != "data":
+    has_standing = not recipe.translates and has_standing_statistics(recipe)
+    if labels != "data" and (has_standing or not recipe.adds_noise):
         conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]
     own = None
     if recipe.inputs_from_data and recipe.has_discriminator and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
     source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
-    if not recipe.translates and has_standing_statistics(recipe):
+    if has_standing:
         latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)  # without times
         standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]
     return source, standing

@@ -14,15 +14,15 @@ from tests.distributed.test_state import BF16, check_same_run
 from tests.tiny import both, stages, tiny_plan, zero
 
 HALVES = "accumulation=2"
-GENERATOR_FIRST = ["objective.schedule=generator_first", "objective.reuse_fakes=true"]
-STEPS = ["generator.steps=3", "objective.reuse_fakes=true"]
+GENERATOR_FIRST = "objective.schedule=generator_first"
+STEPS = ["generator.steps=3", "objective.reuse_fakes=true", "discriminator.first_time=0.4"]
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], both(0)),
     "ZeRO 3": (2, [], both(3)),
     "ranks of their own": (2, ["engines.generator.ranks=1", HALVES], both(1)),
     "both in stages, recomputed": (2, [*stages(2, 2), "pipeline.generator_phase=recompute", HALVES], both(1)),
     "several steps": (1, [*STEPS], both(1)),
-    "several steps, ZeRO 3": (2, [*STEPS, *GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
+    "several steps, ZeRO 3": (2, [*STEPS, GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
     "several steps, ranks of their own": (2, [*STEPS, "engines.generator.ranks=1", HALVES], both(1)),
     "several steps, in stages": (2, [*STEPS, *stages(2, 2), HALVES], both(1)),
     "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
@@ -67,6 +67,13 @@ def test_a_resumed_run_is_the_same(ranks, tmp_path):
     ds = both(3, **BF16)
     whole = ranks(2).run(scenarios.uninterrupted, [*DMD2, HALVES], ds, 4)
     check_same_run(whole, ranks(2).run(scenarios.resume, [*DMD2, HALVES], ds, str(tmp_path), 2, 2), 4)
+
+
+@pytest.mark.slow
+def test_so_is_one_of_a_student_of_several_steps(ranks, tmp_path):
+    game, ds = [*DMD2, *STEPS, "engines.generator.ranks=1", HALVES], both(1)
+    whole = ranks(2).run(scenarios.uninterrupted, game, ds, 4)
+    check_same_run(whole, ranks(2).run(scenarios.resume, game, ds, str(tmp_path), 2, 2), 4)
 
 
 WIDE = [

@@ -71,7 +71,7 @@ def test_a_folder_makes_the_same_images(tmp_path, name):
 
 def test_an_autoencoder_goes_with_it(tmp_path):
     vae = save_autoencoder(tmp_path / "vae")
-    codec = f"codec: {{kind: diffusers, path: {tmp_path / 'vae'}}}"
+    codec = f"codec: {{kind: diffusers, path: {tmp_path / 'vae'}, scale: 0.3}}"  # not the folder's 0.5
     data = f"data={{kind: latents, root: {tmp_path}, resolution: 64, num_classes: 3, image_channels: 3, {codec}}}"
     generator = TIMED.format("steps: 2").replace("192", "256")
     run, _ = make_run(tmp_path, data, generator, *FLOW[2:])
@@ -83,7 +83,7 @@ def test_an_autoencoder_goes_with_it(tmp_path):
     made = pipe([1], latents=z, output_type="latent").images
     shown = pipe([1], latents=z, output_type="pt").images
     with torch.no_grad():
-        expected = vae.decode(made / vae.config.scaling_factor).sample
+        expected = vae.decode(made / 0.3).sample
     torch.testing.assert_close(shown, (expected / 2 + 0.5).clamp(0, 1), rtol=1e-4, atol=1e-4)
     assert json.loads((out / "model_index.json").read_text())["_class_name"] == ["pipeline", "FlowPipeline"]
 
@@ -91,8 +91,22 @@ def test_an_autoencoder_goes_with_it(tmp_path):
 REFUSED = {
     "needs square images": FLOW,
     "needs data.codec.kind=pixels or diffusers": [DATA, *GAMES["flow"][1:], "data.codec={kind: dct, block: 2}"],
+    "needs images of 1 or 3 channels": [
+        DATA.replace("image_channels: 3", "image_channels: 4"),
+        TIMED.format("steps: 2").replace("192", "256"),
+        *FLOW[2:],
+    ],
     "needs classes, or no labels": [DATA, *GAMES["flow"][1:], "data.condition_size=2"],
 }
+
+
+@pytest.mark.parametrize("name, steps", [("flow", 0), ("one step", 4)])
+def test_steps_that_a_folder_cannot_take_are_refused(tmp_path, name, steps):
+    run, _ = make_run(tmp_path, *GAMES[name])
+    assert export(run, tmp_path / "folder") == 0
+    pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "folder", trust_remote_code=True)
+    with pytest.raises(ValueError, match=f"num_inference_steps must be .*1, got {steps}"):
+        pipe([0], num_inference_steps=steps)
 
 
 @pytest.mark.parametrize("message", REFUSED)

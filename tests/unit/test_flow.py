@@ -1,12 +1,15 @@
 """Generators that read times, and flow matching, where the generator learns alone."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from bigsgan import cli
 from bigsgan.adversarial import SampleDraws, build_source
 from bigsgan.adversarial.latents import LatentSource
 from bigsgan.adversarial.terms.flow import velocity_error
@@ -191,7 +194,7 @@ def test_times_have_their_distribution(tmp_path):
 
 def test_beside_a_discriminator_times_are_those_of_the_steps(tmp_path):
     """Each as often, and each image has its own label."""
-    recipe = tiny_recipe(tmp_path, *DMD2, *FEW_STEPS, "generator.steps=4", "generator.time_shift=5")
+    recipe = tiny_recipe(tmp_path, *DMD2, "objective.reuse_fakes=true", "generator.steps=4", "generator.time_shift=5")
     source = build_source(recipe, SampleDraws(Draws(1), CPU), range(3))
     part, num = Slice(400, 1, 0, 1), 400
     reals = [LabelledImages(torch.randn(num, 3, 8, 12), torch.arange(num) % 3)]
@@ -271,20 +274,50 @@ WRONG = [
 
 
 WRONG_STEPS = [
-    ("generator.steps", "generator.times=false", "generator.steps: needs a generator that reads times"),
     ("objective.reuse_fakes", "objective.reuse_fakes=false", "must be true with generator.steps=3"),
     ("objective.fake_labels", "objective.fake_labels=frequencies", "must be uniform or data with generator.steps=3"),
     ("objective.transport", "objective.transport={weight: 1}", "must be null with generator.steps=3"),
     ("objective.schedule", "objective.schedule=overlapped", "must be exact with generator.steps=3"),
-    ("generator.time_shift", "generator.time_shift=0", "must be above 0"),
+    ("generator.time_shift", "generator.time_shift=0", "must be greater than 0"),
     ("generator.sampler", "generator.sampler=euler", "must be 'ode' or 'sde'"),
 ]
 
 
 @pytest.mark.parametrize("field, changed, message", WRONG_STEPS)
 def test_keys_that_do_not_fit_several_steps_are_refused(tmp_path, field, changed, message):
+    kept = [each for each in FEW_STEPS if each.partition("=")[0] != field]
     with pytest.raises(UserError, match=message) as caught:
-        tiny_recipe(tmp_path, *DMD2[:2], *TINY_GAMES["dit"][2:3], "init_from=null", *FEW_STEPS, changed)
+        tiny_recipe(tmp_path, *FLOW[:2], TINY_GAMES["dit"][2], "init_from=null", *kept, changed)
+    assert caught.value.field == field
+
+
+BESIDE_D = [FLOW[0], TINY_GAMES["dit"][2], "optimizer.generator.lr=0.1", "optimizer.discriminator.lr=0.1"]
+IN_ONE_STEP = "must be unset with a generator that makes images in one step"
+WRONG_GAMES = [
+    ("generator.steps", "needs a generator that reads times", [*BESIDE_D, FLOW[1].replace("times: true", "steps: 2")]),
+    ("generator.sampler", IN_ONE_STEP, [*BESIDE_D, FLOW[1], "generator.sampler=sde"]),
+    ("generator.time_shift", IN_ONE_STEP, [*BESIDE_D, FLOW[1].replace("times: true", "time_shift: 2")]),
+    (
+        "generator.steps",
+        "must be 1 without objective.flow and a discriminator",
+        [*FLOW[:3], FLOW[4], "generator.steps=2", "objective={terms: [{use: 'nets:own'}]}"],
+    ),
+    (
+        "generator.steps",
+        "needs a generator from latents",
+        [
+            *[each.replace("num_classes: 3", "num_classes: 0") for each in BESIDE_D],
+            "generator={family: 'nets:G', reads: images, steps: 2}",
+            "objective.reuse_fakes=true",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("field, message, game", WRONG_GAMES)
+def test_steps_that_nothing_makes_are_refused(tmp_path, field, message, game):
+    with pytest.raises(UserError, match=message) as caught:
+        tiny_recipe(tmp_path, *game)
     assert caught.value.field == field
 
 
@@ -294,3 +327,37 @@ def test_keys_that_do_not_fit_are_refused(tmp_path, field, changed):
     with pytest.raises(UserError) as caught:
         tiny_recipe(tmp_path, *(each for each in FLOW if each.partition("=")[0] not in keys), *changed)
     assert caught.value.field == field
+
+
+@pytest.mark.slow
+def test_metrics_take_the_steps_that_are_asked_for(tmp_path, capsys):
+    """With fresh noise, of a run whose own samples take one step and no seeds."""
+    generator = FLOW[1].replace("288", "256").replace("times: true", "times: true, sampler: sde")
+    run, _ = make_run(tmp_path, "data={kind: digits, resolution: 16}", generator, *FLOW[2:])
+    arguments = ["evaluate", "--run", str(run), "--metrics", "fid64", "--json"]
+    assert cli.main([*arguments, "--steps", "3"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["steps"] == 3
+    assert cli.main(["sample", "--run", str(run), "--out", str(tmp_path / "x.png"), "--steps", "3"]) == 0
+
+
+class Own(nn.Module):
+    """A generator that draws noise besides that of its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, noisy, labels, times, seeds):
+        drawn = noise.normal(seeds, 0, (SIZE,))
+        return (self.linear(noisy) + times[:, None] * drawn).view(-1, 3, 8, 12)
+
+
+@pytest.mark.slow
+def test_a_graph_of_steps_has_the_noise_of_a_network_of_ones_own(tmp_path):
+    """The export compares the graph's images with the network's."""
+    own = (
+        f"generator={{family: '{__name__}:Own', latent_size: {SIZE}, times: true, seeds: true, steps: 3, sampler: sde}}"
+    )
+    run, _ = make_run(tmp_path, FLOW[0], own, *FLOW[2:])
+    assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "x.pt2")]) == 0

@@ -93,13 +93,19 @@ def installed(tmp_path_factory) -> Path:
 
 
 EVERY_NAME = """
+import contextlib
+import io
+
 from bigsgan.cli import main
 from bigsgan.config import both_engines
 from bigsgan.shipped import ROOT, recipe, recipe_names
 
 for name in recipe_names():
-    begins_with_a_run = "init_from: {run:" in recipe(name).read_text()  # which is not here
-    assert main(["train", "--dry-run", "--config", name]) == 2 * begins_with_a_run, name
+    begins_with_a_run, said = "init_from: {run:" in recipe(name).read_text(), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        status = main(["train", "--dry-run", "--config", name])
+    assert status == 2 * begins_with_a_run, name
+    assert ("bigsgan: init_from.run: must be a run directory" in said.getvalue()) == begins_with_a_run, name
 for path in (ROOT / "ds_configs").iterdir():
     files = both_engines(f"ds_config={path.stem}")
     assert main(["train", "--dry-run", *files]) == 0, path
