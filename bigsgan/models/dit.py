@@ -96,8 +96,10 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, times: Tensor) -> Tensor:
         """Embed."""
-        places = torch.arange(NUM_FREQUENCIES, dtype=torch.float32, device=times.device)
-        angles = times.float()[:, None] * self.scale * torch.exp(-math.log(10_000) / NUM_FREQUENCIES * places)
+        # In float64, as another rounding of an angle of 1,000 in compiled code would be seen.
+        places = torch.arange(NUM_FREQUENCIES, dtype=torch.float64, device=times.device)
+        frequencies = self.scale * torch.exp(-math.log(10_000) / NUM_FREQUENCIES * places)
+        angles = times.float()[:, None] * frequencies.float()
         return self.contract(F.silu(self.expand(torch.cat([angles.cos(), angles.sin()], dim=1))))
 
 
