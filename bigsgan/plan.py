@@ -29,7 +29,8 @@ def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
     lines = [f"{'':14}{'parameters':>15}{'forward, GFLOP an image':>26}"]
     for network in plan.recipe.networks:
         cost = counted[network]
-        lines.append(f"{network:14}{cost['parameters']:>15,}{cost['forward_flop'] / 1e9:>26.3f}")
+        frozen = f"  and {cost['frozen_parameters']:,} frozen parameters" if "frozen_parameters" in cost else ""
+        lines.append(f"{network:14}{cost['parameters']:>15,}{cost['forward_flop'] / 1e9:>26.3f}{frozen}")
     if counted["heads_flop"]:
         text = "of D for a teacher's features, at a real image"
         lines.append(f"{'heads':14}{'':15}{counted['heads_flop'] / 1e9:>26.3f}  {text}")

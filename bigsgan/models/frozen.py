@@ -5,6 +5,7 @@ Shapes: P numbers of a tensor, R ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,12 @@ _SHAPES = "_bigsgan_frozen"
 def has_frozen(network: nn.Module) -> bool:
     """Whether ``freeze`` has made buffers of parameters of a network."""
     return any(_SHAPES in vars(module) for module in network.modules())
+
+
+def num_frozen(network: nn.Module) -> int:
+    """Numbers of its parameters of which ``freeze`` has made buffers."""
+    shapes = (shape for module in network.modules() for shape in vars(module).get(_SHAPES, {}).values())
+    return sum(math.prod(shape) for shape in shapes)
 
 
 Gather = Callable[[Tensor, Tensor], None]

@@ -17,7 +17,7 @@ from bigsgan.engines.phases import UpdateGame, game_of
 from bigsgan.engines.pipeline.layout import check_divisible, divide_layers, meta_inputs
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.frozen import has_frozen
+from bigsgan.models.frozen import has_frozen, num_frozen
 from bigsgan.models.network import LayerStack, frozen_programs, frozen_tensors
 from bigsgan.planner.teaching import PROGRAMS, trace_program
 
@@ -56,7 +56,10 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     update += 2 * d_steps * (discriminator + trained["discriminator"])
     update += segments * (discriminator + sum(count_layers(plan, "discriminator", judged=True)))
     update -= 2 * count_frozen(plan, "generator") + 4 * d_steps * count_frozen(plan, "discriminator")
-    networks = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
+    networks: dict[str, Any] = {n: {"parameters": numel, "forward_flop": flop} for n, (numel, flop) in counted.items()}
+    for network in plan.recipe.networks:
+        if frozen := num_frozen(network_on_meta(plan.recipe, network)):
+            networks[network]["frozen_parameters"] = frozen
     penalties = {method: _count_penalties(plan, discriminator, method) for method in METHODS}
     lengths = {method: _count_path_length(plan, method) for method in METHODS}
     taken = {"penalties_flop": penalties[method_of(plan, "discriminator")]}

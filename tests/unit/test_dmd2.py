@@ -11,8 +11,10 @@ from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
+from bigsgan.plan import describe_networks
+from bigsgan.planner.counting import count_work
 from bigsgan.training.initial_weights import check_freezing
-from tests.tiny import awake, tiny_recipe
+from tests.tiny import awake, both, tiny_plan, tiny_recipe
 
 SEEDS, LABELS = torch.tensor([3, 1, 4, 15]), torch.tensor([0, 2, 1, 0])
 
@@ -120,3 +122,11 @@ def test_what_does_not_fit_is_refused(tmp_path, changes, message):
     with pytest.raises(UserError) as caught:
         tiny_recipe(tmp_path, *filter(None, given))
     assert message in str(caught.value)
+
+
+def test_a_plan_tells_how_large_the_teacher_is(tmp_path):
+    plan = tiny_plan(tmp_path, 1, DMD2, both(0))
+    counted = count_work(plan)
+    num = counted["discriminator"]["frozen_parameters"]
+    assert num == counted["generator"]["parameters"]
+    assert f"and {num:,} frozen parameters" in describe_networks(plan, counted)
