@@ -76,6 +76,13 @@ def _check_alone(recipe: Any) -> None:
         raise UserError("objective", None, problem, "give one, such as objective.flow={} or objective.l1=1")
 
 
+def overlaps_data(what: str) -> UserError:
+    """Return the error that updates may not overlap with something."""
+    detail = "images are made an update before D reads the data that they would depend on"
+    problem, remedy = f"must be exact with {what}", "set objective.schedule=exact"
+    return UserError("objective.schedule", "overlapped", problem, remedy, detail)
+
+
 def _check_noise(recipe: Any, given: str) -> None:
     """Refuse what does not fit a generator that learns from real images with noise."""
     if not recipe.generator.reads_times:
@@ -84,6 +91,8 @@ def _check_noise(recipe: Any, given: str) -> None:
     if recipe.has_discriminator and not recipe.objective.reuse_fakes:
         problem, detail = f"must be true with {given}", "both networks' updates read the same images"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
+    if recipe.objective.schedule == "overlapped":
+        raise overlaps_data(given)
     if recipe.objective.fake_labels == "frequencies":
         problem, detail = f"must be uniform or data with {given}", "labels are those of the images"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, "remove it", detail)

@@ -16,7 +16,7 @@ from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_batch_statistics, check_data_and_networks
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
-from bigsgan.config.generator_alone import check_networks
+from bigsgan.config.generator_alone import check_networks, overlaps_data
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
 from bigsgan.config.objective import Objective
@@ -392,11 +392,7 @@ def _check_objective(recipe: Recipe) -> None:
         remedy = "remove it, or give a fixed weight"
         raise UserError("objective.feature_matching", objective.feature_matching, problem, remedy, detail)
     if objective.schedule == "overlapped" and recipe.inputs_from_data:
-        of_steps = f"generator.steps={recipe.generator.num_steps}" if recipe.adds_noise else ""
-        what = of_steps or ("a generator from images" if recipe.translates else "objective.fake_labels=data")
-        detail = "images are made an update before D reads the data that they would depend on"
-        remedy = "set objective.schedule=exact"
-        raise UserError("objective.schedule", "overlapped", f"must be exact with {what}", remedy, detail)
+        raise overlaps_data("a generator from images" if recipe.translates else "objective.fake_labels=data")
     r1, r2 = objective.r1, objective.r2
     if r1 and r2 and (r1.form, r1.every) != (r2.form, r2.every):
         problem = f"must have the form and every of objective.r1 ({r1.form}, every {r1.every})"

@@ -184,18 +184,21 @@ class DigitImages(ImageDataset):
         grey = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / 16)  # (N, 1, 8, 8), 0 .. 255
         large = F.interpolate(grey, tuple(data.resolution), mode="bicubic", align_corners=False, antialias=True)
         self.images = large.round().clamp(0, 255).to(torch.uint8)  # (N, 1, H, W); bicubic overshoots at edges
-        self._labels = np.array(labels if data.num_classes else [0] * len(labels), dtype=np.int64)
+        self._labels: np.ndarray = np.array(labels if data.num_classes else [0] * len(labels), dtype=np.int64)
+        if data.has_vectors:
+            self._labels = np.eye(data.num_classes, dtype=np.float32)[self._labels]
 
     def __len__(self) -> int:
         return len(self._labels)
 
     @property
     def labels(self) -> np.ndarray:
-        """The digits."""
+        """The digits, or their vectors."""
         return self._labels
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self._labels[index])
+    def __getitem__(self, index: int) -> tuple[Tensor, Label]:
+        label = self._labels[index]
+        return self.images[index], label if label.ndim else int(label)
 
 
 @functools.cache

@@ -394,3 +394,9 @@ def test_torchvision_labels_that_are_no_classes_need_an_unconditional_run(tmp_pa
         build_dataset(torchvision_section(tmp_path, "VOCSegmentation", resolution=2))
     dataset = build_dataset(torchvision_section(tmp_path, "VOCSegmentation", num_classes=0, resolution=2))
     assert dataset[0][0].tolist() == [[[90, 90], [90, 90]]]
+
+
+def test_classes_of_digits_are_vectors_where_labels_are_left_out():
+    plain, given = (build_dataset(Data(kind="digits", resolution=8, condition_dropout=rate)) for rate in (0, 0.25))
+    assert np.array_equal(given.labels, np.eye(10)[plain.labels])
+    assert np.array_equal(given[7][1], np.eye(10)[plain[7][1]])
