@@ -56,7 +56,8 @@ def measure(run: Path, num: int = 1000, seed: int = 12345) -> dict[str, float]:
     trained = open_trained(run, "generator", live=False, nimg=None, device=CPU)
     real, real_labels = real_digits(trained.recipe.data.resolution)
     net, held_out = train_classifier(real, real_labels)
-    images = Sampler(trained, seed, 100, range(10)).grid(num, torch.arange(10), None).images
+    classes = torch.eye(10) if trained.recipe.data.has_vectors else torch.arange(10)
+    images = Sampler(trained, seed, 100, range(10)).grid(num, classes, None).images
     labels = torch.arange(num) % 10
     with torch.no_grad():
         right = float((net(images).argmax(1) == labels).float().mean())

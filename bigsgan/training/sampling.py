@@ -297,8 +297,9 @@ def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
 
 def column_labels(data: Data, conditions: Conditions) -> Tensor:
     """Return the label of each column of a sample grid: those of ``column_classes``, or of images over the data set."""
-    if not data.has_vectors:
-        return torch.tensor(column_classes(data.num_classes))
+    if not data.condition_size and not data.multi_label:
+        classes = torch.tensor(column_classes(data.num_classes))
+        return torch.eye(data.num_classes)[classes] if data.has_vectors else classes
     num = min(UNCONDITIONAL_COLUMNS, len(conditions))
     return picked(conditions, np.arange(num) * len(conditions) // num)
 

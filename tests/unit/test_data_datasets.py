@@ -15,6 +15,7 @@ from bigsgan.data import build_dataset
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, image_tensor
 from bigsgan.images.size import Fitting, Size
+from bigsgan.training.sampling import column_labels
 
 
 def folder(root, **changes) -> Data:
@@ -400,3 +401,5 @@ def test_classes_of_digits_are_vectors_where_labels_are_left_out():
     plain, given = (build_dataset(Data(kind="digits", resolution=8, condition_dropout=rate)) for rate in (0, 0.25))
     assert np.array_equal(given.labels, np.eye(10)[plain.labels])
     assert np.array_equal(given[7][1], np.eye(10)[plain[7][1]])
+    columns = column_labels(Data(kind="digits", condition_dropout=0.25), given.labels)
+    assert torch.equal(columns, torch.eye(10))
