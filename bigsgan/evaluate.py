@@ -123,7 +123,7 @@ def _evaluate(options: Options) -> None:
             "seed": options.seed,
             "truncation": options.truncation,
             **({} if options.guidance is None else {"guidance": options.guidance}),
-            **({"steps": recipe.generator.num_steps} if recipe.adds_noise else {}),
+            **({} if options.steps is None else {"steps": options.steps}),
             "precision": "fp32",
             "batch": options.batch,
             **about_reference,

@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--live", action="store_true", help="use the live weights instead of the EMA")
     text = "class of each column, such as 3,17,200-209 or cat,dog (default: the first; in an .npz file all)"
     command.add_argument("--classes", "--class", type=_classes, help=text)
-    text = "columns' labels that are vectors: .npy or comma-separated text (default: some of the data)"
+    text = "columns' labels that are vectors: .npy or comma-separated text (default: some of the data, or classes)"
     command.add_argument("--conditions", type=path_type("--conditions"), help=text)
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7: rows"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)

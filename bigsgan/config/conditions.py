@@ -30,3 +30,6 @@ def check_conditions(data: Any) -> None:
         if data.condition_width > MOST_NUMBERS:
             problem = f"must be T and W with T * (W + 1) up to {MOST_NUMBERS:,}"
             raise UserError(field, size, problem, "give fewer tokens")
+    if data.condition_dropout and not (data.has_vectors or data.left_to_data):
+        problem, remedy = "needs labels that can be null", "set data.missing_labels=accept, or remove it"
+        raise UserError("data.condition_dropout", data.condition_dropout, problem, remedy)

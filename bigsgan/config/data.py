@@ -53,7 +53,7 @@ READERS = {
     "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
     "condition_dropout": (*_CONDITIONED, "digits", "synthetic", _OUTSIDE),
     "multi_label": (*_CONDITIONED, _OUTSIDE),
-    "missing_labels": (*_CONDITIONED, _OUTSIDE),
+    "missing_labels": (*_CONDITIONED, "digits", _OUTSIDE),
     "labels_file": ("folder", "zip"),
 }
 """The kinds of data that read a key."""
@@ -161,7 +161,8 @@ class Data(Section):
     """Numbers of a label besides the classes, such as attributes; or ``[T, W]`` for [up to T tokens of W
     numbers](../how-to/latents.md#captions) without classes, in ``tar``, ``latents``, ``synthetic`` or your code."""
     condition_dropout: Fraction = 0.0
-    """Probability that an image's label is null, all 0, while both networks train."""
+    """Probability that an image's label is null, all 0, while both networks train. A class needs ``missing_labels:
+    accept``."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
     """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
@@ -234,7 +235,8 @@ class Data(Section):
 
         K is ``condition_width``: a 0 or 1 for each class, and then the other numbers.
         """
-        return self.condition_width > 0 and (bool(self.condition_size) or self.multi_label or self.may_be_null)
+        is_more = bool(self.condition_size) or self.multi_label or self.missing_labels == "accept"
+        return self.condition_width > 0 and is_more
 
     @property
     def is_outside(self) -> bool:

@@ -171,7 +171,7 @@ def model_card(
     for section, key in (("data", "kind"), ("generator", "family"), ("discriminator", "family")):
         tree[section] = {key: getattr(getattr(recipe, section), key), **tree[section]}
     settings = f"## Recipe\n\n`config.json` has it whole, with all defaults.\n\n```yaml\n{dump_yaml(tree)}```\n"
-    return "\n".join(part for part in (head, _metrics(run, nimg, header, recipe.generator.num_steps), settings) if part)
+    return "\n".join(part for part in (head, _metrics(run, nimg, header, recipe), settings) if part)
 
 
 def _name(header: Mapping[str, str]) -> str:
@@ -179,9 +179,10 @@ def _name(header: Mapping[str, str]) -> str:
     return f"EMA{width}" if header["weights"] == "ema" else "live"
 
 
-def _metrics(run: Path, nimg: int, header: Mapping[str, str], steps: int) -> str:
+def _metrics(run: Path, nimg: int, header: Mapping[str, str], recipe: Recipe) -> str:
     """A table of the newest values up to the checkpoint, of samples made in the same way; empty if there are none."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    steps = recipe.generator.num_steps
     for record in _records(run / RECORDS_FILE):
         if record["nimg"] > nimg or _weights(record) != _weights(header) or record.get("steps", steps) != steps:
             continue

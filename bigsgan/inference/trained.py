@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,10 @@ def set_steps(trained: TrainedNetwork, steps: int | None, guidance: float | None
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise UserError("--steps", steps, f"must be 1 to {MOST_STEPS}", "give a number in this range")
     given = {"steps": steps, "guidance": guidance if recipe.objective.flow else None}
-    if changes := {key: value for key, value in given.items() if value is not None}:
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if steps == 1 and not recipe.objective.flow:  # neither has an effect on one step
+        changes |= {"sampler": "ode", "time_shift": 1.0}
+    if changes:
         trained.recipe = recipe.model_copy(update={"generator": recipe.generator.model_copy(update=changes)})
 
 

@@ -179,6 +179,7 @@ def test_a_data_set_of_ones_own():
         (["objective.fake_labels=uniform"], r"objective.fake_labels: must be data with data.condition_size"),
         (["generator=null"], r"generator.family: must be a network of your own with data.condition_size"),
         (["data.condition_size=0"], "data.condition_dropout.*must be unset with data.num_classes=0"),
+        (["data.condition_size=0", "data.num_classes=3"], "data.condition_dropout: 0.25 needs labels that can be null"),
     ],
 )
 def test_recipes_that_cannot_have_tokens(tmp_path, overrides, message):
