@@ -131,17 +131,26 @@ def distances(ours: dict[str, Tensor], theirs: nn.Module, before: dict[str, Tens
     return "{:.1e}, farthest {:.1e} ({})".format(whole, *max(found))
 
 
-def main(path: str, overrides: list[str]) -> None:
-    """Train six updates, repeat them with the public step, and print the distances."""
-    sys.path.insert(0, path)
-    states, own = [], importlib.import_module(__spec__.name)  # the module that the recipe names
-    with bigsgan.Trainer(bigsgan.Recipe.read(recipe(Path(tempfile.mkdtemp())), *overrides)) as trainer:
+def trained(game: Any, overrides: list[str]) -> tuple[list[Any], list[Any]]:
+    """Both public networks' first states; and of each update those after it, and its images.
+
+    ``game`` is a module with ``recipe``, whose networks hold ``public`` ones, and ``seen``.
+    """
+    states = []
+    with bigsgan.Trainer(bigsgan.Recipe.read(game.recipe(Path(tempfile.mkdtemp())), *overrides)) as trainer:
         run = trainer.build()
         engines = run.step.generator, run.step.discriminator
         networks: list[Any] = [engine.network.layers["0"].module.public for engine in engines]  # type: ignore[union-attr]
         first = [copy.deepcopy(network.state_dict()) for network in networks]
         for _ in trainer:  # a report an update
-            states.append(([copy.deepcopy(n.state_dict()) for n in networks], own.seen[-1]))
+            states.append(([copy.deepcopy(n.state_dict()) for n in networks], game.seen[-1]))
+    return first, states
+
+
+def main(path: str, overrides: list[str]) -> None:
+    """Train six updates, repeat them with the public step, and print the distances."""
+    sys.path.insert(0, path)
+    first, states = trained(importlib.import_module(__spec__.name), overrides)  # the module that the recipe names
     model = public("vq_model").VQModel(public("vq_model").ModelArgs(**ARGS))
     public("vq_loss").LPIPS = Distance
     loss = public("vq_loss").VQLoss(**LOSS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,8 +20,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-import bigsgan
-from tests.benchmarks.public_llamagen import Distance, distances
+from tests.benchmarks.public_llamagen import Distance, distances, trained
 from tests.benchmarks.short_run import short_run
 
 BATCH, STARTS_AT = 4, 2
@@ -124,14 +122,7 @@ def recipe(directory: Path) -> Path:
 def main(path: str, overrides: list[str]) -> None:
     """Train six updates, repeat them with the public losses, and print the distances."""
     sys.path.insert(0, path)
-    states, own = [], importlib.import_module(__spec__.name)  # the module that the recipe names
-    with bigsgan.Trainer(bigsgan.Recipe.read(recipe(Path(tempfile.mkdtemp())), *overrides)) as trainer:
-        run = trainer.build()
-        engines = run.step.generator, run.step.discriminator
-        networks: list[Any] = [engine.network.layers["0"].module.public for engine in engines]  # type: ignore[union-attr]
-        first = [copy.deepcopy(network.state_dict()) for network in networks]
-        for _ in trainer:  # a report an update
-            states.append(([copy.deepcopy(n.state_dict()) for n in networks], own.seen[-1]))
+    first, states = trained(importlib.import_module(__spec__.name), overrides)  # the module that the recipe names
     model, judge = autoencoder(), loss()
     theirs = SimpleNamespace(autoencoder=model, D=judge.discriminator)
     optimizers = [torch.optim.Adam(network.parameters(), **ADAM) for network in vars(theirs).values()]
