@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsgan.config.deepspeed_file import DeepSpeedFile
+from bigsgan.config.engines import Engine
 from bigsgan.config.placement import Placement
-from bigsgan.config.sections import Engine, Optimizer
+from bigsgan.config.sections import Optimizer
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
 from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_batch_statistics, check_data_and_networks
+from bigsgan.config.engines import Engine, Engines, Pipeline
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.generator_alone import check_networks, overlaps_data
 from bigsgan.config.messages import explain
@@ -28,13 +29,10 @@ from bigsgan.config.sections import (
     NETWORKS,
     BatchSize,
     Checkpoints,
-    Engine,
-    Engines,
     InitFrom,
     NaturalInt,
     Optimizers,
     PathText,
-    Pipeline,
     PositiveInt,
     Section,
 )

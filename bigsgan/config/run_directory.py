@@ -53,7 +53,7 @@ FREE_KEYS = {
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
-        "partition",  # the checkpoint's partition stays
+        "frozen.sharded", "frozen.offload", "partition",  # the checkpoint's partition stays
     )),
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sections of a recipe for optimizers, EMA, checkpoints, initial weights and engines.
+"""The sections of a recipe for optimizers, EMA, checkpoints and initial weights.
 
 All classes are frozen, refuse unknown keys and do not convert types (``true`` is not 1). Durations end in ``_nimg`` and
 count images, as all durations in a run do.
@@ -51,8 +51,6 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NaturalFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
-"""Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
 
 
 def both_engines(*settings: str) -> list[str]:
@@ -351,43 +349,3 @@ class InitFrom(Section):
                 value = getattr(self, key)
                 raise UserError(f"init_from.{key}", value, "must be unset without init_from.run", "remove it", detail)
         return self
-
-
-class Engine(Section):
-    """How the ranks share one network."""
-
-    ds_config: PathText = "ds_configs/zero0.json"
-    """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
-    accumulation: PositiveInt | None = None
-    """Micro-batches of this network, if other than the recipe's."""
-    activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory, about a third more time."""
-    compile: Literal["none", "layers", "whole"] = "none"
-    """What torch.compile compiles at a time: faster updates after some minutes."""
-    cuda_graphs: bool = False
-    """Replay compiled code as CUDA graphs: less work for the host, more GPU memory."""
-    pipeline_stages: PositiveInt = 1
-    """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
-    ranks: Ranks | None = None
-    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or share of all; ``auto`` divides for
-    the shortest updates. By default each rank holds a part of both networks."""
-    partition: Literal["parameters", "uniform", "profile"] = "parameters"
-    """What stages share equally: parameters, layers, or time, measured once on this machine."""
-
-
-class Engines(Section):
-    """The two engines."""
-
-    generator: Engine = Engine()
-    discriminator: Engine = Engine()
-    stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
-    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare."""
-
-
-class Pipeline(Section):
-    """How updates run through pipelines; without effect if no network has pipeline stages."""
-
-    generator_phase: Literal["keep", "recompute"] = "keep"
-    """Keep G's activations of all micro-batches while D judges, or recompute them."""
-    schedule: Literal["joint", "phases"] = "joint"
-    """Let an update's phases overlap, or fill and drain the pipelines for each."""

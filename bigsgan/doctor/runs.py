@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bigsgan.bench.product import EngineLoop, build_engine_loop
 from bigsgan.checkpoint import Checkpoint, saved_buffers
@@ -131,11 +132,15 @@ def snapshot(run: Run) -> dict[str, Any]:
 
 
 def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a snapshot with numpy arrays instead of tensors."""
+    """Return a snapshot with numpy arrays instead of tensors, float32 instead of bf16."""
     return {
-        entry: {name: [(offset, values.cpu().numpy()) for offset, values in pieces] for name, pieces in named.items()}
+        entry: {name: [(offset, _array(values)) for offset, values in pieces] for name, pieces in named.items()}
         for entry, named in state.items()
     }
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

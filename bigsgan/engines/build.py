@@ -29,9 +29,10 @@ from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
 from bigsgan.engines.deepspeed.native_ops import ASYNC_IO, build_for_both, build_once
 from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
-from bigsgan.engines.deepspeed_config import checked_config, num_sharing_frozen, share_frozen
+from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
+from bigsgan.engines.frozen import check_frozen, frozen_layout, hold_frozen
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import build_pipeline
@@ -78,6 +79,7 @@ def build_executor(plan: RunPlan, divisions: Mapping[str, list[int]]) -> Executo
     for network in networks:
         check_compiler(plan, network)
         check_cuda_graphs(plan, network)
+        check_frozen(plan, network)
     if any(map(plan.differentiates_forward, networks)):
         dual.load_rules()
     _tell_of_fp16(plan)
@@ -226,11 +228,11 @@ def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, conf
     for number in range(len(stack.layers)):
         layer = with_memory(stack.part(number, number + 1), comm.device())
         initialize(layer, initial_seed(plan.recipe, network))
+        if frozen_layout(plan, network).num_ranks > 1:
+            comm.broadcast(layer.buffers(), 0, division.part())
+        gather = partial(comm.gather_parts, group=division.part())
+        hold_frozen(plan, network, layer, comm.rank(), gather, comm.device())
         if file.stage == 3:
-            if num_sharing_frozen(plan, network) > 1:
-                comm.broadcast(layer.buffers(), 0, division.part())
-                gather = partial(comm.gather_parts, group=division.part())
-                share_frozen(plan, network, layer, comm.rank(), gather, comm.device())
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(DTYPES[file.precision])
             with broadcasting_scalars():

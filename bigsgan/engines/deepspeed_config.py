@@ -12,14 +12,11 @@ from pydantic import ValidationError
 
 from bigsgan.config import RunPlan
 from bigsgan.config.deepspeed_file import DeepSpeedFile
-from bigsgan.config.families.outside import is_outside
 from bigsgan.config.sections import Optimizer
 from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed import nvme
 from bigsgan.engines.optimizer import num_state_tensors
 from bigsgan.errors import UserError
-from bigsgan.models.frozen import Gather, Sharing, share_out
-from bigsgan.models.network import LayerStack
 
 # DeepSpeed's own sizes by ZeRO stage, in elements: they cost 311 bytes a parameter on a GAN of 6.6 million.
 _LARGEST = {
@@ -132,28 +129,6 @@ def zero_settings(plan: RunPlan, network: str, numel: int) -> DeepSpeedZeroConfi
     config = deepspeed_config(plan, network)
     size_buckets(config, plan, network, numel)
     return DeepSpeedZeroConfig(**config["zero_optimization"])
-
-
-def num_sharing_frozen(plan: RunPlan, network: str) -> int:
-    """Return how many ranks share a network's frozen parameters, as ZeRO 3 shares out the others; 1 if none do.
-
-    Compiled code reads them where no hook can gather them, and without ``exact`` a forward pass may change them.
-    """
-    engine, section = plan.engines[network], getattr(plan.recipe, network)
-    freezes = section.exact if is_outside(section.family) else section.freezes
-    shares = engine.file.stage == 3 and engine.section.compile == "none" and freezes
-    return engine.placement.num_replicas if shares else 1
-
-
-def share_frozen(
-    plan: RunPlan, network: str, layers: LayerStack, rank: int, gather: Gather, device: torch.device
-) -> None:
-    """Let a rank hold a part of a network's frozen parameters, where DeepSpeed would have it of those it trains."""
-    file, num_ranks = plan.engines[network].file, num_sharing_frozen(plan, network)
-    if num_ranks > 1:
-        on_host, again = file.offload_parameters != "none", not plan.engines[network].section.activation_checkpointing
-        above = zero_settings(plan, network, 1).param_persistence_threshold
-        share_out(layers, Sharing(rank, num_ranks, gather, device, on_host, above, again))
 
 
 def _let_deepspeed_check(file: DeepSpeedFile, config: dict[str, Any], plan: RunPlan) -> None:

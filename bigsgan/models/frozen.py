@@ -6,7 +6,7 @@ Shapes: P numbers of a tensor, R ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -23,17 +23,28 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 _SHAPES = "_bigsgan_frozen"
 """Name in a module's dictionary of the shapes of its frozen tensors."""
+_TYPES = "_bigsgan_frozen_types"
+"""Name there of the types in which code reads those that ``convert`` has given others."""
 
 
 def has_frozen(network: nn.Module) -> bool:
     """Whether ``freeze`` has made buffers of parameters of a network."""
-    return any(_SHAPES in vars(module) for module in network.modules())
+    return any(map(_names, network.modules()))
 
 
 def num_frozen(network: nn.Module) -> int:
     """Numbers of its parameters of which ``freeze`` has made buffers."""
     shapes = (shape for module in network.modules() for shape in vars(module).get(_SHAPES, {}).values())
     return sum(math.prod(shape) for shape in shapes)
+
+
+def whole_frozen(network: nn.Module) -> dict[str, Tensor]:
+    """Frozen tensors by name, but those of which a rank holds a part. As they never change, nothing copies them."""
+    found: dict[str, Tensor] = {}
+    for prefix, module in network.named_modules():
+        whole = dict(module._buffers)  # without parts
+        found |= {f"{prefix}.{name}".lstrip("."): whole[name] for name in _names(module) if name in whole}
+    return found
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -52,6 +63,36 @@ def freeze_all(network: _Module) -> _Module:
         for name, _ in list(module.named_parameters(recurse=False)):
             freeze(module, name)
     return network
+
+
+def convert(network: LayerStack, dtype: torch.dtype) -> None:
+    """Hold frozen floats in another type, in which layers of ours compute; code from outside reads them as before."""
+    for layer in network.layers.values():
+        as_made = hasattr(layer, "types_differ")
+        for module in layer.modules():
+            if _keeps_reading(module) or getattr(module, "is_float32", False):
+                continue
+            for name in _names(module):
+                tensor = module.get_buffer(name)
+                if tensor.is_floating_point():
+                    setattr(module, name, tensor.to(dtype))
+                    if as_made and tensor.dtype != dtype:
+                        vars(layer)["types_differ"] = True
+                        vars(module).setdefault(_TYPES, {})[name] = tensor.dtype
+
+
+def types_as_made(module: nn.Module) -> dict[str, torch.dtype]:
+    """Types in which code from outside reads the tensors of a module, without those below, that have another."""
+    return vars(module).get(_TYPES, {})
+
+
+def _names(module: nn.Module) -> Collection[str]:
+    return vars(module).get(_SHAPES, ())
+
+
+def _keeps_reading(module: nn.Module) -> bool:
+    """Whether a module keeps what it reads."""
+    return isinstance(module, (StatefulLayer, nn.RNNBase))
 
 
 class Sharing(NamedTuple):
@@ -73,17 +114,23 @@ class FrozenPart(NamedTuple):
     values: Tensor  # (ceil(P / R),), padded at the tensor's end
     shape: torch.Size
     offset: int  # in the flat tensor
+    dtype: torch.dtype  # in which code reads it
 
     @classmethod
-    def of(cls, tensor: Tensor, sharing: Sharing) -> FrozenPart:
-        """Copy the part."""
+    def of(cls, tensor: Tensor, sharing: Sharing, dtype: torch.dtype | None = None) -> FrozenPart:
+        """Copy the part; code reads the tensor in its own type unless another is given."""
         size = -(-tensor.numel() // sharing.num_ranks)
         values, offset = tensor.new_zeros(size), min(sharing.rank * size, tensor.numel())
         own = tensor.flatten()[offset : offset + size]
         values[: len(own)].copy_(own)
         if sharing.on_host and not values.is_meta:
             values = values.cpu().pin_memory() if values.device.type == "cuda" else values.cpu()
-        return cls(values, tensor.shape, offset)
+        return cls(values, tensor.shape, offset, dtype or tensor.dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the part is the tensor."""
+        return len(self.values) == self.shape.numel()
 
     @property
     def own(self) -> Tensor:
@@ -103,7 +150,7 @@ class Reads:
     """Reads of a layer's frozen tensors.
 
     Attributes:
-        dtype: Of floats; None for their own. It holds until it is set again, as backward passes may recompute.
+        dtype: Of floats; None for that of each part. It holds until it is set again, as backward passes may recompute.
     """
 
     dtype: torch.dtype | None = None
@@ -119,7 +166,7 @@ class Reads:
 
     def read(self, part: FrozenPart) -> Tensor:
         """Return a tensor whole. All ranks do so together."""
-        dtype = self.dtype if self.dtype is not None and part.values.is_floating_point() else part.values.dtype
+        dtype = self.dtype if self.dtype is not None and part.values.is_floating_point() else part.dtype
         tensor: Any = self._gathered(part, dtype).view(part.shape)
         tensor.frozen_part, tensor.frozen_version = part, tensor._version
         self._read[tensor.untyped_storage()._cdata] = tensor
@@ -128,6 +175,8 @@ class Reads:
     @torch.no_grad()
     def _gathered(self, part: FrozenPart, dtype: torch.dtype) -> Tensor:
         own = part.values.to(self._sharing.device, non_blocking=True).to(dtype)
+        if self._sharing.num_ranks == 1:
+            return own
         whole = own.new_empty(len(own) * self._sharing.num_ranks)
         self._sharing.gather(whole.view(torch.uint8), own.view(torch.uint8))  # whatever a backend knows of types
         return whole[: part.shape.numel()]
@@ -184,12 +233,14 @@ def share_out(network: LayerStack, sharing: Sharing) -> None:
 def _share_out(layer: nn.Module, sharing: Sharing) -> None:
     reads = Reads(sharing)
     for module in layer.modules():
-        named = {name: module.get_buffer(name) for name in vars(module).get(_SHAPES, ())}
+        named = {name: module.get_buffer(name) for name in _names(module)}
         taken = {name: tensor for name, tensor in named.items() if tensor.dim() > 1 and tensor.numel() > sharing.above}
-        if not taken or isinstance(module, (StatefulLayer, nn.RNNBase)):  # these keep what they read
+        if not taken or _keeps_reading(module):
             continue
         whole = {name: buffer for name, buffer in module._buffers.items() if name not in taken}
-        parts = {name: FrozenPart.of(tensor, sharing) for name, tensor in taken.items()}
+        parts = {
+            name: FrozenPart.of(tensor, sharing, types_as_made(module).get(name)) for name, tensor in taken.items()
+        }
         vars(layer)["frozen_reads"] = reads
         vars(module)["_buffers"] = _Shared(whole, parts, reads)
         if sharing.again and not any(True for _ in module.parameters()):

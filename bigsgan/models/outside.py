@@ -28,7 +28,7 @@ from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.frozen import Reads, freeze
+from bigsgan.models.frozen import Reads, freeze, types_as_made
 from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
@@ -54,12 +54,14 @@ class Foreign(TwiceDifferentiable):
         map_sizes: Numbers of an image's logits in each map, as of the last forward pass; none of one map.
         output_sizes: Numbers of an image in each of D's further outputs.
         frozen_reads: Of frozen tensors that are shared out; None if there are none.
+        types_differ: Whether frozen tensors have other types than those in which its code reads them.
         takes_tokens: Whether it is the first layer of a network whose labels are tokens.
     """
 
     map_sizes: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
     frozen_reads: Reads | None = None
+    types_differ = False
     takes_tokens = False
 
     def __init__(self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
@@ -127,16 +129,19 @@ class Foreign(TwiceDifferentiable):
             raise UserError(f"{self._network}.family", name, problem, remedy, plugins.described(error)) from error
 
     def _computed(self, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+        half = dtype if dtype in _HALF else None
         if self.frozen_reads is not None:
-            self.frozen_reads.dtype = dtype if dtype in _HALF else None
-        if dtype not in _HALF:
+            self.frozen_reads.dtype = half
+        if not half and not self.types_differ:
             return self.module(*inputs)
         buffers = {
-            f"{prefix}.{name}" if prefix else name: each.to(dtype)
+            f"{prefix}.{name}" if prefix else name: each.to(half or types_as_made(part).get(name, each.dtype))
             for prefix, part in self.module.named_modules()
             for name, each in part.named_buffers(recurse=False)
             if each.is_floating_point() and not isinstance(part, StatefulLayer)
         }
+        if not half:
+            return functional_call(self.module, buffers, inputs)
         device = inputs[0].device.type  # autocast does not know the meta device, where only shapes are asked for
         with nullcontext() if device == "meta" else torch.autocast(device, dtype, cache_enabled=False):
             return functional_call(self.module, buffers, inputs)

@@ -49,9 +49,11 @@ class VectorQuantizer(Quantizer):
     Attributes:
         codebook: The codes (K, Z): a parameter, or a buffer if they follow averages, which a term moves.
         averages: Whether they do.
+        is_float32: Codes are, also of a frozen encoder in another type.
     """
 
     codebook: Tensor
+    is_float32 = True
 
     def __init__(self, config: AutoencoderGenerator) -> None:
         super().__init__()

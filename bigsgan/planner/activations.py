@@ -22,7 +22,7 @@ from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import PathLength, num_images
-from bigsgan.engines.deepspeed_config import num_sharing_frozen, share_frozen
+from bigsgan.engines.frozen import frozen_layout, hold_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
@@ -67,7 +67,7 @@ class Traces:
         key = self._network_key(plan, network)
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
-            share_frozen(plan, network, self._networks[key], 0, lambda whole, own: None, _META)
+            hold_frozen(plan, network, self._networks[key], 0, lambda whole, own: None, _META)
             self._exact_layers[key] = self._networks[key].exact_layers()
         return self._networks[key]
 
@@ -115,8 +115,9 @@ class Traces:
         return _at_size(*self._wholes[key], self._unit(plan, network), num_samples)
 
     def _network_key(self, plan: RunPlan, network: str) -> tuple:
-        engine, num = plan.engines[network], num_sharing_frozen(plan, network)
-        return network, engine.file.precision, num, num > 1 and engine.section.activation_checkpointing
+        engine, frozen = plan.engines[network], frozen_layout(plan, network)
+        recomputes = frozen.is_gathered and engine.section.activation_checkpointing
+        return network, engine.file.precision, engine.section.frozen.precision, frozen, recomputes
 
     def _key(self, plan: RunPlan, network: str) -> tuple:
         return *self._network_key(plan, network), plan.placement(network).num_replicas > 1, plan.on_gpus

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.connecting import num_communicators
+from bigsgan.engines.frozen import frozen_layout
 from bigsgan.engines.phases import game_of
-from bigsgan.models.frozen import frozen_parts
+from bigsgan.models.frozen import frozen_parts, whole_frozen
 from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.codes import trace_codes
@@ -97,7 +98,8 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     start, stop = bounds[stage], bounds[stage + 1]
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
-    buffers = sum(buffer.nbytes for buffer in saved_buffers(layers).values())
+    whole = whole_frozen(layers)
+    buffers = sum(buffer.nbytes for name, buffer in saved_buffers(layers).items() if name not in whole)
     computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
     frozen = sum(part.values.nbytes for part in frozen_parts(layers).values())
@@ -126,7 +128,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         updates.append(peaks(list(Update(phases, turns, states, kept).moments()), states))
     host = Counter({"average": ema} if is_offloaded else {})
     for network, part in parts.items():
-        if plan.engines[network].file.offload_parameters == "none":
+        if not frozen_layout(plan, network).on_host:
             buffers += part.frozen
         elif part.frozen:
             host["frozen"] += part.frozen

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines import Engine
+from bigsgan.models.frozen import whole_frozen
 from bigsgan.training.power import power_decay
 
 SWAP_ELEMENTS = 1 << 24
@@ -48,7 +49,7 @@ class PowerEMA:
 
 
 class ShardedEMA:
-    """Exponential moving average (EMA) of an engine's parameters, with copies of its buffers.
+    """Exponential moving average (EMA) of an engine's parameters, with copies of its buffers, but of frozen ones.
 
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.
@@ -61,16 +62,18 @@ class ShardedEMA:
         self._engine = engine
         self.power = PowerEMA(engine, widths)
         self.shards = [shard.master.clone() for shard in engine.shards()]
-        self._live_buffers = saved_buffers(engine.network)
-        self.buffers = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
+        saved, frozen = saved_buffers(engine.network), whole_frozen(engine.network)
+        self._live_buffers = {name: buffer for name, buffer in saved.items() if name not in frozen}
+        self.buffers = {name: buffer if name in frozen else buffer.clone() for name, buffer in saved.items()}
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
         """Set the EMA to decay * EMA + (1 - decay) * parameters, and copy the buffers."""
         if self.shards:  # torch refuses an empty list
             torch._foreach_lerp_(self.shards, [shard.master for shard in self._engine.shards()], 1 - decay)
-        if self.buffers:
-            torch._foreach_copy_(list(self.buffers.values()), list(self._live_buffers.values()))
+        if self._live_buffers:
+            copies = [self.buffers[name] for name in self._live_buffers]
+            torch._foreach_copy_(copies, list(self._live_buffers.values()))
 
     @torch.no_grad()
     def reset_network(self) -> None:

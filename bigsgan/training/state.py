@@ -162,7 +162,7 @@ def _buffer_parts(engine: Engine, buffers: dict[str, Tensor]) -> Iterator[StateS
     if engine.replica == 0:
         yield from (StateShard(BUFFER, name, 0, buffer.detach().reshape(-1)) for name, buffer in buffers.items())
     for name, part in frozen_parts(engine.network).items():
-        if len(part.own):
+        if len(part.own) and (engine.replica == 0 or not part.is_whole):
             yield StateShard(BUFFER, name, part.offset, part.own)
 
 

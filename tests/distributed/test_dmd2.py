@@ -16,6 +16,8 @@ from tests.tiny import both, stages, tiny_plan, zero
 HALVES = "accumulation=2"
 GENERATOR_FIRST = "objective.schedule=generator_first"
 STEPS = ["generator.steps=3", "objective.reuse_fakes=true", "discriminator.first_time=0.4"]
+OF_TEACHER = "engines.discriminator.frozen."
+SMALL_TOO = {"zero": {"stage3_param_persistence_threshold": 0}}
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], both(0)),
     "ZeRO 3": (2, [], both(3)),
@@ -25,12 +27,18 @@ LAYOUTS = {
     "several steps, ZeRO 3": (2, [*STEPS, GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
     "several steps, ranks of their own": (2, [*STEPS, "engines.generator.ranks=1", HALVES], both(1)),
     "several steps, in stages": (2, [*STEPS, *stages(2, 2), HALVES], both(1)),
+    "a teacher shared at ZeRO 1": (2, [f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
+    "a teacher on the host": (2, [f"{OF_TEACHER}offload=cpu", HALVES], both(0, **SMALL_TOO)),
+    "a teacher shared in stages": (4, [*stages(1, 2), f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
+    "a teacher whole at ZeRO 3": (2, [f"{OF_TEACHER}sharded=false"], both(3)),
     "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
     "compiled by layer": (1, ["engines.discriminator.compile=layers"], both(1)),
 }
 MARKS = {
     "one rank, micro-batches": (),
     "several steps": (),
+    "a teacher shared in stages": pytest.mark.nightly,
+    "a teacher whole at ZeRO 3": pytest.mark.nightly,
     "D recomputed": pytest.mark.nightly,
     "compiled by layer": pytest.mark.nightly,
 }
@@ -43,17 +51,27 @@ def test_updates(ranks, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage, content", [(3, BF16), (1, {})])
-def test_both_scores_begin_as_the_generator_of_another_run_and_go_on(ranks, tmp_path, stage, content):
-    """With its EMA; the teacher stays it, bit for bit, and a resumed run is the same."""
+@pytest.mark.parametrize(
+    "stage, content, more",
+    [
+        (3, BF16, []),
+        (1, {}, []),
+        (1, SMALL_TOO, [f"{OF_TEACHER}sharded=true", f"{OF_TEACHER}precision=bf16"]),
+    ],
+    ids=["ZeRO 3, bf16", "ZeRO 1", "ZeRO 1, a teacher shared in bf16"],
+)
+def test_both_scores_begin_as_the_generator_of_another_run_and_go_on(ranks, tmp_path, stage, content, more):
+    """With its EMA; the teacher stays it, or what bf16 leaves of it, bit for bit, and a resumed run is the same."""
     ds = both(stage, **content)
-    given = [each.replace("unset", str(tmp_path)) for each in DMD2]
+    given = [*(each.replace("unset", str(tmp_path)) for each in DMD2), *more]
     results = ranks(2).run(scenarios.begin_another, FLOW, {"generator": zero(stage)}, str(tmp_path), given, ds, 2)
     donor, begun, after = states(results)
     of_teacher = {}
     for name, value in donor["average"].items():
         _, number, rest = name.split(".", maxsplit=2)
         of_teacher[f"layers.{4 + int(number)}.real.{rest}"] = value
+    if more:
+        of_teacher = {name: value.bfloat16().to(value.dtype) for name, value in of_teacher.items()}
     for name, value in {**donor["average"], **of_teacher}.items():
         if name in begun["discriminator"]:
             assert torch.equal(begun["discriminator"][name].flatten(), value.flatten()), name
@@ -87,9 +105,12 @@ WIDE = [
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("stage", [1, 3])
-def test_memory_is_that_of_a_plan(ranks, tmp_path, stage):
-    check(ranks, tmp_path, f"distribution matching, ZeRO {stage}", WIDE, zero(stage))
+@pytest.mark.parametrize(
+    "stage, more", [(1, []), (3, []), (1, ["sharded=true"]), (1, ["offload=cpu", "precision=bf16"])]
+)
+def test_memory_is_that_of_a_plan(ranks, tmp_path, stage, more):
+    name = f"distribution matching, ZeRO {stage} {' '.join(more)}"
+    check(ranks, tmp_path, name, [*WIDE, *(OF_TEACHER + each for each in more)], zero(stage))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bigsgan import checkpoint, plugins
-from bigsgan.config import NETWORKS
+from bigsgan.config import NETWORKS, both_engines
 from bigsgan.doctor import agreement
 from bigsgan.models.frozen import frozen_parts
 from bigsgan.planner.counting import count_work
@@ -38,6 +38,8 @@ FROZEN = {
 }
 """Those that ranks share: vectors stay whole."""
 
+SMALL_TOO = {"stage3_param_persistence_threshold": 0}
+
 LAYOUTS = {
     "recomputing": (["engines.discriminator.activation_checkpointing=true", "accumulation=2"], both(3)),
     "on the host": ([], both(3, zero={"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}})),
@@ -63,9 +65,9 @@ def test_updates(given, name):
         check_updates(given(2), [*GAME, *overrides], ds, 2)
 
 
-def trained(ds, directory, found, num_updates):
+def trained(more, ds, directory, found, num_updates):
     """Norms and the state after some updates and a save, and what an engine has of the frozen tensors beside them."""
-    run = scenarios.build(GAME, ds, checkpoint.newest(Path(directory)) if found else None)
+    run = scenarios.build([*GAME, *more], ds, checkpoint.newest(Path(directory)) if found else None)
     norms = []
     for _ in range(num_updates):
         scenarios.update(run, 1)
@@ -77,27 +79,31 @@ def trained(ds, directory, found, num_updates):
         engine = getattr(run.step, network)
         updated = {piece.name for shard in engine.shards() for piece in shard.pieces}
         beside[network] = {*updated, *engine.network.state_dict(), *run.ema.buffers} & FROZEN[network]
-        shares = ds[network]["zero_optimization"]["stage"] == 3
+        shares = bool(more) or ds[network]["zero_optimization"]["stage"] == 3
         assert frozen_parts(engine.network).keys() == (FROZEN[network] if shares else set())
     scenarios.destroy(run)
     return norms, state, beside
 
 
-def test_they_stay_bit_for_bit_in_any_layout(given, tmp_path):
+@pytest.mark.parametrize(
+    "stage, more", [(3, []), (1, both_engines("frozen.sharded=true"))], ids=["ZeRO 3", "ZeRO 1 that shares them"]
+)
+def test_they_stay_bit_for_bit_in_any_layout(given, tmp_path, stage, more):
     """Norms are those of whole networks, and resumes in other layouts give back what the constructors made."""
     begun = dict(zip(NETWORKS, build_networks(tiny_recipe(tmp_path, *GAME)), strict=True))
     norms = []
-    for num, stage, num_updates in ((2, 3, 2), (1, 0, 1), (2, 3, 0)):
-        found = given(num).run(trained, both(stage), str(tmp_path / "tags"), bool(norms), num_updates)
+    for num, num_updates in ((2, 2), (1, 1), (2, 0)):
+        given_more, ds = (more, both(stage, zero=SMALL_TOO)) if num == 2 else ([], both(0))
+        found = given(num).run(trained, given_more, ds, str(tmp_path / "tags"), bool(norms), num_updates)
         merged = scenarios.merge([state for _, state, _ in found])
         for network, names in FROZEN.items():
             state = begun[network].state_dict()
             for entry in (network, "average") if network == "generator" else (network,):
                 assert all(torch.equal(merged[entry][n].flatten(), state[n].flatten()) for n in names), (entry, num)
-        if stage == 3:
+        if num == 2:
             assert not any(names for _, _, beside in found for names in beside.values())
         norms += found[0][0]
-    (whole,) = given(1).run(trained, both(0), str(tmp_path / "whole"), False, 3)
+    (whole,) = given(1).run(trained, [], both(0), str(tmp_path / "whole"), False, 3)
     assert torch.tensor(norms) == pytest.approx(torch.tensor(whole[0]), rel=1e-3)
 
 

@@ -6,10 +6,12 @@ import torch.nn.functional as F
 
 from bigsgan.bench.variants import VARIANTS, plan_variants
 from bigsgan.config.families.dmd2 import name_in_generator
-from bigsgan.doctor.games import DMD2
+from bigsgan.doctor.games import DMD2, FLOW
+from bigsgan.engines.frozen import check_frozen
 from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
+from bigsgan.models.frozen import convert, whole_frozen
 from bigsgan.models.network import initialize
 from bigsgan.plan import describe_networks
 from bigsgan.planner.counting import count_work
@@ -61,6 +63,36 @@ def test_it_returns_a_logit_an_error_and_the_gradient_of_the_paper(tmp_path, gui
     (grad,) = torch.autograd.grad(matching.sum(), images)
     torch.testing.assert_close(grad, (direction / direction[0].numel()).detach(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(matching[:, 0], direction.square().mean((1, 2, 3)) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_in_bf16_computes_in_it(tmp_path):
+    d, fake, teacher = networks(tmp_path)
+    convert(d, torch.bfloat16)
+    images = torch.randn(4, 3, 8, 12, requires_grad=True)
+    *_, matching = d(images, LABELS, SEEDS).split(1, dim=1)
+
+    times = 0.2 + 0.78 * noise.uniform(SEEDS, 0, (1, 1, 1))
+    noisy = torch.lerp(images, noise.normal(SEEDS, 1, (3, 8, 12)), times)
+    real = teacher.bfloat16()(noisy.flatten(1), LABELS, times.flatten())
+    direction = fake(noisy.flatten(1), LABELS, times.flatten()) - real
+    direction = direction / (images - real).abs().mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(matching[:, 0], direction.square().mean((1, 2, 3)) / 2, rtol=1e-4, atol=1e-6)
+    assert {tensor.dtype for tensor in whole_frozen(d).values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "game, changes, message",
+    [
+        (DMD2, ["compile=layers", "frozen.sharded=true"], "sharded: must be unset with engines.discriminator.compile"),
+        (FLOW, ["frozen.precision=bf16"], "precision: must be unset, as the .* has no frozen parameters, got 'bf16'"),
+        (FLOW, ["frozen.offload=cpu"], "offload: must be unset, as the .* has no frozen parameters"),
+    ],
+)
+def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game, changes, message):
+    network = "discriminator" if game is DMD2 else "generator"
+    plan = tiny_plan(tmp_path, 2, [*game, *(f"engines.{network}.{each}" for each in changes)], both(1))
+    with pytest.raises(UserError, match=rf"engines\.{network}\.frozen\.{message}"):
+        check_frozen(plan, network)
 
 
 def test_only_layers_that_learn_may_be_kept(tmp_path):

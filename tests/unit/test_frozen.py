@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigsgan.checkpoint import saved_buffers
-from bigsgan.models.frozen import FrozenPart, Sharing, frozen_parts, share_out
+from bigsgan.models.frozen import FrozenPart, Sharing, convert, frozen_parts, share_out, whole_frozen
 from bigsgan.models.network import LayerStack
 from bigsgan.models.outside import Foreign, _prepared
 
@@ -125,6 +125,34 @@ def test_graphs_keep_no_frozen_tensor():
     # The table and the integers are a mixed module's own, or need no gradient.
     assert {prefix + name for name in forward} == frozen_parts(stack).keys()
     assert set(gathered) == set(forward) - {"table", "quantized.weight"}
+
+
+@pytest.mark.parametrize("engine", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shares", [False, True])
+def test_code_from_outside_computes_as_before_with_numbers_of_another_type(engine, shares):
+    """They take half the memory. In float32 the pass is that of weights which bf16 has rounded."""
+    torch.manual_seed(0)
+    held, rounded = (LayerStack([Foreign(_prepared(Judge()), "discriminator", is_last=True)]) for _ in range(2))
+    rounded.load_state_dict(held.state_dict())
+    before = {name: tensor.clone() for name, tensor in whole_frozen(rounded).items()}
+    for tensor in whole_frozen(rounded).values():
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.bfloat16())
+    convert(held, torch.bfloat16)
+    assert {t.dtype for t in whole_frozen(held).values()} == {torch.bfloat16, torch.int8}
+    assert before.keys() == whole_frozen(held).keys()
+    if shares:
+        share_out(held, Sharing(0, 1, partial(pytest.fail, "gathered"), CPU))
+        assert sum(part.values.nbytes for part in frozen_parts(held).values()) < 2 * sum(
+            t.numel() for t in before.values()
+        )
+    for stack in (held, rounded):
+        for parameter in stack.parameters():
+            parameter.data = parameter.data.to(engine)
+    images, labels = inputs()
+    found = [stack(images, labels) for stack in (held, rounded)]
+    assert torch.equal(*found)
+    assert torch.equal(*(torch.autograd.grad(each.sum(), images)[0] for each in found))
 
 
 def test_without_gradients_nothing_is_kept():

@@ -1,0 +1,66 @@
+"""The sections of a recipe for the engines: how ranks share the networks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bigsgan.config.sections import PathText, PositiveInt, Section
+
+Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
+"""Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
+
+
+class FrozenParameters(Section):
+    """How an engine holds the parameters that it does not train: a teacher's, or a frozen encoder's."""
+
+    precision: Literal["fp32", "bf16"] | None = None
+    """Their type; by default that in which they are made, float32 in families of the package, whose layers compute in
+    it. A network from outside computes as before. Codes stay float32."""
+    sharded: bool | None = None
+    """Whether each rank holds a part of their matrices, which are gathered each time they are read; by default at ZeRO
+    3. Matrices of at most ``stage3_param_persistence_threshold`` numbers stay whole."""
+    offload: Literal["none", "cpu"] | None = None
+    """``cpu`` keeps their matrices in the host's memory; by default as the DeepSpeed file's ``offload_param``."""
+
+
+class Engine(Section):
+    """How the ranks share one network."""
+
+    ds_config: PathText = "ds_configs/zero0.json"
+    """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
+    accumulation: PositiveInt | None = None
+    """Micro-batches of this network, if other than the recipe's."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
+    compile: Literal["none", "layers", "whole"] = "none"
+    """What torch.compile compiles at a time: faster updates after some minutes."""
+    cuda_graphs: bool = False
+    """Replay compiled code as CUDA graphs: less work for the host, more GPU memory."""
+    pipeline_stages: PositiveInt = 1
+    """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
+    ranks: Ranks | None = None
+    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or share of all; ``auto`` divides for
+    the shortest updates. By default each rank holds a part of both networks."""
+    partition: Literal["parameters", "uniform", "profile"] = "parameters"
+    """What stages share equally: parameters, layers, or time, measured once on this machine."""
+    frozen: FrozenParameters = FrozenParameters()
+
+
+class Engines(Section):
+    """The two engines."""
+
+    generator: Engine = Engine()
+    discriminator: Engine = Engine()
+    stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
+    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare."""
+
+
+class Pipeline(Section):
+    """How updates run through pipelines; without effect if no network has pipeline stages."""
+
+    generator_phase: Literal["keep", "recompute"] = "keep"
+    """Keep G's activations of all micro-batches while D judges, or recompute them."""
+    schedule: Literal["joint", "phases"] = "joint"
+    """Let an update's phases overlap, or fill and drain the pipelines for each."""
