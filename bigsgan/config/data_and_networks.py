@@ -214,6 +214,7 @@ def _check_names_of_outputs(recipe: Any) -> None:
 
 def _check_terms_of_outputs(recipe: Any) -> None:
     """Refuse terms of outputs that G does not have, and codes that no term moves."""
+    keeps_latents = getattr(recipe.generator, "frozen", None) == "encoder"
     reads = {"kl": ("moments",), "codebook": ("encoded", "quantized"), "cycle": ("again",), "identity": ("same",)}
     remedies = {"kl": "generator.bottleneck.kind=kl", "codebook": "generator.bottleneck.kind=vq"}
     for name, outputs in reads.items():
@@ -226,13 +227,13 @@ def _check_terms_of_outputs(recipe: Any) -> None:
         if asked and name not in remedies and not recipe.data.joins_domains:
             problem, detail = f"must be 0 with data.kind={recipe.data.kind}", "it compares images of two domains"
             raise UserError(f"objective.{name}", value, problem, "remove it", detail)
-        if asked and recipe.generator.freezes:
+        if asked and keeps_latents:
             raise UserError(f"objective.{name}", value, "must be unset with generator.frozen=encoder", "remove it")
     if recipe.objective.identity and recipe.data.input_channels != recipe.data.image_channels:
         problem, detail = "must be 0 where domains differ in channels", "each G also reads images of its target domain"
         raise UserError("objective.identity", recipe.objective.identity, problem, "remove it", detail)
     has_codebook = recipe.generator.num_codes > 0 and "quantized" in recipe.outputs
-    if has_codebook and not recipe.generator.freezes and recipe.objective.codebook is None:
+    if has_codebook and not keeps_latents and recipe.objective.codebook is None:
         raise UserError("objective.codebook", None, "must be given with a codebook", "set objective.codebook={}")
     if recipe.objective.codebook:
         _check_codes(recipe)
@@ -242,7 +243,7 @@ def _check_frozen_parts(recipe: Any) -> None:
     """Refuse to freeze parts of a network that begin at random."""
     init = recipe.init_from
     if recipe.generator.freezes and not (init and (init.run or init.generator)):
-        problem, remedy = "must be none without init_from", "name the run whose encoder it keeps, or remove it"
+        problem, remedy = "must be none without init_from", "name the run whose weights it keeps, or remove it"
         raise UserError("generator.frozen", getattr(recipe.generator, "frozen", None), problem, remedy)
     if recipe.discriminator.freezes and not (init and (init.run or init.discriminator)):
         problem = f"must be given with discriminator.family={recipe.discriminator.family}"

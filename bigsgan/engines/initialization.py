@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
@@ -18,6 +19,7 @@ from bigsgan.engines.deepspeed_config import size_buckets, stage_0_at_a_time
 from bigsgan.engines.optimizer import build_optimizer
 from bigsgan.engines.parameter_groups import whole_shape
 from bigsgan.models.network import LayerStack
+from bigsgan.runtime import comm
 
 
 def initialize_engine(
@@ -31,7 +33,9 @@ def initialize_engine(
     Returns:
         The engine, and its averaged gradients, which must be waited for before they are used; None if no wait is due.
     """
-    own = plan.engines[network]
+    own, trained = plan.engines[network], layers
+    if not any(True for _ in layers.parameters()):  # a stage of frozen layers
+        trained = module.placeholder = LayerStack([_Placeholder()]).to(comm.device())
     numel = sum(whole_shape(parameter).numel() for parameter in layers.parameters())
     size_buckets(config, plan, network, numel)
     at_once = stage_0_at_a_time(plan, network, numel)
@@ -39,7 +43,7 @@ def initialize_engine(
     at_a_time = int(config["zero_optimization"]["reduce_bucket_size"]) if own.reduces_by_group else None
     if own.optimizer.kind == "muon" and own.file.stage == 0 and not own.is_stock:
         at_a_time = at_once.updated  # results travel group by group
-    optimizer = build_optimizer(own.optimizer, layers, own.file, at_a_time)
+    optimizer = build_optimizer(own.optimizer, trained, own.file, at_a_time)
     align_parts(not own.is_stock)
     keep_log()
     # Below float32 at ZeRO 0 DeepSpeed would make a step here, of gradients that are 0 (fp16/unfused_optimizer.py): it
@@ -52,6 +56,14 @@ def initialize_engine(
     if own.is_stock:
         return engine, None
     return engine, install_reducers(engine, own, at_once)
+
+
+class _Placeholder(nn.Module):
+    """A parameter that no gradient reaches: optimizers and engines need one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.zeros(1))
 
 
 def _keep_still(closure: Any = None) -> None:

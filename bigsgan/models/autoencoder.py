@@ -175,14 +175,16 @@ def generator_layers(
     encoded = config.encoder_channels or latents
     ways = 2 if kind == "kl" else 1  # means and log variances
     encoder.append(EncoderOutput(widths[-1], ways * encoded, ways * latents, config.norm_groups))
-    encoder += _bottleneck(config)
-    if config.freezes:
-        encoder = [freeze_all(layer) for layer in encoder]
+    bottleneck = _bottleneck(config)
     decoder: list[nn.Module] = [DecoderInput(latents, encoded, widths[-1]), *_middle(config, widths[-1])]
     for level, (width, before) in reversed(list(enumerate(pairwise([*widths, widths[-1]])))):
         decoder += _blocks(config, level, before, width, config.num_blocks + 1)
         decoder += [Up(width)] if level else []
-    return [*encoder, *decoder, DecoderOutput(widths[0], image_channels, config.norm_groups)]
+    decoder.append(DecoderOutput(widths[0], image_channels, config.norm_groups))
+    frozen = {"none": [], "encoder": [*encoder, *bottleneck], "decoder": [*bottleneck, *decoder]}
+    for layer in frozen[config.frozen]:
+        freeze_all(layer)
+    return [*encoder, *bottleneck, *decoder]
 
 
 def _blocks(

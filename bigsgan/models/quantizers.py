@@ -48,7 +48,6 @@ class VectorQuantizer(Quantizer):
 
     Attributes:
         codebook: The codes (K, Z): a parameter, or a buffer if they follow averages, which a term moves.
-        averages: Whether they do.
         is_float32: Codes are, also of a frozen encoder in another type.
     """
 
@@ -58,7 +57,7 @@ class VectorQuantizer(Quantizer):
     def __init__(self, config: AutoencoderGenerator) -> None:
         super().__init__()
         section = config.bottleneck
-        self.normalized, self.averages, self._temperature = section.normalized, section.ema, section.temperature
+        self.normalized, self._temperature, self._learns = section.normalized, section.temperature, config.learns_codes
         self.codebook = nn.Parameter(torch.empty(section.num_codes, config.latent_channels))
         if section.ema is not None:
             make_buffer(self, "codebook")
@@ -88,8 +87,8 @@ class VectorQuantizer(Quantizer):
             log_shares = near.log_softmax(dim=2)
             shares = log_shares.exp()
             more = -(shares * log_shares).sum(dim=2).mean(dim=1), shares.mean(dim=1)
-        # What a carry holds has a gradient path.
-        of_codes = quantized if quantized.requires_grad or self.averages is None else passed
+        # What a carry holds has a gradient path, also of codes that have none.
+        of_codes = quantized if self._learns else passed
         return passed.mT.reshape(h.shape).to(h.dtype), encoded, of_codes, numbers, *more
 
 

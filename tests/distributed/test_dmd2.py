@@ -17,6 +17,7 @@ HALVES = "accumulation=2"
 GENERATOR_FIRST = "objective.schedule=generator_first"
 STEPS = ["generator.steps=3", "objective.reuse_fakes=true", "discriminator.first_time=0.4"]
 OF_TEACHER = "engines.discriminator.frozen."
+OWN_STAGE = "engines.discriminator.partition=uniform"  # four layers, and the four of the teacher
 SMALL_TOO = {"zero": {"stage3_param_persistence_threshold": 0}}
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], both(0)),
@@ -30,6 +31,7 @@ LAYOUTS = {
     "a teacher shared at ZeRO 1": (2, [f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
     "a teacher on the host": (2, [f"{OF_TEACHER}offload=cpu", HALVES], both(0, **SMALL_TOO)),
     "a teacher shared in stages": (4, [*stages(1, 2), f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
+    "a teacher in a stage of its own": (2, [*stages(2, 2), OWN_STAGE, HALVES], both(1)),
     "a teacher whole at ZeRO 3": (2, [f"{OF_TEACHER}sharded=false"], both(3)),
     "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
     "compiled by layer": (1, ["engines.discriminator.compile=layers"], both(1)),
@@ -80,16 +82,20 @@ def test_both_scores_begin_as_the_generator_of_another_run_and_go_on(ranks, tmp_
     assert of_teacher.keys() - begun["discriminator"].keys() <= {"layers.4.real.positions.table"}
 
 
-@pytest.mark.slow
-def test_a_resumed_run_is_the_same(ranks, tmp_path):
-    ds = both(3, **BF16)
-    whole = ranks(2).run(scenarios.uninterrupted, [*DMD2, HALVES], ds, 4)
-    check_same_run(whole, ranks(2).run(scenarios.resume, [*DMD2, HALVES], ds, str(tmp_path), 2, 2), 4)
+ADAM = ["optimizer.generator={kind: adam, lr: 1e-3}", "optimizer.discriminator={kind: adamw, lr: 1e-3, clip_norm: 1}"]
+RESUMED = {
+    "ZeRO 3": ([], both(3, **BF16)),
+    "several steps": ([*STEPS, "engines.generator.ranks=1"], both(1)),
+    "a teacher in a stage of its own": ([*stages(2, 2), OWN_STAGE, *ADAM], both(1, **BF16)),
+    "the same at ZeRO 0": ([*stages(2, 2), OWN_STAGE, *ADAM], both(0)),
+}
 
 
 @pytest.mark.slow
-def test_so_is_one_of_a_student_of_several_steps(ranks, tmp_path):
-    game, ds = [*DMD2, *STEPS, "engines.generator.ranks=1", HALVES], both(1)
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_is_the_same(ranks, tmp_path, name):
+    more, ds = RESUMED[name]
+    game = [*DMD2, *more, HALVES]
     whole = ranks(2).run(scenarios.uninterrupted, game, ds, 4)
     check_same_run(whole, ranks(2).run(scenarios.resume, game, ds, str(tmp_path), 2, 2), 4)
 

@@ -101,13 +101,20 @@ def test_another_network_is_refused(ranks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 3])
-def test_an_encoder_keeps_its_weights(ranks, tmp_path, stage):
-    ds, later = {"generator": zero(stage), "discriminator": zero(1)}, ["generator.frozen=encoder", "objective.kl=0"]
+@pytest.mark.parametrize(
+    "part, stage, more",
+    [
+        ("encoder", 1, ["objective.kl=0"]),
+        ("encoder", 3, ["objective.kl=0"]),
+        ("decoder", 1, ["objective.adversarial.adaptive=null", "engines.generator.frozen.sharded=true"]),
+    ],
+)
+def test_a_part_of_an_autoencoder_keeps_its_weights(ranks, tmp_path, part, stage, more):
+    ds, later = {"generator": zero(stage), "discriminator": zero(1)}, [f"generator.frozen={part}", *more]
     results = ranks(2).run(scenarios.begin_with, TINY_GAMES["autoencoder"], ds, str(tmp_path), later, 2)
     donor, begun, after = states(results)
     for name, value in donor["average"].items():
         assert torch.equal(begun["generator"][name].flatten(), value.flatten()), name
         if name.endswith("weight"):
-            is_frozen = int(name.split(".")[1]) < 8
+            is_frozen = (int(name.split(".")[1]) < 8) == (part == "encoder")
             assert torch.equal(after["generator"][name].flatten(), value.flatten()) == is_frozen, name

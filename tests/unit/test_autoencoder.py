@@ -365,6 +365,15 @@ REFUSED = {
         ["generator.frozen=encoder", "init_from={run: x}"],
         *("objective.kl", "must be unset with generator.frozen=encoder"),
     ),
+    "frozen codes that move": (
+        [
+            "generator.frozen=decoder",
+            "generator.bottleneck={kind: vq, ema: {}}",
+            *NO_KL,
+            "init_from={run: x}",
+        ],
+        *("generator.bottleneck.ema", "must be null with generator.frozen=decoder"),
+    ),
     "pairs": (["data.kind=synthetic_pairs"], "generator.family", "must be a family for pairs"),
 }
 

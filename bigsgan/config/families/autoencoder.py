@@ -101,8 +101,9 @@ class AutoencoderGenerator(NetworkSection):
     encoder_channels: Width | None = None
     """Channels between the encoder and the map to latents, and behind the latents; ``latent_channels`` unless given."""
     bottleneck: Bottleneck = Bottleneck()
-    frozen: Literal["none", "encoder"] = "none"
-    """Part that keeps the weights of ``init_from``, with the codes if there are any; computed in float32."""
+    frozen: Literal["none", "encoder", "decoder"] = "none"
+    """Part that keeps the weights of ``init_from``, with the codes if there are any; see ``engines.generator.frozen``
+    for its precision."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -117,7 +118,7 @@ class AutoencoderGenerator(NetworkSection):
 
     @property
     def freezes(self) -> bool:
-        """Whether the encoder keeps its weights."""
+        """Whether a part keeps its weights."""
         return self.frozen != "none"
 
     @property
@@ -130,7 +131,7 @@ class AutoencoderGenerator(NetworkSection):
     @property
     def learns_codes(self) -> bool:
         """Whether codes move by their gradients."""
-        return self.bottleneck.kind == "vq" and self.bottleneck.ema is None
+        return self.bottleneck.kind == "vq" and self.bottleneck.ema is None and not self.freezes
 
     @property
     def factor(self) -> int:
@@ -146,6 +147,9 @@ class AutoencoderGenerator(NetworkSection):
         name, kind = "generator.bottleneck", self.bottleneck.kind
         others = [key for keys in _KEYS.values() for key in keys if key not in _KEYS.get(kind, ())]
         self.bottleneck.refuse_changed(name, others, f"kind={kind}")
+        if self.frozen == "decoder" and self.bottleneck.ema:
+            problem, detail = "must be null with generator.frozen=decoder", "codes would move"
+            raise UserError(f"{name}.ema", f"decay={self.bottleneck.ema.decay}", problem, "set it to null", detail)
         if kind == "lfq" and self.latent_channels > _MOST_SIGNS:
             problem, remedy = f"must be at most {_MOST_SIGNS} with kind=lfq", "give fewer, or kind: fsq"
             raise UserError("generator.latent_channels", self.latent_channels, problem, remedy, "codes are counted")

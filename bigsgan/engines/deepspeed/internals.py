@@ -92,7 +92,7 @@ def has_whole_masters(engine: DeepSpeedEngine) -> bool:
 
 
 def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[list[Piece]]:
-    """Return the pieces in each of ``masters``; ``names`` maps id(parameter) to its name."""
+    """Return the pieces in each of ``masters``; ``names`` maps id(parameter) to its name, and others have no piece."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return [_stage3_pieces(group, names, rank) for group in optimizer.fp16_groups]
@@ -103,7 +103,7 @@ def pieces(engine: DeepSpeedEngine, names: dict[int, str], rank: int) -> list[li
         parameters = [p for group in optimizer.fp16_groups for p in group]
     else:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return [[Piece(names[id(p)], 0, p.numel(), 0)] for p in parameters]
+    return [[Piece(names[id(p)], 0, p.numel(), 0)] if id(p) in names else [] for p in parameters]
 
 
 def _stage3_pieces(group: list[Any], names: dict[int, str], rank: int) -> list[Piece]:
@@ -122,7 +122,7 @@ def _mapped_pieces(group: list[Any], names: dict[int, str]) -> list[Piece]:
     found = []
     for parameter in group:
         mapping = parameter._hp_mapping  # None if no part of the parameter lies on this rank
-        if mapping is not None:
+        if mapping is not None and id(parameter) in names:
             low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
             found.append(Piece(names[id(parameter)], low.start, low.numel, high.start))
     return found

@@ -71,7 +71,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._to_next, self._to_previous = channels
         self._stage = placement.stage(rank)
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
-        self._device = next(network.parameters()).device
+        self._device = comm.device()
 
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
