@@ -70,6 +70,8 @@ class Inputs(NamedTuple):
     conditions: Callable[[int], MicroBatch]  # D's inputs beside G's images
     # The latents (n, Z) of the images that D sees; None of a generator from images.
     latents: Callable[[int], Tensor] | None = None
+    # Makes what G's inputs depend on, before the first phase. All ranks that hold a part of G call it together.
+    prepare: Callable[[], None] | None = None
 
 
 class InputSource(Protocol):

@@ -7,6 +7,8 @@ W pixels.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,13 +19,21 @@ from bigsgan.config import Recipe
 from bigsgan.data import LabelledImages, RealImages, Slice
 from bigsgan.data.conditions import Conditions
 from bigsgan.engines import MicroBatch
+from bigsgan.models.steps import with_less_noise
 
 _LEAST_TIME = 1e-3
 """An error of an estimate is divided by the time: below, it would be that of float32's rounding."""
 
+Infer = Callable[[MicroBatch], Tensor]
+"""Makes images (n, C, H, W) of G's inputs on all ranks that hold a part of G, without a graph."""
+
 
 def build_source(
-    recipe: Recipe, draws: SampleDraws, conditions: Conditions, own: RealImages | None = None
+    recipe: Recipe,
+    draws: SampleDraws,
+    conditions: Conditions,
+    own: RealImages | None = None,
+    infer: Infer | None = None,
 ) -> InputSource:
     """Make the source that a recipe asks for.
 
@@ -32,6 +42,7 @@ def build_source(
         draws: Draws latents and seeds.
         conditions: What samples from latents are conditioned on.
         own: Reads the data for G if G and D compute different samples on this rank; the source closes it.
+        infer: Makes images; None on ranks that hold no part of G.
     """
     if recipe.data.paired:
         return PairSource(draws, recipe.input_channels, recipe.generator.draws, own)
@@ -41,9 +52,12 @@ def build_source(
         return NoisySource(draws, recipe, own)
     drawn = draws, recipe.latent_size
     seeded, timed = recipe.generator.draws, recipe.generator.reads_times
+    source: InputSource
     if recipe.objective.fake_labels == "data":
-        return LatentsOfClasses(LatentSource(*drawn, range(1), seeded, timed), own)  # whose labels nobody reads
-    return LatentSource(*drawn, conditions, seeded, timed, recipe.data.condition_dropout)
+        source = LatentsOfClasses(LatentSource(*drawn, range(1), seeded, timed), own)  # whose labels nobody reads
+    else:
+        source = LatentSource(*drawn, conditions, seeded, timed, recipe.data.condition_dropout)
+    return SimulatedSource(source, draws, recipe.generator, infer) if recipe.generator.simulates_steps else source
 
 
 class LatentsOfClasses(DataSource):
@@ -99,7 +113,52 @@ class NoisySource(DataSource):
         if self._flow is not None:
             return drawn.clamp(min=_LEAST_TIME)
         self._of_steps = self._of_steps.to(drawn.device)
-        return self._of_steps[(drawn * len(self._of_steps)).ceil().long() - 1]
+        return self._of_steps[_numbered(drawn, len(self._of_steps))]
+
+
+def _numbered(drawn: Tensor, num: int) -> Tensor:
+    """Uniform numbers in (0, 1] -> integers from 0 to ``num`` - 1."""
+    return (drawn * num).ceil().long() - 1
+
+
+class SimulatedSource:
+    """Adds noise to what G makes of another source's inputs by the steps before one that is drawn for each sample.
+
+    Inputs are (n, Z) with the noise of the time t (n,) of that step, labels, t, and maybe seeds.
+    """
+
+    def __init__(self, latents: InputSource, draws: SampleDraws, section: Any, infer: Infer | None) -> None:
+        """Take G's section, and what makes images; None on a rank that holds no part of G."""
+        self._latents, self._draws, self._section, self._infer = latents, draws, section, infer
+        self.real, self.rewind, self.close = latents.real, latents.rewind, latents.close
+
+    def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
+        """Return G's inputs, which ``prepare`` makes, and D's conditions; see ``InputSource``."""
+        begun, part = self._latents.inputs(stream, counters, slices, reals), slices["generator"]
+        made: list[MicroBatch] = []
+
+        def prepare() -> None:
+            for index in range(part.accumulation if self._infer else 0):
+                made.append(self._simulated(stream, counters, part.positions(index), *begun.generator(index)))
+
+        return Inputs(made.__getitem__, begun.conditions, prepare=prepare)
+
+    def _simulated(
+        self, stream: str, counters: tuple[int, ...], samples: range, noisy: Tensor, labels: Tensor, *more: Tensor
+    ) -> MicroBatch:
+        assert self._infer is not None, "this rank holds a part of G"
+        ones, *seeds = more
+        times = self._section.step_times
+        last = _numbered(self._draws.uniform(f"{stream}/time", counters, samples, ()), len(times))
+        found, found_times = noisy, ones
+        for step, (time, later) in enumerate(pairwise(times)):
+            images, drawn = self._infer((noisy, labels, ones * time, *seeds)).flatten(1), None
+            if self._section.renoises:
+                drawn = self._draws.normal(f"{stream}/step{step}", counters, samples, noisy.shape[1:])
+            noisy = with_less_noise(images, noisy, time, later, drawn)
+            found = torch.where((last == step + 1)[:, None], noisy, found)
+            found_times = torch.where(last == step + 1, ones * later, found_times)
+        return found, labels, found_times, *seeds
 
 
 class ImageSource(DataSource):

@@ -59,6 +59,8 @@ from bigsgan.monitor import Statistics
 _TOTAL = "loss/generator"
 """Name of the statistic of G's whole loss where it learns alone."""
 
+_MAKES = phases.MakesImages, phases.MakesOwnImages
+
 GetInputs = Callable[[int, Tensor | None], MicroBatch]
 """Returns the inputs of a phase's micro-batch, given its number and the images that the phase reads."""
 
@@ -176,7 +178,11 @@ class AdversarialStep:
         weight = self._normalization or self._adaptive_weight(scheduled.adversarial)
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
-        for phase in self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale):
+        made = self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale)
+        for d_step in dict.fromkeys(each.d_step for each in made if isinstance(each, _MAKES)):
+            if prepare := inputs_of(d_step).prepare:
+                prepare()
+        for phase in made:
             if isinstance(phase, phases.MakesOwnImages):
                 own_inputs = inputs_of(phase.d_step)
                 own = self._make_images(phase, own_inputs, regularizer)

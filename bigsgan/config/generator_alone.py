@@ -39,9 +39,12 @@ def check_networks(recipe: Any) -> None:
         raise UserError("generator.steps", generator.num_steps, problem, remedy)
     if not generator.reads_times or not (recipe.objective.flow or generator.num_steps > 1):
         what = "a generator that makes images in one step"
-        keys = [key for key in ("sampler", "time_shift") if key in type(generator).model_fields]
+        keys = [key for key in ("sampler", "time_shift", "noised") if key in type(generator).model_fields]
         generator.refuse_changed("generator", keys, what)
-    if recipe.adds_noise:
+    if recipe.objective.flow and generator.simulates_steps:
+        problem, remedy = "must be reals with objective.flow", "remove it"
+        raise UserError("generator.noised", "samples", problem, remedy)
+    if recipe.adds_noise or generator.simulates_steps:
         given = f"generator.steps={generator.num_steps}" if recipe.has_discriminator else "objective.flow"
         _check_noise(recipe, given)
     guidance = getattr(generator, "guidance", 1)
@@ -84,16 +87,19 @@ def overlaps_data(what: str) -> UserError:
 
 
 def _check_noise(recipe: Any, given: str) -> None:
-    """Refuse what does not fit a generator that learns from real images with noise."""
+    """Refuse what does not fit a generator that learns from images with noise."""
     if not recipe.generator.reads_times:
         remedy = "set generator.times=true, of family dit or of a network of your own"
         raise UserError(given.partition("=")[0], None, "needs a generator that reads times", remedy)
-    if recipe.has_discriminator and not recipe.objective.reuse_fakes:
+    if recipe.generator.simulates_steps and recipe.objective.schedule == "overlapped":
+        problem, remedy = "must be exact or generator_first with generator.noised=samples", "set it to one of these"
+        raise UserError("objective.schedule", "overlapped", problem, remedy)
+    if recipe.adds_noise and recipe.has_discriminator and not recipe.objective.reuse_fakes:
         problem, detail = f"must be true with {given}", "both networks' updates read the same images"
         raise UserError("objective.reuse_fakes", False, problem, "set objective.reuse_fakes=true", detail)
     if recipe.objective.schedule == "overlapped":
         raise overlaps_data(given)
-    if recipe.objective.fake_labels == "frequencies":
+    if recipe.adds_noise and recipe.objective.fake_labels == "frequencies":
         problem, detail = f"must be uniform or data with {given}", "labels are those of the images"
         raise UserError("objective.fake_labels", recipe.objective.fake_labels, problem, "remove it", detail)
     others = {"transport": recipe.objective.transport, "consistency": recipe.objective.consistency}

@@ -163,7 +163,8 @@ class Recipe(Section):
     @property
     def adds_noise(self) -> bool:
         """Whether G learns from real images with noise: by flow matching, or in several steps."""
-        return self.objective.flow is not None or self.generator.num_steps > 1
+        several = self.generator.num_steps > 1 and not self.generator.simulates_steps
+        return self.objective.flow is not None or several
 
     @property
     def translates(self) -> bool:

@@ -19,6 +19,7 @@ from bigsgan.adversarial.terms.teacher import build_teacher
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.data import RealImages, Slice, build_training_dataset
 from bigsgan.data.conditions import conditions_of
+from bigsgan.doctor import few_steps
 from bigsgan.doctor.adversarial_weights import adversarial_weights, normalized
 from bigsgan.doctor.distance import Distance, distance_to_teacher
 from bigsgan.doctor.games import awake
@@ -95,25 +96,22 @@ class Reference:
 
     def generator_inputs(self, stream, counters, part):
         """G's inputs for each micro-batch of a part."""
-        if self.recipe.generator.num_steps > 1:
-            return [self.noisy(stream, counters, part, j) for j in range(part.accumulation)]
         if not self.recipe.translates:
             inputs = self.source.phase(stream, counters, part)
-            return [inputs(j) for j in range(part.accumulation)]
+            found = [inputs(j) for j in range(part.accumulation)]
+            if self.recipe.objective.fake_labels == "data":
+                found = [(z, y, *rest) for (z, _, *rest), (_, y) in zip(found, self.last_reals, strict=True)]
+            if self.recipe.generator.num_steps == 1:
+                return found
+            places = [(stream, counters, part.positions(j)) for j in range(part.accumulation)]
+            if self.recipe.generator.simulates_steps:
+                return [few_steps.of_samples(self, *place, *drawn) for place, drawn in zip(places, found, strict=True)]
+            return [
+                few_steps.of_reals(self, *place, *real) for place, real in zip(places, self.last_reals, strict=True)
+            ]
         seeds = [self.draws.seeds(f"{stream}/seed", counters, part.positions(j)) for j in range(part.accumulation)]
         first, num = self.recipe.input_channels, int(self.recipe.generator.draws)
         return [(x[:, :first], y, *[seed] * num) for (x, y), seed in zip(self.last_reals, seeds, strict=True)]
-
-    def noisy(self, stream, counters, part, j):
-        """Real images with noise, at the time of one of the generator's steps."""
-        (x, y), samples = self.last_reals[j], part.positions(j)
-        z = self.draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
-        section: Any = self.recipe.generator
-        u, k = self.draws.uniform(f"{stream}/time", counters, samples, (1, 1, 1)), section.steps
-        t = 1 - torch.ceil(u * k - 1).double() / k  # float32's rounding would be that of an angle 1000 times as large
-        t = (t * section.time_shift / (1 - t + t * section.time_shift)).float()
-        seeds = [self.draws.seeds(f"{stream}/seed", counters, samples)] * section.draws
-        return (x + t * (z - x)).flatten(1), y, t.flatten(), *seeds
 
     def _targets(self, x):
         return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
@@ -203,8 +201,6 @@ class Reference:
     def _d_step(self, update, d_step, fakes=None):
         section, part = self.recipe.objective, self.parts["discriminator"]
         reals, latents = self._read(update, d_step), self._latents(update, d_step)
-        if section.fake_labels == "data":
-            latents = [(z, y, *seeds) for (z, _, *seeds), (_, y) in zip(latents, reals, strict=True)]
         self.last_latents = latents
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
@@ -336,6 +332,7 @@ class Reference:
 
     def update(self, update: int) -> Reference:
         """Make the update with this number."""
+        self.begun = copy.deepcopy(self.g)
         batch, ema = self.recipe.batch, self.recipe.ema
         self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
         self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)

@@ -18,6 +18,11 @@ _FIRST_STREAM = 2**33
 """Of the noise of steps, behind those of a network's own noise."""
 
 
+def with_less_noise(images: Tensor, noisy: Tensor, time: float, later: float, drawn: Tensor | None = None) -> Tensor:
+    """Go on from estimates of images (n, Z) to a later time, with the noise in ``noisy``, or ``drawn``: (n, Z)."""
+    return images + later / time * (noisy - images) if drawn is None else images.lerp(drawn, later)
+
+
 def in_steps(make: Callable[..., Tensor], section: TimedGenerator) -> Callable[..., Tensor]:
     """Return a function of latents (n, Z), labels and, if samples have some, seeds (n,), that makes images.
 
@@ -38,11 +43,10 @@ def in_steps(make: Callable[..., Tensor], section: TimedGenerator) -> Callable[.
             images = estimate(noisy, labels, torch.full_like(latents[:, 0], time), *(seeds if section.draws else ()))
             if step == len(times) - 1:
                 break
-            flat, later = images.flatten(1), times[step + 1]
+            flat, drawn = images.flatten(1), None
             if section.renoises:
-                noisy = flat.lerp(noise.normal(seeds[0], _FIRST_STREAM + step, (flat.shape[1],)), later)
-            else:
-                noisy = flat + later / time * (noisy - flat)
+                drawn = noise.normal(seeds[0], _FIRST_STREAM + step, (flat.shape[1],))
+            noisy = with_less_noise(flat, noisy, time, times[step + 1], drawn)
         return images
 
     return made

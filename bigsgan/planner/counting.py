@@ -33,7 +33,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     """Count parameters and work of both networks, and the work of an update for each image of its batch.
 
     Forward passes are counted on a device without memory; a multiplication and an addition are two operations. An
-    update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. G's
+    update makes images for D's steps and for G's, once for both if they are reused and their graphs can be kept. A
+    student that learns from its own images makes those of the steps before, too. G's
     images cost a forward pass, and later a backward pass of twice the work. D goes forward and backward over real and
     fake images, and again forward and backward to the images for G, also over real ones if G's objective pairs them.
     A frozen program at the beginning of a network goes backward only there, to G's images. Other frozen parts go
@@ -52,7 +53,9 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     num_made = d_steps + made_again if plan.recipe.has_discriminator else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     trained = {network: _count_backward(plan, network) for network in NETWORKS}
-    update = num_made * generator + trained["generator"] + 3 * d_steps * heads
+    num_simulated = (d_steps + (not plan.recipe.objective.reuse_fakes)) * (plan.recipe.generator.num_steps - 1)
+    update = num_simulated * plan.recipe.generator.simulates_steps * generator
+    update += num_made * generator + trained["generator"] + 3 * d_steps * heads
     update += 2 * d_steps * (discriminator + trained["discriminator"])
     update += segments * (discriminator + sum(count_layers(plan, "discriminator", judged=True)))
     update -= 2 * count_frozen(plan, "generator") + 4 * d_steps * count_frozen(plan, "discriminator")

@@ -141,9 +141,10 @@ def build_run(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> Run:
     entries |= states(terms) | kept
     if start.found is not None:
         _restore(start.found, {**entries, REPORTS: reports}, layout, recipe)
-    network = recipe.networks[-1]
+    network, holds = recipe.networks[-1], rank in plan.placement("generator").ranks
+    infer = engines["generator"].infer_everywhere if holds else None
     reals = build_reals(plan, network, slices[network], dataset, draws, device, counters.start)
-    source, standing = build_sources(plan, slices, sample_draws, dataset, conditions, counters)
+    source, standing = build_sources(plan, slices, sample_draws, dataset, conditions, counters, infer)
     sources = Sources(reals, source, sample_draws, slices, kept.get(KEPT_IMAGES), kept.get(IMAGE_POOL))
     step = AdversarialStep(executor, plan, sources, statistics, terms, augmentation)
     rank_log.follow(executor)

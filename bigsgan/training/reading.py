@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bigsgan.adversarial import InputSource, LatentSource, SampleDraws, build_source
+from bigsgan.adversarial import Infer, InputSource, LatentSource, SampleDraws, build_source
 from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.data import RealImages, Slice
 from bigsgan.data.conditions import Conditions, conditions_of
@@ -60,10 +60,12 @@ def build_sources(
     dataset: ImageDataset,
     conditions: Conditions,
     counters: Counters,
+    infer: Infer | None,
 ) -> tuple[InputSource, Sequence[MicroBatch]]:
     """Build the source of the generator's inputs, and draw the inputs for standing statistics.
 
-    These have ``conditions``, which samples have, where fakes have the labels of reals.
+    These have ``conditions``, which samples have, where fakes have the labels of reals. ``infer`` makes images of G's
+    inputs, on ranks that hold a part of G.
     """
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     labels = recipe.objective.fake_labels
@@ -74,7 +76,7 @@ def build_sources(
     own = None
     if recipe.inputs_from_data and recipe.has_discriminator and places[0].input_ranks() != places[1].input_ranks():
         own = build_reals(plan, "generator", d_phase, dataset, Draws(recipe.seed), comm.device(), counters.start)
-    source, standing = build_source(recipe, draws, conditions, own), list[MicroBatch]()
+    source, standing = build_source(recipe, draws, conditions, own, infer), list[MicroBatch]()
     if has_standing:
         latents = LatentSource(draws, recipe.latent_size, conditions, recipe.generator.draws)  # without times
         standing = [latents.phase("standing", (i,), g_phase["generator"])(0) for i in range(STANDING_BATCHES)]

@@ -19,6 +19,8 @@ STEPS = ["generator.steps=3", "objective.reuse_fakes=true", "discriminator.first
 OF_TEACHER = "engines.discriminator.frozen."
 OWN_STAGE = "engines.discriminator.partition=uniform"  # four layers, and the four of the teacher
 SMALL_TOO = {"zero": {"stage3_param_persistence_threshold": 0}}
+REUSED = [GENERATOR_FIRST, "objective.reuse_fakes=true"]
+OWN_IMAGES = ["generator.steps=3", "generator.noised=samples", "discriminator.first_time=0.4"]
 LAYOUTS = {
     "one rank, micro-batches": (1, [HALVES], both(0)),
     "ZeRO 3": (2, [], both(3)),
@@ -28,6 +30,11 @@ LAYOUTS = {
     "several steps, ZeRO 3": (2, [*STEPS, GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
     "several steps, ranks of their own": (2, [*STEPS, "engines.generator.ranks=1", HALVES], both(1)),
     "several steps, in stages": (2, [*STEPS, *stages(2, 2), HALVES], both(1)),
+    "own images, of steps before": (1, [*OWN_IMAGES, "generator.sampler=sde", HALVES], both(1)),
+    "own images, ZeRO 3": (2, [*OWN_IMAGES, "generator.time_shift=5"], both(3)),
+    "own images, ranks of their own": (2, [*OWN_IMAGES, "engines.generator.ranks=1", GENERATOR_FIRST, HALVES], both(1)),
+    "own images, in stages": (2, [*OWN_IMAGES, *stages(2, 2), "generator.sampler=sde", *REUSED, HALVES], both(1)),
+    "own images, of classes of the data": (2, [*OWN_IMAGES, "objective.fake_labels=data", *REUSED], both(2)),
     "a teacher shared at ZeRO 1": (2, [f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
     "a teacher on the host": (2, [f"{OF_TEACHER}offload=cpu", HALVES], both(0, **SMALL_TOO)),
     "a teacher shared in stages": (4, [*stages(1, 2), f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
@@ -39,6 +46,7 @@ LAYOUTS = {
 MARKS = {
     "one rank, micro-batches": (),
     "several steps": (),
+    "own images, of steps before": (),
     "a teacher shared in stages": pytest.mark.nightly,
     "a teacher whole at ZeRO 3": pytest.mark.nightly,
     "D recomputed": pytest.mark.nightly,
@@ -120,8 +128,9 @@ def test_memory_is_that_of_a_plan(ranks, tmp_path, stage, more):
 
 
 @pytest.mark.slow
-def test_an_update_computes_what_a_plan_counts(ranks, tmp_path):
-    ds = both(1)
-    (computed,) = ranks(1).run(operations, WIDE, ds)
-    counted = count_work(tiny_plan(tmp_path, 1, WIDE, ds))
+@pytest.mark.parametrize("more", [[], OWN_IMAGES], ids=["one step", "own images"])
+def test_an_update_computes_what_a_plan_counts(ranks, tmp_path, more):
+    game, ds = [*WIDE, *more], both(1)
+    (computed,) = ranks(1).run(operations, game, ds)
+    counted = count_work(tiny_plan(tmp_path, 1, game, ds))
     assert computed / 32 == pytest.approx(counted["update_flop"], rel=0.05)

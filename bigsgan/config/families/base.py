@@ -78,6 +78,11 @@ class NetworkSection(Section):
         return 1
 
     @property
+    def simulates_steps(self) -> bool:
+        """Whether a generator learns from its own images of the steps before, to which noise is added."""
+        return False
+
+    @property
     def seeds_samples(self) -> bool:
         """Whether the inputs that make a sample carry a seed."""
         return self.draws
@@ -197,8 +202,11 @@ class TimedGenerator(NetworkSection):
     """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; 1
     stands for noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
-    """Steps from noise to an image in samples. Beside a discriminator G learns at their times, from real images with
+    """Steps from noise to an image in samples. Beside a discriminator G learns at their times, from images with
     noise."""
+    noised: Literal["reals", "samples"] = "reals"
+    """What the noise of these images is added to, beside a discriminator: real images, or what G has made of noise by
+    the steps before (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5), as it is when an update begins."""
     sampler: Literal["ode", "sde"] = "ode"
     """How a step goes from an estimate to the next time: along its velocity (``ode``, Euler's method), or with fresh
     noise (``sde``, multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""
@@ -217,6 +225,11 @@ class TimedGenerator(NetworkSection):
     def num_steps(self) -> int:
         """Passes that make a sample."""
         return self.steps
+
+    @property
+    def simulates_steps(self) -> bool:
+        """Whether noise is added to its own images of the steps before."""
+        return self.noised == "samples" and self.steps > 1
 
     @property
     def step_times(self) -> list[float]:
