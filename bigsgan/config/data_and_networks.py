@@ -158,12 +158,11 @@ def _check_images_from_images(recipe: Any) -> None:
         raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
     for name in (*recipe.objective.of_targets, "feature_matching"):
         value = getattr(recipe.objective, name)
-        if value and (recipe.data.joins_domains or not recipe.translates):
+        of_noisy = recipe.adds_noise and recipe.has_discriminator and name != "feature_matching"
+        if value and (recipe.data.joins_domains or not (recipe.translates or of_noisy)):
             nothing, given = (0, value) if isinstance(value, float) else ("null", f"weight={value.weight}")
-            problem, detail = (
-                f"must be {nothing} with data.kind={recipe.data.kind}",
-                "only pairs of images have targets",
-            )
+            problem = f"must be {nothing} with data.kind={recipe.data.kind}"
+            detail = "only images of pairs, or of real ones with noise, have targets"
             raise UserError(f"objective.{name}", given, problem, "remove it, or set data.kind=side_by_side", detail)
 
 

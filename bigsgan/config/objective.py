@@ -242,7 +242,8 @@ class Objective(Section):
     """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
     relativistic loss needs (with ``reuse_fakes``). Images made of real ones with noise have theirs."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of G's images from their targets: pairs', or what G reads."""
+    """Weight of the mean absolute difference of G's images from their targets: pairs', or the images that G reads, also
+    with noise."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None

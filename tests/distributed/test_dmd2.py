@@ -30,6 +30,8 @@ LAYOUTS = {
     "several steps, ZeRO 3": (2, [*STEPS, GENERATOR_FIRST, "generator.time_shift=5"], both(3)),
     "several steps, ranks of their own": (2, [*STEPS, "engines.generator.ranks=1", HALVES], both(1)),
     "several steps, in stages": (2, [*STEPS, *stages(2, 2), HALVES], both(1)),
+    "several steps and a distance": (2, [*STEPS, "engines.generator.ranks=1", "objective.huber={weight: 3}"], both(1)),
+    "several steps and distances": (2, [*STEPS, *stages(2, 2), "objective.l1=2", "objective.l2=1", HALVES], both(1)),
     "own images, of steps before": (1, [*OWN_IMAGES, "generator.sampler=sde", HALVES], both(1)),
     "own images, ZeRO 3": (2, [*OWN_IMAGES, "generator.time_shift=5"], both(3)),
     "own images, ranks of their own": (2, [*OWN_IMAGES, "engines.generator.ranks=1", GENERATOR_FIRST, HALVES], both(1)),
