@@ -136,7 +136,7 @@ def test_own_loss(elsewhere):
 @pytest.mark.slow
 def test_distill(elsewhere):
     """A student learns, resumes and makes images: of the family, and of one's own networks."""
-    teach, distill, sample, *_, pretrain, train, sample_own = commands(written("distill"))
+    teach, distill, sample, *_, pretrain, train, sample_own, _, _ = commands(written("distill"))
     short = ["total_nimg=128", "report_nimg=64", "sample_nimg=128", "checkpoint_nimg=64"]
     execute(teach, *short)
     for words in (sample, sample_own):
@@ -178,6 +178,24 @@ def test_distill_a_published_backbone(elsewhere):
     execute(train, *own, "total_nimg=16")
     assert "Resuming" in execute(train, *own)
     assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows("runs/published")[1].keys()
+
+
+@pytest.mark.slow
+def test_distill_a_published_backbone_of_texts(elsewhere):
+    """A PixArt that is small and random: all three networks, resumed."""
+    diffusers = pytest.importorskip("diffusers")
+    *_, train = commands(written("distill"))
+    Path("dmd2.py").write_text(Path("dmd2.py").read_text().replace("from flow import", "from pixart import"))
+    pixart = diffusers.PixArtTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=12, out_channels=24, num_layers=2, sample_size=8,
+        cross_attention_dim=16, caption_channels=3,
+    )  # fmt: skip
+    pixart.save_pretrained("pixart/transformer")
+    own = [*write_captioned("latents"), "discriminator.arguments.width=16", *SHORT[:-2], "generator.arguments.steps=2"]
+    train = [word for word in train if not word.startswith("data.codec")]
+    execute(train, *own, "total_nimg=32")
+    assert "Resuming" in execute(train, *own)
+    assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows("runs/text")[1].keys()
 
 
 @pytest.mark.slow
@@ -313,20 +331,25 @@ train(*short, *whole, "out=runs/parts", "total_nimg=64")
     assert [row["nimg"] for row in rows("runs/parts")] == [32, 64]
 
 
-@pytest.mark.slow
-def test_captions(elsewhere):
-    """The guide's networks train on tokens of any length, resume in the same captions, and make images of others."""
-    *_, train = (words for words in commands(written("latents")) if "captioned.yaml" in words)
+def write_captioned(root):
+    """Latents (12, 8, 8) with up to five tokens of three numbers; return what a recipe of them has."""
     draws, members = np.random.default_rng(0), []
     for number in range(32):
         tokens = draws.normal(size=(number % 6, 3))
         for name, numbers in (("npy", draws.normal(size=(12, 8, 8))), ("tokens.npy", tokens)):
             np.save(file := io.BytesIO(), numbers.astype(np.float16))
             members.append((f"{number}.{name}", file.getvalue()))
-    write_tar(Path("latents", "0.tar"), members)
-    np.save("asked.npy", draws.normal(size=(2, 5, 3)))
-    own = ["data.root=latents", "data.resolution=16", "data.codec={kind: dct}", "data.condition_size=[5, 3]"]
-    own += ["data.missing_labels=accept", "data.num_workers=0", "generator.latent_size=768", *SHORT[:-2]]
+    write_tar(Path(root, "0.tar"), members)
+    found = [f"data.root={root}", "data.resolution=16", "data.codec={kind: dct}", "data.condition_size=[5, 3]"]
+    return [*found, "data.missing_labels=accept", "data.num_workers=0", "generator.latent_size=768"]
+
+
+@pytest.mark.slow
+def test_captions(elsewhere):
+    """The guide's networks train on tokens of any length, resume in the same captions, and make images of others."""
+    *_, train = (words for words in commands(written("latents")) if "captioned.yaml" in words)
+    own = [*write_captioned("latents"), *SHORT[:-2]]
+    np.save("asked.npy", np.random.default_rng(1).normal(size=(2, 5, 3)))
     chain = [
         merged([*train, *own, "out=runs/straight"]),
         merged([*train, *own, "total_nimg=32"]),
