@@ -39,6 +39,7 @@ from bigsgan.training.sampling import (
     check_batch,
     check_guidance,
     check_truncation,
+    class_labels,
     has_standing_statistics,
     smaller_batch,
 )
@@ -340,7 +341,9 @@ def _write_npz(trained: TrainedNetwork, options: Options, out: Path, ranks: chec
     """
     (sampler, columns), num, data = _sampler(trained, options), options.num_latents, trained.recipe.data
     if options.classes is None and options.conditions is None:
-        columns = picked(sampler.conditions, np.arange(len(sampler.conditions)))
+        of_classes = data.num_classes and not data.condition_size and not data.multi_label
+        all_of_data = np.arange(len(sampler.conditions))
+        columns = class_labels(data, range(data.num_classes)) if of_classes else picked(sampler.conditions, all_of_data)
     places = torch.arange(num) % len(columns)
     sampler.prepare(options.truncation)
 

@@ -298,10 +298,15 @@ def sampling_mode(network: LayerStack, statistics: str) -> Iterator[None]:
 def column_labels(data: Data, conditions: Conditions) -> Tensor:
     """Return the label of each column of a sample grid: those of ``column_classes``, or of images over the data set."""
     if not data.condition_size and not data.multi_label:
-        classes = torch.tensor(column_classes(data.num_classes))
-        return torch.eye(data.num_classes)[classes] if data.has_vectors else classes
+        return class_labels(data, column_classes(data.num_classes))
     num = min(UNCONDITIONAL_COLUMNS, len(conditions))
     return picked(conditions, np.arange(num) * len(conditions) // num)
+
+
+def class_labels(data: Data, classes: Sequence[int]) -> Tensor:
+    """Return labels of one class each: (columns,) int64, or (columns, K) float32 where labels may be left out."""
+    numbers = torch.tensor(classes)
+    return torch.eye(data.num_classes)[numbers] if data.has_vectors else numbers
 
 
 def column_classes(num_classes: int) -> list[int]:
