@@ -146,8 +146,8 @@ def _print_once(error: UserError, already_ended: bool) -> bool:
 
 def _tell_ranks(status: int, error: Exception) -> None:
     """End ranks too that have found no mistake and wait for this one; rank 0 keeps their store, if not torchrun."""
-    alone = number_from_environment("WORLD_SIZE", 1) == 1
-    if alone or launched.keeps_store(rank_from_environment()) or not first_word.meets_store():
+    is_single = number_from_environment("WORLD_SIZE", 1) == 1
+    if is_single or launched.keeps_store(rank_from_environment()) or not first_word.meets_store():
         return
     with contextlib.suppress(Exception):  # it may be torch that cannot be imported
         board = importlib.import_module("bigsgan.runtime.board")

@@ -40,7 +40,7 @@ from bigsgan.runtime import comm, memory
 from bigsgan.runtime.ending import on_launched_ranks
 from bigsgan.runtime.tf32 import tf32
 from bigsgan.training.measuring import evaluations, keep_records, measured, open_lpips, records
-from bigsgan.training.rank_consistency import open_alike, open_same_reference
+from bigsgan.training.rank_consistency import open_compared, open_same_reference
 from bigsgan.training.sampling import (
     check_batch,
     check_guidance,
@@ -146,7 +146,7 @@ def _check(options: Options) -> None:
 def _reals(recipe: Recipe, reference: Path | None, width: int) -> tuple[Reference, Data, dict[str, str]]:
     """The reference to compare with, the section that describes it, and what records say about a file."""
     if reference is None:
-        return Reference(open_alike(build_dataset, recipe.data)), recipe.data, {}
+        return Reference(open_compared(build_dataset, recipe.data)), recipe.data, {}
     reals, about = open_same_reference(reference, recipe.data, width, "--reference")
     return reals, recipe.data.model_copy(update={"root": str(reference)}), about
 

@@ -98,11 +98,11 @@ def main(
     options: Options,
     rank: int,
     num_ranks: int,
-    together: checkpoint.ObjectCollectives | None = None,
+    ranks: checkpoint.ObjectCollectives | None = None,
 ) -> None:
     """Write a PNG sheet, a GIF of an interpolation, single PNG files, or an .npz file, as ``options`` and ``out`` say.
 
-    Ranks share the work for single files and an .npz file, with the collectives ``together``. Anything else is rank
+    Ranks share the work for single files and an .npz file, with the collectives ``ranks``. Anything else is rank
     0's work.
 
     Raises:
@@ -114,7 +114,7 @@ def main(
     remedy = f"{smaller_batch(options.batch)}, or fewer in all (--num)"
     where = f"with {counted(options.batch, 'image')} at a time and {options.num or DEFAULT_NUM} in all"
     with memory.naming_remedy(where, remedy):
-        trained = open_trained(run, "generator", live, nimg, best_device(), options.width, together)
+        trained = open_trained(run, "generator", live, nimg, best_device(), options.width, ranks)
         set_steps(trained, options.steps, options.guidance)
         _check_run(trained.recipe, options, out.suffix == NPZ)
         if options.input is not None:
@@ -122,7 +122,7 @@ def main(
         elif options.files:
             text = _write_files(trained, options, out, rank, num_ranks)
         elif out.suffix == NPZ:
-            text = _write_npz(trained, options, out, together or checkpoint.SingleProcess())
+            text = _write_npz(trained, options, out, ranks or checkpoint.SingleProcess())
         else:
             text = _write_sheet(_make_sheet(trained, options), out)
     if rank == 0 or options.files:

@@ -8,7 +8,7 @@ from bigsgan import cli
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from tests.alone import save, whole
+from tests.single_process import save, whole
 from tests.tiny import tiny_recipe
 
 LAYOUT = {

@@ -11,7 +11,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
-from tests.alone import save, whole
+from tests.single_process import save, whole
 from tests.tiny import awake, tiny_recipe
 
 

@@ -106,18 +106,18 @@ class DiscriminatorObjective:
         """Return what belongs to the images that penalties differentiate at, of ``reals`` if these suffice, or all."""
         if self.num_differentiated == 1:
             return tuple(entry[:: self._division.shrink] for entry in inputs)
-        return self.apart(inputs)[0]
+        return self.split(inputs)[0]
 
-    def apart(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
-        """Return the same of a whole micro-batch, and the rest; nothing is apart if penalties use all images."""
+    def split(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
+        """Return the same of a whole micro-batch, and the rest; there is none if penalties use all images."""
         if self._division.shrink == 1:
             return inputs, ()
-        first, rest = zip(*(self._division.apart(entry) for entry in inputs), strict=True)
+        first, rest = zip(*(self._division.split(entry) for entry in inputs), strict=True)
         return first, rest
 
-    def together(self, first: Tensor, rest: Tensor) -> Tensor:
-        """Join D's outputs of what was apart."""
-        return self._division.together(first, rest)
+    def join(self, first: Tensor, rest: Tensor) -> Tensor:
+        """Join D's outputs of what was split."""
+        return self._division.join(first, rest)
 
     def batch(self, real: MicroBatch, fake: MicroBatch, noise: dict[str, Tensor]) -> MicroBatch:
         """Concatenate the segments of one micro-batch.
@@ -136,7 +136,7 @@ class DiscriminatorObjective:
     ) -> Tensor:
         """Return the loss of D's outputs for a concatenated micro-batch.
 
-        A penalty that is differentiated twice goes through ``inputs`` that ``apart`` returned first.
+        A penalty that is differentiated twice goes through ``inputs`` that ``split`` returned first.
         With tangents of the outputs along ``slopes``, its gradient contains that of the terms that read gradients; its
         value does not contain them. ``features`` are D's predictions of a teacher's features of real images, then these
         features.
@@ -174,7 +174,7 @@ class DiscriminatorObjective:
         with torch.enable_grad():
             grads = grads.detach().requires_grad_()
             (found,) = torch.autograd.grad(self._of_slopes(grads.chunk(self.num_differentiated)), grads)
-        return self._division.together(found)
+        return self._division.join(found)
 
     def note_slopes(self, outputs: Tensor) -> None:
         """Record the squared slopes by finite differences, given D's outputs for a checked micro-batch."""

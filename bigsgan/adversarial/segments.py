@@ -27,7 +27,7 @@ class Division(NamedTuple):
         num = len(whole) * self.shrink // num_images(self.num, self.shrink, self.shrink)
         return [*whole.split([num] * 2 + [num // self.shrink] * (self.num - 2))]
 
-    def apart(self, whole: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, whole: Tensor) -> tuple[Tensor, Tensor]:
         """(N, ...) -> what belongs to the images that penalties differentiate at, and the others."""
         first, rest = list[Tensor](), list[Tensor]()
         for number, segment in enumerate(self.segments(whole)):
@@ -41,8 +41,8 @@ class Division(NamedTuple):
                 rest.append(grid[:, 1:].flatten(0, 1))
         return torch.cat(first), torch.cat(rest)
 
-    def together(self, first: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Invert ``apart``; without ``rest``, with zeros in its place."""
+    def join(self, first: Tensor, rest: Tensor | None = None) -> Tensor:
+        """Invert ``split``; without ``rest``, with zeros in its place."""
         size = len(first) // self.num_differentiated  # n / k
         if rest is None:
             num = num_images(self.num, size * self.shrink, self.shrink) - len(first)

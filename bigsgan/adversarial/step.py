@@ -152,7 +152,7 @@ class AdversarialStep:
     def _works(self, update: int, scheduled: Scheduled) -> Iterator[Work]:
         """Yield each phase with its inputs and its loss."""
         if self.discriminator is None:
-            yield self._learn_alone(update, scheduled)
+            yield self._learn_without_discriminator(update, scheduled)
             return
         section, num_made = self._section, self._plan.recipe.generator.images_per_sample
         objectives = [
@@ -209,7 +209,7 @@ class AdversarialStep:
             elif isinstance(phase, phases.Keeps):
                 yield self._keep(phase)
 
-    def _learn_alone(self, update: int, scheduled: Scheduled) -> Work:
+    def _learn_without_discriminator(self, update: int, scheduled: Scheduled) -> Work:
         (phase,) = self._phases()
         reals: Reals = functools.cache(self._sources.reals.next_phase)
         inputs = self._inputs("generator", (update,), reals)

@@ -104,7 +104,7 @@ def _on_machine(planned: Planned) -> Planned:
         if plan.recipe.batch_statistics == "host":
             return Planned(variant, None, "the plain loop takes batch norm's statistics over all ranks")
         if plan.recipe.generator.simulates_steps:
-            return Planned(variant, None, "the plain loop has no images of steps before, as generator.noised=samples")
+            return Planned(variant, None, "the plain loop has no generator.noised=samples")
         if key := plan.recipe.objective.adversarial.weighs:
             return Planned(variant, None, f"the plain loop has no weight as objective.adversarial.{key}")
         if variant.tf32 is not None and comm.device().type != "cuda":

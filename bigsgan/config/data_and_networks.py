@@ -158,12 +158,26 @@ def _check_images_from_images(recipe: Any) -> None:
         raise UserError("augmentation", recipe.augmentation.kind, problem, "set augmentation=null", detail)
     for name in (*recipe.objective.of_targets, "feature_matching"):
         value = getattr(recipe.objective, name)
-        of_noisy = recipe.adds_noise and recipe.has_discriminator and name != "feature_matching"
-        if value and (recipe.data.joins_domains or not (recipe.translates or of_noisy)):
-            nothing, given = (0, value) if isinstance(value, float) else ("null", f"weight={value.weight}")
-            problem = f"must be {nothing} with data.kind={recipe.data.kind}"
-            detail = "only images of pairs, or of real ones with noise, have targets"
-            raise UserError(f"objective.{name}", given, problem, "remove it, or set data.kind=side_by_side", detail)
+        if not value or (recipe.translates and not recipe.data.joins_domains):
+            continue
+        nothing, given = (0, value) if isinstance(value, float) else ("null", f"weight={value.weight}")
+        what, detail = f"data.kind={recipe.data.kind}", "only pairs of images have targets"
+        remedy = "remove it, or set data.kind=side_by_side"
+        if recipe.objective.flow:
+            what, detail, remedy = "objective.flow", "it compares G's images with the real ones", "remove it"
+        elif recipe.generator.num_steps > 1 and recipe.has_discriminator:
+            if recipe.adds_noise and name in recipe.objective.of_targets and not _compares_latents(recipe, name):
+                continue  # the images that noise was added to
+            what, detail, remedy = f"generator.steps={recipe.generator.num_steps}", "", "remove it"
+            if recipe.generator.simulates_steps:
+                remedy = "remove it, or set generator.noised=reals"
+            elif name in recipe.objective.of_targets:
+                what, detail = f"data.codec.kind={recipe.data.codec.kind}", "G's images are not pixels"
+        raise UserError(f"objective.{name}", given, f"must be {nothing} with {what}", remedy, detail)
+
+
+def _compares_latents(recipe: Any, name: str) -> bool:
+    return name == "perceptual" and recipe.data.codec.kind != "pixels"
 
 
 def _check_what_generator_reads(recipe: Any) -> None:
@@ -248,6 +262,23 @@ def _check_frozen_parts(recipe: Any) -> None:
         problem = f"must be given with discriminator.family={recipe.discriminator.family}"
         remedy = "name the teacher's run, such as init_from.run=runs/digits_dit"
         raise UserError("init_from.run", None, problem, remedy)
+    for network in recipe.networks:
+        _check_held(recipe, network)
+
+
+def _check_held(recipe: Any, network: str) -> None:
+    """Refuse settings of frozen parameters where there are none, or code reads them as they are."""
+    engine, section = recipe.engine(network), getattr(recipe, network)
+    for name, value in engine.frozen.model_dump(exclude_defaults=True).items():
+        reason = ""
+        if not (is_outside(section.family) or section.freezes):
+            reason = f"{network}.family={section.family}, which has no frozen parameters"
+        elif not getattr(section, "exact", True):
+            reason = f"{network}.exact=false, whose code may change them"
+        elif engine.compile != "none" and (name == "persistence_threshold" or value in (True, "cpu")):
+            reason = f"engines.{network}.compile={engine.compile}, whose code reads them whole"
+        if reason:
+            raise UserError(f"engines.{network}.frozen.{name}", value, f"must be unset with {reason}", "remove it")
 
 
 def _check_matching(recipe: Any) -> None:

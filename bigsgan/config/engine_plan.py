@@ -52,8 +52,8 @@ class EnginePlan:
         """
         content = self.file.content
         scales = content.get("prescale_gradients", False) or content.get("gradient_predivide_factor", 1.0) != 1.0
-        is_alone = self.placement.num_replicas == 1 or self.placement.num_stages > 1
-        return self.file.stage == 0 and not (is_alone or scales or self.is_stock)
+        is_exempt = self.placement.num_replicas == 1 or self.placement.num_stages > 1
+        return self.file.stage == 0 and not (is_exempt or scales or self.is_stock)
 
     @property
     def overlaps(self) -> bool:

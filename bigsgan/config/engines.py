@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bigsgan.config.sections import PathText, PositiveInt, Section
+from bigsgan.config.sections import NaturalInt, PathText, PositiveInt, Section
 
 Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 """Number of ranks of a network, their share of all ranks, or ``auto`` for the shortest updates."""
@@ -17,12 +17,16 @@ class FrozenParameters(Section):
 
     precision: Literal["fp32", "bf16"] | None = None
     """Their type; by default that in which they are made, float32 in families of the package, whose layers compute in
-    it. A network from outside computes as before. Codes stay float32."""
+    it. Code from outside computes as before, with copies of all a layer's, or of one at a time if they are sharded or
+    offloaded. Codes stay float32."""
     sharded: bool | None = None
     """Whether each rank holds a part of their matrices, which are gathered each time they are read; by default at ZeRO
-    3. Matrices of at most ``stage3_param_persistence_threshold`` numbers stay whole."""
+    3."""
     offload: Literal["none", "cpu"] | None = None
     """``cpu`` keeps their matrices in the host's memory; by default as the DeepSpeed file's ``offload_param``."""
+    persistence_threshold: NaturalInt | None = None
+    """Matrices of at most so many numbers stay whole on each device; by default 100,000, or at ZeRO 3
+    ``stage3_param_persistence_threshold``."""
 
 
 class Engine(Section):

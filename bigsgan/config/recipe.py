@@ -17,7 +17,6 @@ from bigsgan.config.data import READERS, Data
 from bigsgan.config.data_and_networks import check_batch_statistics, check_data_and_networks
 from bigsgan.config.engines import Engine, Engines, Pipeline
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
-from bigsgan.config.generator_alone import check_networks, overlaps_data
 from bigsgan.config.messages import explain
 from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
 from bigsgan.config.objective import Objective
@@ -37,6 +36,7 @@ from bigsgan.config.sections import (
     Section,
 )
 from bigsgan.config.signature import typed
+from bigsgan.config.without_discriminator import check_networks, overlaps_data
 from bigsgan.config.yaml_file import (
     apply_override,
     apply_overrides,

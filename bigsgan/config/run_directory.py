@@ -35,8 +35,9 @@ FROZEN = (
     "discriminator.path",
 )  # fmt: skip
 
-STEPS = {"generator.steps", "generator.time_shift"}
+STEPS = {"generator.steps", "generator.time_shift", "generator.noised"}
 """Keys of samples, but beside a discriminator also of what the generator learns."""
+_NOISED, _SAMPLER = "generator.noised", "generator.sampler"
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.
 FREE_KEYS = {
@@ -53,7 +54,8 @@ FREE_KEYS = {
     "data.max_ignored", "data.truncated", "data.class_names", "data.labels_file", *FROZEN,
     "engines.stock_deepspeed", *(f"engines.{network}.{key}" for network in NETWORKS for key in (
         "ds_config", "activation_checkpointing", "compile", "cuda_graphs", "pipeline_stages", "ranks",
-        "frozen.sharded", "frozen.offload", "partition",  # the checkpoint's partition stays
+        "frozen.sharded", "frozen.offload", "frozen.persistence_threshold",
+        "partition",  # the checkpoint's partition stays
     )),
     "pipeline.generator_phase", "pipeline.schedule",
 }  # fmt: skip
@@ -342,7 +344,9 @@ def compare_recipes(
         if old == new:
             continue
         is_free = key in FREE_KEYS or key.startswith("metrics.arguments.")
-        is_free &= key not in STEPS or given.get("discriminator.family") == "none"
+        simulates = "samples" in (saved.get(_NOISED), given.get(_NOISED))
+        of_steps = key in STEPS or (key == _SAMPLER and simulates)
+        is_free &= not of_steps or given.get("discriminator.family") == "none"
         fixed = _adds_state(key, saved, given)
         fixed |= key.startswith(_FIXED) and key not in FREE_KEYS
         fixed &= key != "objective.schedule" or "overlapped" in (old, new)

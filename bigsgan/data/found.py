@@ -33,7 +33,7 @@ from bigsgan.images.size import Size
 from bigsgan.images.wide import channels_last, extent, range_text, read_numbers
 
 _MOST_OPENED = 1_000
-_ALIKE = 32
+_ROUNDING = 32
 """Sides that differ by no more than one of so many pixels are alike."""
 _Read: TypeAlias = Callable[[], tuple[str, bytes | Image.Image | None]]
 """Tells the name and the content of an image, None for that of the file of this name."""
@@ -62,10 +62,10 @@ def _within(largest: Size, size: Size) -> Size:
     return Size(*(max(1, round(side * share)) for side in size))
 
 
-def _are_alike(sizes: Iterable[Size], largest: Size) -> bool:
+def _equal_up_to_rounding(sizes: Iterable[Size], largest: Size) -> bool:
     """Return whether all sizes, within the largest, are the same but for the rounding of thumbnails."""
     sizes = [_within(largest, size) for size in sizes]
-    return all(max(sides) - min(sides) <= max(sides) / _ALIKE for sides in zip(*sizes, strict=True))
+    return all(max(sides) - min(sides) <= max(sides) / _ROUNDING for sides in zip(*sizes, strict=True))
 
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {"range": range_text, "resolution": lambda size: size.text}
@@ -134,7 +134,7 @@ def _choose_size(recipe: Recipe, found: _Found) -> None:
     """Find the size of a recipe: near that of the images, which networks can have; the largest if they have several."""
     largest = recipe.data.resolution
     found.keys["resolution"] = Size(*largest)
-    if not found.sizes or not _are_alike(found.sizes, largest):
+    if not found.sizes or not _equal_up_to_rounding(found.sizes, largest):
         found.texts.append("images of several proportions or sizes" if found.sizes else "no readable images")
         return
     own, problem = min(found.sizes, key=tuple), ""
@@ -259,7 +259,7 @@ def _read_pictures(data: Data, images: Iterable[_Read], found: _Found) -> None:
             continue
         if 3 in channels:
             left.discard("image_channels")
-        if "resolution" in left and found.sizes and not _are_alike(found.sizes, data.resolution):
+        if "resolution" in left and found.sizes and not _equal_up_to_rounding(found.sizes, data.resolution):
             left.discard("resolution")
         if not left:
             break

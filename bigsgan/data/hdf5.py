@@ -44,7 +44,7 @@ class Hdf5File:
             images = file[image_key]
             self.others: Sequence[str] = [name for name in file if name != image_key]
             self._num = len(images)
-            self.num_together = images.chunks[0] if images.compression else 1
+            self.num_in_chunk = images.chunks[0] if images.compression else 1
             chunk = int(np.prod(images.chunks or (0,))) * images.dtype.itemsize
             self._cached = min(max(2 * chunk, _LEAST_CACHED), _MOST_CACHED)
 
@@ -76,7 +76,7 @@ def build_hdf5(data: Data) -> TableImages:
         UserError: See ``read_hdf5`` and ``check_classes``.
     """
     images = check_classes(read_hdf5(data), data)
-    if isinstance(images.source, Hdf5File) and (num := images.source.num_together) > 1:
+    if isinstance(images.source, Hdf5File) and (num := images.source.num_in_chunk) > 1:
         together = f"{counted(num, 'image')} are compressed together, and all are read for each"
         warn_once(f"{data.root}: {together}; `bigsgan data prepare` makes files that are read faster")
     return images

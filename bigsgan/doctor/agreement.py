@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from bigsgan.config import Recipe
-from bigsgan.doctor.generator_alone import GeneratorAlone
 from bigsgan.doctor.reference import Reference
 from bigsgan.doctor.runs import DifferError
+from bigsgan.doctor.without_discriminator import WithoutDiscriminator
 
 SAME = 1e-5
 """Largest allowed distance of a buffer after an update, as ``distance`` measures it."""
@@ -54,7 +54,7 @@ def differences(
     Raises:
         DifferError: The run and the reference begin with different states.
     """
-    plain = (Reference if recipe.has_discriminator else GeneratorAlone)(recipe, device)
+    plain = (Reference if recipe.has_discriminator else WithoutDiscriminator)(recipe, device)
     generator = torch.Generator().manual_seed(0)
     with closing(plain.reals):
         far, where = worst(states[0], on_cpu(plain.result()))

@@ -88,17 +88,17 @@ def speed(subject: Subject) -> Finding:
         for num in (1, subject.ranks.size):
             batch = [f"batch={num * _SPEED_BATCH[device]}", *_SPEED_RECIPE[device], f"out={directory / 'run'}"]
             words = ["doctor", "--json", "--only", "recipe.updates", "--config", str(recipe), *batch]
-            ended = on_new_ranks(subject, words, STARTING_SECONDS + 240, together=num > 1)
-            finding = _finding(subject, ended, together=num > 1)
+            ended = on_new_ranks(subject, words, STARTING_SECONDS + 240, meet=num > 1)
+            finding = _finding(subject, ended, meet=num > 1)
             rates = subject.ranks.gather(finding.numbers.get("images_per_second"))
             if None in rates:  # else its memory was not as planned, which another check is about
                 return finding if rates[subject.ranks.rank] is None else passed("see the other ranks", severity=-1e30)
             found.append(rates)
-    alone, together = found[0], found[1][0]
-    share = together / sum(alone)
-    numbers = {"images_per_second_alone": alone, "images_per_second": together, "share": share, "device": device}
-    text = f"{together:.3g} images/s on {len(alone)} ranks together, {share:.0%} of the sum of what each makes alone"
-    return passed(f"{text} ({min(alone):.3g} to {max(alone):.3g})", numbers, -share)
+    by_rank, of_all = found[0], found[1][0]
+    share = of_all / sum(by_rank)
+    numbers = {"images_per_second_by_rank": by_rank, "images_per_second": of_all, "share": share, "device": device}
+    text = f"{of_all:.3g} images/s on {len(by_rank)} ranks together, {share:.0%} of the sum of what each makes alone"
+    return passed(f"{text} ({min(by_rank):.3g} to {max(by_rank):.3g})", numbers, -share)
 
 
 def killed(subject: Subject) -> Finding:
@@ -141,9 +141,9 @@ def killed(subject: Subject) -> Finding:
     return passed(f"all ranks ended {slowest:.0f} s after one was killed, and the run resumed", numbers, slowest)
 
 
-def on_new_ranks(subject: Subject, words: Sequence[str], limit: float, together: bool = True) -> Ended:
-    """Run `bigsgan` with ``words`` beside each rank, on ranks that meet, or ``together=False``, each for itself."""
-    with _in_shared_directory(subject) as directory, _started(subject, directory, words, together) as process:
+def on_new_ranks(subject: Subject, words: Sequence[str], limit: float, meet: bool = True) -> Ended:
+    """Run `bigsgan` with ``words`` beside each rank, on ranks that meet, or ``meet=False``, each for itself."""
+    with _in_shared_directory(subject) as directory, _started(subject, directory, words, meet) as process:
         ended = _waited(process, directory, subject.ranks.rank, limit)
         subject.ranks.gather(None)
     return ended
@@ -151,13 +151,13 @@ def on_new_ranks(subject: Subject, words: Sequence[str], limit: float, together:
 
 @contextmanager
 def _started(
-    subject: Subject, directory: Path, words: Sequence[str], together: bool = True
+    subject: Subject, directory: Path, words: Sequence[str], meet: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start this rank's process; what is left of it at the end of the block is killed."""
     env = {name: value for name, value in os.environ.items() if not _KEPT.fullmatch(name)}
     cores = _own_cores(subject)
     port = subject.ranks.gather(_free_port() if subject.ranks.rank == 0 else 0)[0]
-    if together:
+    if meet:
         env.update(MASTER_PORT=str(port), RANK=str(subject.ranks.rank), WORLD_SIZE=str(subject.ranks.size))
     else:
         own = own_device(env)  # of which the number alone is for a process without others
@@ -167,7 +167,7 @@ def _started(
     said, errors = (directory / f"{name}{subject.ranks.rank}" for name in ("said", "errors"))
     with said.open("wb") as output, errors.open("wb") as messages:
         process = subprocess.Popen([*COMMAND, *words], env=env, stdout=output, stderr=messages, start_new_session=True)
-    if not together:  # it would take all cores, where the others do so too
+    if not meet:  # it would take all cores, where the others do so too
         os.sched_setaffinity(process.pid, cores)
     try:
         yield process
@@ -189,10 +189,10 @@ def _waited(process: subprocess.Popen[bytes], directory: Path, rank: int, limit:
     return Ended(status, said, errors)
 
 
-def _finding(subject: Subject, ended: Ended, together: bool = True) -> Finding:
-    """Return what a doctor found; on all ranks alike if it ran on ``together``, else that of this rank."""
+def _finding(subject: Subject, ended: Ended, meet: bool = True) -> Finding:
+    """Return what a doctor found; on all ranks alike if they met, else that of this rank."""
     by_rank = subject.ranks.gather((ended, _record(ended.said)))
-    record = by_rank[0 if together else subject.ranks.rank][1]
+    record = by_rank[0 if meet else subject.ranks.rank][1]
     if record is None:
         where = [rank for rank, (each, _) in enumerate(by_rank) if each.status != 0]
         rank = where[0] if where else 0

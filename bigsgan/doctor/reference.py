@@ -332,7 +332,7 @@ class Reference:
 
     def update(self, update: int) -> Reference:
         """Make the update with this number."""
-        self.begun = copy.deepcopy(self.g)
+        self.begun = copy.deepcopy(self.g) if self.recipe.generator.simulates_steps else self.g
         batch, ema = self.recipe.batch, self.recipe.ema
         self._set_rates(self.opt_g, self.recipe.optimizer.generator, update * batch)
         self._set_rates(self.opt_d, self.recipe.optimizer.discriminator, update * batch)

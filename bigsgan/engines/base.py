@@ -56,10 +56,10 @@ class LossFunction(Protocol):
 class TwiceDifferentiated(LossFunction, Protocol):
     """A loss with ``differentiates_inputs``."""
 
-    def apart(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
+    def split(self, inputs: MicroBatch) -> tuple[MicroBatch, MicroBatch]:
         """Return the samples that are differentiated twice, and the others, which are not if there are any."""
 
-    def together(self, first: Tensor, rest: Tensor) -> Tensor:
+    def join(self, first: Tensor, rest: Tensor) -> Tensor:
         """Join the outputs of both."""
 
 

@@ -32,7 +32,7 @@ from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
 from bigsgan.engines.deepspeed_config import checked_config
 from bigsgan.engines.exchange import build_exchange
 from bigsgan.engines.executor import Executor
-from bigsgan.engines.frozen import check_frozen, frozen_layout, hold_frozen
+from bigsgan.engines.frozen import check_frozen, frozen_layout, hold_frozen, tell_frozen
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.orders import Order
 from bigsgan.engines.pipeline.build import build_pipeline
@@ -162,6 +162,7 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
         )
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
+    tell_frozen(plan, network, stack)
     root = Root(stack, section.compile, section.cuda_graphs)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.uses_nvme:

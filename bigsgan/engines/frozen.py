@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 from bigsgan.config import RunPlan
@@ -10,8 +11,14 @@ from bigsgan.engines.base import DTYPES
 from bigsgan.engines.deepspeed_config import zero_settings
 from bigsgan.errors import UserError
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.frozen import Gather, Sharing, convert, has_frozen, share_out
+from bigsgan.models.frozen import Gather, Sharing, convert, frozen_parts, has_frozen, share_out
 from bigsgan.models.network import LayerStack
+from bigsgan.monitor import NOTICE
+
+_log = logging.getLogger(__name__)
+
+_THRESHOLD = 100_000
+"""DeepSpeed's own for the parameters that it shards (0.19.8)."""
 
 
 class FrozenLayout(NamedTuple):
@@ -19,6 +26,7 @@ class FrozenLayout(NamedTuple):
 
     num_ranks: int  # that share each, 1 if every rank holds it whole
     on_host: bool
+    threshold: int  # those of at most so many numbers stay whole on the device
 
     @property
     def is_gathered(self) -> bool:
@@ -32,36 +40,30 @@ def frozen_layout(plan: RunPlan, network: str) -> FrozenLayout:
     Compiled code reads them where no hook can gather them, and without ``exact`` a forward pass may change them.
     """
     engine, section = plan.engines[network], getattr(plan.recipe, network)
-    asked = engine.section.frozen
+    asked, threshold = engine.section.frozen, _THRESHOLD
     freezes = section.exact if is_outside(section.family) else section.freezes
     if not freezes or engine.section.compile != "none":
-        return FrozenLayout(1, False)
+        return FrozenLayout(1, False, threshold)
+    if asked.persistence_threshold is not None:
+        threshold = asked.persistence_threshold
+    elif engine.file.stage == 3:
+        threshold = zero_settings(plan, network, 1).param_persistence_threshold
     sharded = engine.file.stage == 3 if asked.sharded is None else asked.sharded
     offload = engine.file.offload_parameters if asked.offload is None else asked.offload
-    return FrozenLayout(engine.placement.num_replicas if sharded else 1, offload != "none")
+    return FrozenLayout(engine.placement.num_replicas if sharded else 1, offload != "none", threshold)
 
 
 def check_frozen(plan: RunPlan, network: str) -> None:
-    """Refuse settings of frozen parameters that have no effect.
+    """Refuse settings of a network that has no frozen parameters; the recipe's check knows the package's families.
 
     Raises:
-        UserError: The network has none, or its code reads them where they cannot be gathered.
+        UserError: There are such settings.
     """
-    engine, section = plan.engines[network].section, getattr(plan.recipe, network)
-    field = f"engines.{network}.frozen"
-    for name, value in engine.frozen.model_dump(exclude_defaults=True).items():
-        if not has_frozen(network_on_meta(plan.recipe, network)):
-            problem = f"must be unset, as the {network} has no frozen parameters"
-            raise UserError(f"{field}.{name}", value, problem, "remove it")
-        gathers = (name == "sharded" and value) or (name == "offload" and value != "none")
-        if gathers and engine.compile != "none":
-            problem = f"must be unset with engines.{network}.compile={engine.compile}"
-            raise UserError(
-                f"{field}.{name}", value, problem, "remove one of the two", "compiled code reads them whole"
-            )
-        if not getattr(section, "exact", True):
-            problem = f"must be unset with {network}.exact=false"
-            raise UserError(f"{field}.{name}", value, problem, "remove it", "its code may change them")
+    given = plan.engines[network].section.frozen.model_dump(exclude_defaults=True)
+    if given and not has_frozen(network_on_meta(plan.recipe, network)):
+        name, value = next(iter(given.items()))
+        problem = f"must be unset, as the {network} has no frozen parameters"
+        raise UserError(f"engines.{network}.frozen.{name}", value, problem, "remove it")
 
 
 def hold_frozen(plan: RunPlan, network: str, layers: LayerStack, rank: int, gather: Gather, device: Any) -> None:
@@ -79,7 +81,14 @@ def hold_frozen(plan: RunPlan, network: str, layers: LayerStack, rank: int, gath
     if asked:
         convert(layers, DTYPES[asked])
     if layout.is_gathered:
-        above = zero_settings(plan, network, 1).param_persistence_threshold
-        again = not plan.engines[network].section.activation_checkpointing
+        regathers = not plan.engines[network].section.activation_checkpointing
         rank = rank if layout.num_ranks > 1 else 0
-        share_out(layers, Sharing(rank, layout.num_ranks, gather, device, layout.on_host, above, again))
+        share_out(layers, Sharing(rank, layout.num_ranks, gather, device, layout.on_host, layout.threshold, regathers))
+
+
+def tell_frozen(plan: RunPlan, network: str, layers: LayerStack) -> None:
+    """Say if all frozen parameters of these layers stay whole on the device although a recipe asks for another."""
+    asked, layout = plan.engines[network].section.frozen, frozen_layout(plan, network)
+    if (asked.sharded or asked.offload == "cpu") and has_frozen(layers) and not frozen_parts(layers):
+        reason = f"no matrix has more than {layout.threshold:,} numbers" if layout.is_gathered else "it has one replica"
+        _log.log(NOTICE, "engines.%s.frozen.sharded and offload have no effect: %s", network, reason)

@@ -59,7 +59,7 @@ def initialize_engine(
 
 
 class _Placeholder(nn.Module):
-    """A parameter that no gradient reaches: optimizers and engines need one."""
+    """A parameter whose gradient is 0: optimizers and engines need one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bigsgan.config import NETWORKS, RunPlan
-from bigsgan.engines.phases import Judges, Learns, LearnsAlone, MakesImages, Phase, Placed, PullsBack, Task, Weighs
+from bigsgan.engines.phases import (
+    Judges,
+    Learns,
+    LearnsWithoutD,
+    MakesImages,
+    Phase,
+    Placed,
+    PullsBack,
+    Task,
+    Weighs,
+)
 from bigsgan.engines.pipeline import schedule
 from bigsgan.engines.pipeline.schedule import EQUAL, Cost
 from bigsgan.engines.tasks import awaited, in_turn, of_micro_batch
@@ -109,7 +119,7 @@ def all_in_turn(phases: Sequence[Phase]) -> Iterator[Task]:
     is alive at a time. Where G's update comes first, D's steps come last. Where updates overlap, G makes images for D's
     next steps before its own.
     """
-    if isinstance(phases[0], LearnsAlone):
+    if isinstance(phases[0], LearnsWithoutD):
         yield from _by_phase([0], phases)
         return
     last = next(number for number, phase in enumerate(phases) if isinstance(phase, PullsBack))

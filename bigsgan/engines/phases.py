@@ -204,7 +204,7 @@ class PullsBack(Phase):
 
 
 @dataclass(frozen=True)
-class LearnsAlone(Phase):
+class LearnsWithoutD(Phase):
     """G trains on its own images and outputs, where there is no D."""
 
     network, update_of, label, step = "generator", "generator", "G trains", True
@@ -279,7 +279,7 @@ def update_phases(
     """
     update = _Update(plan, steps, regularized)
     if not plan.recipe.has_discriminator:
-        return [LearnsAlone(*update.size(LearnsAlone, begins=True))]
+        return [LearnsWithoutD(*update.size(LearnsWithoutD, begins=True))]
     if plan.recipe.objective.schedule == "overlapped":
         update.overlap(has_kept)
     elif plan.recipe.objective.schedule == "generator_first":
@@ -345,8 +345,8 @@ class _Update:
         num = recipe.accumulation_of(kind.update_of)
         num_samples = segments * recipe.batch // (num * self._plan.placement(kind.network).num_replicas) // shrink
         if recipe.statistics == "every_pass":
-            return num, num_samples, num if issubclass(kind, (MakesImages, Trains, Judges, LearnsAlone)) else 0
-        return num, num_samples, int(begins)
+            begins = issubclass(kind, (MakesImages, Trains, Judges, LearnsWithoutD))
+        return num, num_samples, begins * (num if recipe.statistics == "every_pass" else 1)
 
     def _penalize_own(self, d_step: int | None) -> tuple[int | None, int]:
         """Return ``tangents_from`` and ``num_twice`` of G's next passes; it may differentiate before them."""

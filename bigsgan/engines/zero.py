@@ -90,7 +90,7 @@ class Root(nn.Module):
         network = self._fast[0] if is_fast else self.network
         rest: MicroBatch = ()
         if loss is not None and loss.differentiates_inputs:
-            inputs, rest = cast("TwiceDifferentiated", loss).apart(inputs)
+            inputs, rest = cast("TwiceDifferentiated", loss).split(inputs)
             inputs = (inputs[0].detach().requires_grad_(True), *inputs[1:])
         features: Sequence[Tensor] = ()
         with moving_state(self.stateful, run.moving):
@@ -114,7 +114,7 @@ class Root(nn.Module):
                 outputs = network(*inputs, segments=loss.num_segments)
         # Outside ``moving_state``: a gradient taken here recomputes checkpointed layers, whose state must move once.
         if rest:
-            outputs = cast("TwiceDifferentiated", loss).together(outputs, network(*rest))
+            outputs = cast("TwiceDifferentiated", loss).join(outputs, network(*rest))
         if regularizer is not None:
             return outputs, regularizer.penalty(outputs, inner, inputs)
         assert loss is not None

@@ -128,5 +128,5 @@ def _read(dataset: ImageDataset, data: Data, indices: Sequence[np.ndarray]) -> I
         if error.field != "data.num_workers":
             raise
         _log.warning("%s. The metrics read the remaining real images without loading processes.", error)
-    alone = data.model_copy(update={"num_workers": 0})
-    yield from read_batches(dataset, alone, (each.tolist() for each in indices[num_read:]), pin_memory=False)
+    unshared = data.model_copy(update={"num_workers": 0})
+    yield from read_batches(dataset, unshared, (each.tolist() for each in indices[num_read:]), pin_memory=False)

@@ -192,9 +192,9 @@ class _SampleAdjoint(torch.autograd.Function):
         ctx.save_for_backward(grid)
         # Without the grid's gradient, only the shape of the images matters.
         bilinear, zeros, align_corners = 0, 0, True
-        images_alone = [True, False]
+        needed = [True, False]
         return torch.ops.aten.grid_sampler_2d_backward(
-            grad, grad.new_empty(shape), grid, bilinear, zeros, align_corners, images_alone
+            grad, grad.new_empty(shape), grid, bilinear, zeros, align_corners, needed
         )[0]
 
     @staticmethod

@@ -110,8 +110,8 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         # the running statistics. But terms of second derivatives would be subtracted in bf16, and so would gradients
         # through the normalization and through statistics of all ranks.
         uses_running = not self.training and self.tracks
-        is_alone = self.average_over_ranks is None or uses_running
-        inputs = x if x.dtype == torch.bfloat16 and is_alone and not self.exact else full(x)
+        is_local = self.average_over_ranks is None or uses_running
+        inputs = x if x.dtype == torch.bfloat16 and is_local and not self.exact else full(x)
         if uses_running:
             return F.batch_norm(inputs, self.running_mean, self.running_var, eps=self.eps).to(x.dtype)
         if self.segments == 1:

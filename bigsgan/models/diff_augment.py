@@ -100,7 +100,7 @@ def _translate(images: Tensor, draws: AugmentationDraws, channels: int, side: in
     return images
 
 
-def moved_alike(images: Tensor, seeds: Tensor, policy: Sequence[str], side: int) -> Tensor:
+def moved_as(images: Tensor, seeds: Tensor, policy: Sequence[str], side: int) -> Tensor:
     """Shift and mirror larger images (N, C, H, W) of samples as a policy does images of ``side`` pixels."""
     draws = AugmentationDraws(seeds, images.dtype)
     for name in policy:

@@ -39,7 +39,7 @@ def num_frozen(network: nn.Module) -> int:
 
 
 def whole_frozen(network: nn.Module) -> dict[str, Tensor]:
-    """Frozen tensors by name, but those of which a rank holds a part. As they never change, nothing copies them."""
+    """Frozen tensors by name, but those of which a rank holds a part. Nothing copies them for a skipped update."""
     found: dict[str, Tensor] = {}
     for prefix, module in network.named_modules():
         whole = dict(module._buffers)  # without parts
@@ -105,7 +105,7 @@ class Sharing(NamedTuple):
     on_host: bool = False  # whether the parts lie in the host's memory
     above: int = 0  # tensors of at most so many numbers stay whole
     # whether backward passes gather tensors again, rather than keep them from the forward pass
-    again: bool = True
+    regathers: bool = True
 
 
 class FrozenPart(NamedTuple):
@@ -243,7 +243,7 @@ def _share_out(layer: nn.Module, sharing: Sharing) -> None:
         }
         vars(layer)["frozen_reads"] = reads
         vars(module)["_buffers"] = _Shared(whole, parts, reads)
-        if sharing.again and not any(True for _ in module.parameters()):
+        if sharing.regathers and not any(True for _ in module.parameters()):
             # Of a trained parameter such a graph would keep what ZeRO 3 has gathered.
             module.register_forward_pre_hook(reads.open)
             module.register_forward_hook(reads.close, always_call=True)

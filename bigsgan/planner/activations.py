@@ -22,7 +22,7 @@ from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import PathLength, num_images
-from bigsgan.engines.frozen import frozen_layout, hold_frozen
+from bigsgan.engines.frozen import check_frozen, frozen_layout, hold_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
@@ -67,6 +67,7 @@ class Traces:
         key = self._network_key(plan, network)
         if key not in self._networks:
             self._networks[key] = build_on_meta(plan, network)
+            check_frozen(plan, network)
             hold_frozen(plan, network, self._networks[key], 0, lambda whole, own: None, _META)
             self._exact_layers[key] = self._networks[key].exact_layers()
         return self._networks[key]

@@ -49,8 +49,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     d_steps = plan.recipe.objective.d_steps
     segments = 1 + plan.recipe.objective.pairs
     generator, discriminator = (counted[network][1] for network in NETWORKS)
-    made_again = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
-    num_made = d_steps + made_again if plan.recipe.has_discriminator else 1
+    made_for_g = not plan.recipe.objective.reuse_fakes or not plan.keeps_generator_graphs
+    num_made = d_steps + made_for_g if plan.recipe.has_discriminator else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     trained = {network: _count_backward(plan, network) for network in NETWORKS}
     num_simulated = (d_steps + (not plan.recipe.objective.reuse_fakes)) * (plan.recipe.generator.num_steps - 1)

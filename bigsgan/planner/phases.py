@@ -93,8 +93,8 @@ def _build_phase(plan: RunPlan, traces: Traces, part: Part, game: UpdateGame, ph
         slope = traces.entering(plan, network, "train", 1, whole, PathLength.ahead)[0]
     inputs = outputs = 0
     seam = image * plan.recipe.objective.adversarial.parts
-    judges_alone = isinstance(phase, Judges) and segments == 1  # D judges images in place
-    if part.is_first and passes is not None and not judges_alone:
+    judges_in_place = isinstance(phase, Judges) and segments == 1  # D judges images in place
+    if part.is_first and passes is not None and not judges_in_place:
         inputs = sum(tensor.nbytes for tensor in meta_inputs(plan, network, phase.num_samples))
         inputs += slope if phase.has_tangents else 0
     if part.is_last if isinstance(phase, MakesImages) else part.is_first and isinstance(phase, Keeps):

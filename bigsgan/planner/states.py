@@ -218,8 +218,8 @@ def _stage12(own: _Network) -> States:
     else:
         between = kept if several else 0
         added = part * weight if several or adds_up > weight else 0  # what comes is else what is kept
-        alone = own.largest * weight * (2 if own.largest % (2 * num) else 1)  # what is padded is copied too
-        handled = max(2 * group * weight, alone + added)
+        single = own.largest * weight * (2 if own.largest % (2 * num) else 1)  # what is padded is copied too
+        handled = max(2 * group * weight, single + added)
         if overlapping and num > 1 and group < whole:
             handled = max(handled, (group + sent + part) * weight)  # the group before is under way
         if group < whole:

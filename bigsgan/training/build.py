@@ -45,7 +45,7 @@ from bigsgan.training.initial_weights import (
 from bigsgan.training.loop import Run
 from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import AVERAGE
-from bigsgan.training.rank_consistency import checked_frozen, open_alike, refuse_other_codec
+from bigsgan.training.rank_consistency import checked_frozen, open_compared, refuse_other_codec
 from bigsgan.training.reading import batch_slices, build_reals, build_sources
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
@@ -103,7 +103,7 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     check_freezing(recipe)
     for line in described(recipe):
         _log.log(NOTICE, "%s", line)
-    shown = open_alike(build_dataset, recipe.data)
+    shown = open_compared(build_dataset, recipe.data)
     dataset = _training_dataset(recipe, shown)
     conditions = by_each(comm, lambda: some_conditions(recipe.data, shown))
     frozen = checked_frozen(recipe, start.found.layout if start.found else {})

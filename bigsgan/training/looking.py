@@ -22,7 +22,7 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import comm, division
 from bigsgan.training.loop import Run, finish_snapshots, save
 from bigsgan.training.measuring import Measuring
-from bigsgan.training.rank_consistency import open_alike
+from bigsgan.training.rank_consistency import open_compared
 from bigsgan.training.sampling import (
     LARGEST_NUM,
     column_labels,
@@ -117,7 +117,7 @@ def evaluated(
     asked = recipe.model_copy(update={"metrics": section})
     check_targets(section.asked, "metrics.names", asked, perceptual_network(asked))
     plan = dataclasses.replace(plan, recipe=asked)
-    dataset = open_alike(build_dataset, recipe.data)
+    dataset = open_compared(build_dataset, recipe.data)
     conditions = some_conditions(recipe.data, dataset)
     measuring = Measuring(plan, run.out, dataset, conditions, run.sampling_batch, run.rank_log)
     values = None

@@ -72,7 +72,7 @@ def opened(plan: RunPlan, allowed: Collection[str], nimg: int | None = None) -> 
     except UserError:
         traces.remove(files=False)
         raise
-    with alone_in(out) as lock:
+    with exclusive_lock(out) as lock:
         try:
             rank_log = open_rank_log(out / "logs", comm.rank(), lambda text: print(text, file=sys.stderr))
             choose_kernels(recipe.deterministic, searches=not plan.has_messages)
@@ -88,7 +88,7 @@ def opened(plan: RunPlan, allowed: Collection[str], nimg: int | None = None) -> 
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[Callable[[], None]]:
+def exclusive_lock(out: Path) -> Iterator[Callable[[], None]]:
     """Keep other jobs from training in a run directory; a collective.
 
     Yields:

@@ -50,10 +50,10 @@ def check_plans(plan: RunPlan) -> None:
                 return UserError(key, None, f"must be {shown(first[key])} as on {host} (rank 0), got {others}", remedy)
         return None
 
-    _find_alike(find, compare)
+    _find_compared(find, compare)
 
 
-def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDataset:
+def open_compared(build: Callable[[Data], ImageDataset], data: Data) -> ImageDataset:
     """Open a data set on every rank, and compare what the ranks have found. A collective.
 
     Raises:
@@ -67,7 +67,7 @@ def open_alike(build: Callable[[Data], ImageDataset], data: Data) -> ImageDatase
         opened.append(build(data))
         return opened[0].fingerprint()
 
-    _find_alike(find, lambda by_rank: _different_data(by_rank, data))
+    _find_compared(find, lambda by_rank: _different_data(by_rank, data))
     return opened[0]
 
 
@@ -75,7 +75,7 @@ def refuse_other_codec(saved: object, data: Data) -> None:
     """Refuse to resume with another autoencoder, or another scale of its latents, than a checkpoint's.
 
     Where it lies may differ between runs, and between hosts. ``saved`` is the data's fingerprint in the checkpoint's
-    manifest, of before autoencoders were recorded too. The same on all ranks, whose data ``open_alike`` has compared.
+    manifest, of before autoencoders were recorded too. The same on all ranks, whose data is the same.
 
     Raises:
         UserError: Networks would see other latents than before, or samples would be decoded by other weights.
@@ -156,7 +156,7 @@ def _same_file(field: str, path: str | None, find: Callable[[], _Found]) -> _Fou
         problem = f"differs between hosts: {named(hosts)} have another file than {first_host} (rank 0)"
         return UserError(field, path, problem, "copy the same file to all hosts") if hosts else None
 
-    return _find_alike(find, compare)
+    return _find_compared(find, compare)
 
 
 def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> UserError | None:
@@ -169,7 +169,7 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> U
     return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")
 
 
-def _find_alike(
+def _find_compared(
     find: Callable[[], _Found], compare: Callable[[Sequence[tuple[str, _Found]]], UserError | None]
 ) -> _Found:
     """Find something on each rank, and compare on rank 0 what was found, by host and rank. A collective.

@@ -89,7 +89,7 @@ class Script(Command):
             with self.watchdog.telling():
                 return work()
 
-        return work() if _is_alone() else _on_every_rank(told)
+        return work() if _is_single() else _on_every_rank(told)
 
     @contextmanager
     def joined(self, where: str, remedy: str) -> Iterator[None]:
@@ -119,12 +119,12 @@ class Script(Command):
         return nullcontext() if self._is_launched else self.requests.listening()
 
 
-def _is_alone() -> bool:
+def _is_single() -> bool:
     return (os.environ.get("WORLD_SIZE") or "1") == "1"
 
 
 def _on_every_rank(work: Callable[[], _Result]) -> _Result:
-    if _is_alone():
+    if _is_single():
         return work()
     found: list[_Result] = []
 

@@ -30,9 +30,9 @@ import torch.distributed.checkpoint as dcp
 from bigsgan import checkpoint
 from bigsgan.config.sections import Checkpoints
 from bigsgan.runtime import comm
-from tests.alone import Entry
 from tests.benchmarks.turns import rows, take_turns
 from tests.distributed.pool import RankPool
+from tests.single_process import Entry
 
 NUMEL = 1 << 24
 """Elements of a tensor."""

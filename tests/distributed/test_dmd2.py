@@ -18,7 +18,7 @@ GENERATOR_FIRST = "objective.schedule=generator_first"
 STEPS = ["generator.steps=3", "objective.reuse_fakes=true", "discriminator.first_time=0.4"]
 OF_TEACHER = "engines.discriminator.frozen."
 OWN_STAGE = "engines.discriminator.partition=uniform"  # four layers, and the four of the teacher
-SMALL_TOO = {"zero": {"stage3_param_persistence_threshold": 0}}
+SMALL_TOO = f"{OF_TEACHER}persistence_threshold=0"
 REUSED = [GENERATOR_FIRST, "objective.reuse_fakes=true"]
 OWN_IMAGES = ["generator.steps=3", "generator.noised=samples", "discriminator.first_time=0.4"]
 LAYOUTS = {
@@ -37,10 +37,11 @@ LAYOUTS = {
     "own images, ranks of their own": (2, [*OWN_IMAGES, "engines.generator.ranks=1", GENERATOR_FIRST, HALVES], both(1)),
     "own images, in stages": (2, [*OWN_IMAGES, *stages(2, 2), "generator.sampler=sde", *REUSED, HALVES], both(1)),
     "own images, of classes of the data": (2, [*OWN_IMAGES, "objective.fake_labels=data", *REUSED], both(2)),
-    "a teacher shared at ZeRO 1": (2, [f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
-    "a teacher on the host": (2, [f"{OF_TEACHER}offload=cpu", HALVES], both(0, **SMALL_TOO)),
-    "a teacher shared in stages": (4, [*stages(1, 2), f"{OF_TEACHER}sharded=true"], both(1, **SMALL_TOO)),
+    "a teacher shared at ZeRO 1": (2, [f"{OF_TEACHER}sharded=true", SMALL_TOO], both(1)),
+    "a teacher on the host": (2, [f"{OF_TEACHER}offload=cpu", SMALL_TOO, HALVES], both(0)),
+    "a teacher shared in stages": (4, [*stages(1, 2), f"{OF_TEACHER}sharded=true", SMALL_TOO], both(1)),
     "a teacher in a stage of its own": (2, [*stages(2, 2), OWN_STAGE, HALVES], both(1)),
+    "a teacher in two stages of its own": (4, [*stages(4, 4), OWN_STAGE, HALVES], both(1)),
     "a teacher whole at ZeRO 3": (2, [f"{OF_TEACHER}sharded=false"], both(3)),
     "D recomputed": (2, ["engines.discriminator.activation_checkpointing=true"], both(2)),
     "compiled by layer": (1, ["engines.discriminator.compile=layers"], both(1)),
@@ -50,6 +51,7 @@ MARKS = {
     "several steps": (),
     "own images, of steps before": (),
     "a teacher shared in stages": pytest.mark.nightly,
+    "a teacher in two stages of its own": pytest.mark.nightly,
     "a teacher whole at ZeRO 3": pytest.mark.nightly,
     "D recomputed": pytest.mark.nightly,
     "compiled by layer": pytest.mark.nightly,
@@ -68,7 +70,7 @@ def test_updates(ranks, name):
     [
         (3, BF16, []),
         (1, {}, []),
-        (1, SMALL_TOO, [f"{OF_TEACHER}sharded=true", f"{OF_TEACHER}precision=bf16"]),
+        (1, {}, [f"{OF_TEACHER}sharded=true", f"{OF_TEACHER}precision=bf16", SMALL_TOO]),
     ],
     ids=["ZeRO 3, bf16", "ZeRO 1", "ZeRO 1, a teacher shared in bf16"],
 )
@@ -98,6 +100,7 @@ RESUMED = {
     "several steps": ([*STEPS, "engines.generator.ranks=1"], both(1)),
     "a teacher in a stage of its own": ([*stages(2, 2), OWN_STAGE, *ADAM], both(1, **BF16)),
     "the same at ZeRO 0": ([*stages(2, 2), OWN_STAGE, *ADAM], both(0)),
+    "the same at ZeRO 0, bf16": ([*stages(2, 2), OWN_STAGE, *ADAM], both(0, **BF16)),
 }
 
 

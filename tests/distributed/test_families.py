@@ -116,13 +116,14 @@ def test_features_of_reconstructions(ranks):
         ("decoder", ["engines.generator.frozen.sharded=true"]),
         ("encoder", ["engines.generator.frozen.offload=cpu", "objective.codebook=null"]),
         pytest.param("decoder", [*stages(2, 1), "engines.generator.partition=uniform"], marks=pytest.mark.nightly),
+        ("encoder", [*stages(2, 1), "engines.generator.partition=uniform", "objective.codebook=null"]),
     ],
-    ids=["decoder, shared", "encoder, on the host", "decoder, in stages"],
+    ids=["decoder, shared", "encoder, on the host", "decoder, in stages", "encoder, in stages"],
 )
 def test_an_autoencoder_of_which_a_part_is_frozen(ranks, part, layout):
     options = [*TINY_GAMES["autoencoder_vq"], *CASES, f"generator.frozen={part}", "init_from.run=unset", *layout]
-    small_too = {"stage3_param_persistence_threshold": 0}
-    check(ranks(2), options, {"generator": zero(1, zero=small_too), "discriminator": zero(1)})
+    options += ["engines.generator.frozen.persistence_threshold=0"]
+    check(ranks(2), options, {"generator": zero(1), "discriminator": zero(1)})
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from bigsgan.runtime import comm
 from bigsgan.runtime.agreement import Agreement
 from bigsgan.runtime.locking import hold
 from bigsgan.training.loop import finished, training_loop
-from bigsgan.training.opening import alone_in
+from bigsgan.training.opening import exclusive_lock
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.stopping import StopRequests
-from tests.alone import entry, save
 from tests.distributed import scenarios
+from tests.single_process import entry, save
 from tests.tiny import stages, zero
 
 
@@ -47,12 +47,12 @@ def alone(out):
     """What ranks are told of a run directory that another job trains in, and whether they get it afterwards."""
     release = hold(Path(out) / ".lock", "out", out, "wait") if comm.rank() == 1 else None
     comm.barrier()
-    with pytest.raises(UserError) as caught, alone_in(Path(out)):
+    with pytest.raises(UserError) as caught, exclusive_lock(Path(out)):
         pass
     if release is not None:
         release()
     comm.barrier()
-    with alone_in(Path(out)):
+    with exclusive_lock(Path(out)):
         return str(caught.value), os.getpid()
 
 

@@ -11,10 +11,10 @@ from bigsgan.config import NETWORKS
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
 from bigsgan.training.initial_weights import InitialWeights, load_initial_weights
-from tests.alone import Entry, save
 from tests.codebooks import MEANS, game
 from tests.distributed import scenarios
 from tests.features import judged
+from tests.single_process import Entry, save
 from tests.tiny import TINY_GAMES, tiny_recipe, zero
 
 ADAM = [  # with and without a first moment

@@ -17,8 +17,8 @@ from bigsgan.errors import UserError
 from bigsgan.inference.columns import choose_columns
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
-from tests.alone import save, whole
 from tests.bad_runs import LAYOUT, check
+from tests.single_process import save, whole
 from tests.tiny import tiny_recipe
 
 SAMPLE: dict[str, tuple[str, ...]] = {

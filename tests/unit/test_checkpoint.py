@@ -25,7 +25,7 @@ from bigsgan import checkpoint
 from bigsgan.checkpoint import StateShard, saver, state_copies, tags
 from bigsgan.config.sections import Checkpoints
 from bigsgan.runtime import memory
-from tests.alone import Entry, entry, save
+from tests.single_process import Entry, entry, save
 
 LAYOUT: dict[str, Any] = {"world_size": 1, "generator.stage": 2}
 Usage = namedtuple("Usage", "total used free")

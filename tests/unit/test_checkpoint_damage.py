@@ -15,7 +15,7 @@ import pytest
 from bigsgan import checkpoint
 from bigsgan.checkpoint import StateShard, tags
 from bigsgan.errors import UserError
-from tests.alone import Entry, entry, save
+from tests.single_process import Entry, entry, save
 from tests.unit.test_checkpoint import FILE, A, B, assert_holds, on_ranks, rank_entries, save_one
 
 

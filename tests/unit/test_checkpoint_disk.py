@@ -16,7 +16,7 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.checkpoint import saver, tags
 from bigsgan.config.sections import Checkpoints
-from tests.alone import entry, save
+from tests.single_process import entry, save
 from tests.unit.test_checkpoint import (
     FILE,
     Usage,

@@ -9,7 +9,7 @@ import torch
 
 from bigsgan import checkpoint
 from bigsgan.checkpoint.files import first_not_finite
-from tests.alone import entry, save
+from tests.single_process import entry, save
 from tests.unit.test_checkpoint import assert_holds, names, on_ranks, rank_entries, save_one
 
 

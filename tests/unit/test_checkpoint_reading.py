@@ -11,7 +11,7 @@ from bigsgan.checkpoint.reader import intervals, numbered
 from bigsgan.engines.base import Piece, Shard
 from bigsgan.errors import UserError
 from bigsgan.training.state import MOST_WRITERS, _shard_parts
-from tests.alone import Entry, entry, save
+from tests.single_process import Entry, entry, save
 from tests.unit.test_checkpoint import FILE, A, B, ThreadRank, on_ranks, rank_entries
 
 

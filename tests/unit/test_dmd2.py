@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from bigsgan.bench.variants import VARIANTS, plan_variants
 from bigsgan.config.families.dmd2 import name_in_generator
 from bigsgan.doctor.games import DMD2, FLOW
-from bigsgan.engines.frozen import check_frozen
 from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network
@@ -83,16 +82,40 @@ def test_a_teacher_in_bf16_computes_in_it(tmp_path):
 @pytest.mark.parametrize(
     "game, changes, message",
     [
-        (DMD2, ["compile=layers", "frozen.sharded=true"], "sharded: must be unset with engines.discriminator.compile"),
-        (FLOW, ["frozen.precision=bf16"], "precision: must be unset, as the .* has no frozen parameters, got 'bf16'"),
-        (FLOW, ["frozen.offload=cpu"], "offload: must be unset, as the .* has no frozen parameters"),
+        (DMD2, ["compile=layers", "frozen.sharded=true"], "sharded: must be unset with .*compile=layers, whose code"),
+        (DMD2, ["compile=layers", "frozen.offload=cpu"], "offload: must be unset with .*compile=layers, whose code"),
+        (FLOW, ["frozen.precision=bf16"], "precision: must be unset with .*=dit, which has no frozen parameters"),
+        (FLOW, ["frozen.persistence_threshold=0"], "persistence_threshold: must be unset with .* no frozen parameters"),
     ],
 )
 def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game, changes, message):
     network = "discriminator" if game is DMD2 else "generator"
-    plan = tiny_plan(tmp_path, 2, [*game, *(f"engines.{network}.{each}" for each in changes)], both(1))
     with pytest.raises(UserError, match=rf"engines\.{network}\.frozen\.{message}"):
-        check_frozen(plan, network)
+        tiny_recipe(tmp_path, *game, *(f"engines.{network}.{each}" for each in changes))
+
+
+@pytest.mark.parametrize(
+    "game, changes, message",
+    [
+        (FLOW, ["steps=1"], "generator.noised: must be reals with objective.flow, got 'samples'"),
+        (DMD2, ["steps=1"], "generator.noised: must be unset with a generator that makes images in one step"),
+        (DMD2, ["steps=2", "times=false"], "generator.steps: needs a generator that reads times"),
+        (
+            [*DMD2, "objective.schedule=overlapped"],
+            ["steps=2"],
+            "objective.schedule: must be exact or generator_first with generator.noised=samples",
+        ),
+        (
+            [*DMD2, "objective.l1=1"],
+            ["steps=2"],
+            "objective.l1: must be 0 with generator.steps=2, got 1.0; remove it, or set generator.noised=reals",
+        ),
+    ],
+)
+def test_images_of_steps_before_that_do_not_fit_are_refused(tmp_path, game, changes, message):
+    with pytest.raises(UserError) as caught:
+        tiny_recipe(tmp_path, *game, "generator.noised=samples", *(f"generator.{each}" for each in changes))
+    assert str(caught.value).startswith(message)
 
 
 def test_only_layers_that_learn_may_be_kept(tmp_path):

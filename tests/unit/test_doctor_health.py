@@ -16,8 +16,8 @@ from bigsgan.config import plan_run
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.doctor import health
 from bigsgan.doctor.registry import CHECKS, chosen
-from tests.alone import entry, save
 from tests.examined import alone, examined
+from tests.single_process import entry, save
 from tests.tiny import tiny_recipe
 
 HEALTHY = {

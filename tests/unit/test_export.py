@@ -27,8 +27,8 @@ from bigsgan.inference.card import model_card
 from bigsgan.inference.trained import open_trained
 from bigsgan.runtime.extras import PACKAGES
 from bigsgan.training.sampling import generator_inputs, stand_statistics, standing_batches
-from tests.alone import save, whole
 from tests.runs import make_run
+from tests.single_process import save, whole
 from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")

@@ -41,7 +41,7 @@ class Judge(nn.Module):
         return self.head(h.mean(1))[:, 0] * self.quantized.weight.float().mean().to(h.dtype) + labels
 
 
-def by_rank(again=True):
+def by_rank(regathers=True):
     """A network with whole tensors, and the same on each rank; what a rank gathers is looked up by its own part."""
     torch.manual_seed(0)
     whole = _prepared(Judge())
@@ -63,7 +63,7 @@ def by_rank(again=True):
     stacks = []
     for rank in range(NUM):
         stack = LayerStack([Foreign(copy.deepcopy(whole), "discriminator", is_last=True)])
-        share_out(stack, Sharing(rank, NUM, gather, torch.device("cpu"), again=again))
+        share_out(stack, Sharing(rank, NUM, gather, torch.device("cpu"), regathers=regathers))
         stacks.append(stack)
     return LayerStack([Foreign(whole, "discriminator", is_last=True)]), stacks, gathered
 
@@ -90,11 +90,11 @@ def test_ranks_hold_parts_and_no_other_copies():
         assert [part.offset for part in parts] == [min(rank * size, numel) for rank in range(NUM)]
 
 
-@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("regathers", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pass_is_that_of_whole_tensors(dtype, again):
+def test_a_pass_is_that_of_whole_tensors(dtype, regathers):
     """Bit for bit, its gradients too, and those of a double backward."""
-    whole, stacks, _ = by_rank(again)
+    whole, stacks, _ = by_rank(regathers)
     found = []
     for stack in (whole, *stacks):
         for parameter in stack.parameters():
@@ -223,7 +223,7 @@ def test_views_of_other_numbers_keep_their_gradients(read):
     torch.manual_seed(0)
     whole = _prepared(Product())
     shared = copy.deepcopy(whole)
-    sharing = Sharing(0, 1, lambda found, own: found.copy_(own), CPU, again=True)
+    sharing = Sharing(0, 1, lambda found, own: found.copy_(own), CPU, regathers=True)
     share_out(LayerStack([Foreign(shared, "generator", is_last=False)]), sharing)
     x = torch.randn(4, 3)
     grads = []

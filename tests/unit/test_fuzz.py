@@ -32,8 +32,8 @@ from bigsgan.config.run_directory import write_recipe
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from tests import REPOSITORY
-from tests.alone import save, whole
 from tests.bad_input import RECIPE, WentOnError
+from tests.single_process import save, whole
 from tests.tiny import tiny_recipe
 
 SECONDS = 20

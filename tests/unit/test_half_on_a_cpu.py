@@ -14,7 +14,7 @@ from bigsgan.inference.trained import open_trained
 from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
-from tests.alone import save
+from tests.single_process import save
 from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -28,7 +28,7 @@ from bigsgan.runtime.paths import check_stored
 from bigsgan.weights import sources
 from bigsgan.weights.sources import read_source
 from bigsgan.weights.stylegan_pickle import _storage, _tensor, read_snapshot
-from tests.alone import entry, save
+from tests.single_process import entry, save
 from tests.snapshots import TINY
 from tests.tiny import tiny_recipe
 from tests.unit.test_public_pix2pix import Patches, UNet

@@ -39,10 +39,10 @@ PENALTIES = {
 def test_what_is_apart_comes_together(at):
     """Of N real images 0 to 5 and fake ones 6 to 11, two of each are used, and all of what penalties add."""
     division, whole = Division(4, at, K), torch.arange(2 * N + 4)
-    first, rest = division.apart(whole)
+    first, rest = division.split(whole)
     assert first.tolist() == [0, 3, 6, 9, 12, 13, 14, 15][: 2 * at]
-    assert torch.equal(division.together(first, rest), whole)
-    assert division.together(first).tolist() == [x if x in first.tolist() else 0 for x in whole.tolist()]
+    assert torch.equal(division.join(first, rest), whole)
+    assert division.join(first).tolist() == [x if x in first.tolist() else 0 for x in whole.tolist()]
 
 
 def norm_expected(d, name, section, images, e):

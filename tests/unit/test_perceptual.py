@@ -273,10 +273,7 @@ def test_vgg_and_heads_need_each_other(tmp_path, weights, files):
 def test_distances_need_targets(capsys, key, value, told):
     assert main(["plan", f"objective.{key}={value}", "data={kind: digits, resolution: 16}"]) == 2
     error = capsys.readouterr().err
-    assert (
-        f"objective.{key}: {told} (only images of pairs, or of real ones with noise, have targets); remove it, or set"
-        in error
-    )
+    assert f"objective.{key}: {told} (only pairs of images have targets); remove it, or set" in error
     assert error.count("\n") == 1
 
 

@@ -21,7 +21,7 @@ from bigsgan.models.build import build_network
 from bigsgan.training.build import _build_snapshots
 from bigsgan.training.power import BEGUN, power_decay, power_exponent, power_kind
 from bigsgan.training.state import Counters
-from tests.alone import Entry, save
+from tests.single_process import Entry, save
 from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from bigsgan.config.sections import Checkpoints
 from bigsgan.monitor import Statistics
 from bigsgan.runtime import comm
 from bigsgan.training.reports import REPORTS, Reports
-from tests.alone import entry, save
+from tests.single_process import entry, save
 
 
 def begun() -> Reports:

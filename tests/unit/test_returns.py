@@ -20,8 +20,8 @@ from bigsgan.errors import UserError
 from bigsgan.training import returning, start
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.start import Start
-from tests.alone import entry, save
 from tests.bad_runs import contents, train_arguments
+from tests.single_process import entry, save
 
 
 @pytest.fixture

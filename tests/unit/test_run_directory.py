@@ -78,6 +78,12 @@ def test_steps_that_a_generator_learns_beside_a_discriminator_stay_unless_allowe
     assert compare_recipes(saved, given, "run", [key]) == [f"{key}: 2 -> 4"]
 
 
+def test_so_does_a_sampler_by_which_images_are_made_that_it_learns_from():
+    saved, given = ({"generator.sampler": each, "generator.noised": "samples"} for each in ("ode", "sde"))
+    with pytest.raises(UserError, match=r"or accept it by --allow-change generator\.sampler"):
+        compare_recipes(saved, given, "run", [])
+
+
 @pytest.mark.parametrize("override", sorted(FREE))
 def test_what_does_not_change_the_meaning_of_a_run_may_change(tmp_path, override):
     files = ["data={kind: folder, root: /here}"] if override.startswith(("data.root", "data.max_")) else []

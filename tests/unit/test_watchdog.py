@@ -23,7 +23,7 @@ from bigsgan.runtime import roster
 from bigsgan.training import watchdog
 from bigsgan.training.heartbeats import Beat, describe
 from bigsgan.training.watchdog import Watchdog
-from tests.alone import entry
+from tests.single_process import entry
 
 UPDATE = Beat(10, 7, "update 6", "gloo/ops.py:3 (all_reduce)", True, "host-a")
 REMEDY = "; see the stacks in the ranks' logs; if the run was only slow, raise hang_timeout_seconds"

@@ -57,7 +57,7 @@ class DrawnLatents:
         """Return the R smallest keys and their places; of equal ones, which repeated passes leave, the first."""
         order = keys.argsort(stable=True)
         keys = keys[order]
-        is_again = torch.cat([keys.new_zeros(1, dtype=torch.bool), keys[1:] == keys[:-1]])
-        keys = torch.where(is_again, torch.inf, keys)
+        is_repeated = torch.cat([keys.new_zeros(1, dtype=torch.bool), keys[1:] == keys[:-1]])
+        keys = torch.where(is_repeated, torch.inf, keys)
         first = keys.argsort(stable=True)[: len(self._keys)]
         return keys[first], order[first]

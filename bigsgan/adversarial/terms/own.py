@@ -243,10 +243,10 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         found = called(field, name, lambda: mean(**read), " for random samples")
-        alone = called(field, name, lambda: [of(0), of(1)], " for one random sample")
+        each = called(field, name, lambda: [of(0), of(1)], " for one random sample")
         value = found
         if isinstance(term.value, OfMeans):
-            _check_floats(field, name, [found, *alone])
+            _check_floats(field, name, [found, *each])
             value = called(field, name, functools.partial(term.value.of_means, found), " for means of random samples")
     if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
         problem = f"must return a scalar tensor, returns {_described(value)}"
@@ -256,13 +256,13 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
         raise UserError(field, name, "has no gradient", remedy)
     if not torch.isfinite(value):
         raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")
-    together, each_alone = found.detach(), torch.stack(alone).detach()
-    apart, largest = each_alone.mean(dim=0), torch.stack([together, *each_alone]).abs().amax(dim=0).clamp(min=_CLOSE)
-    if (different := ~((together - apart).abs() <= _CLOSE * largest)).any():  # one alone may be NaN
+    of_both, by_sample = found.detach(), torch.stack(each).detach()
+    average, largest = by_sample.mean(dim=0), torch.stack([of_both, *by_sample]).abs().amax(dim=0).clamp(min=_CLOSE)
+    if (different := ~((of_both - average).abs() <= _CLOSE * largest)).any():  # one may be NaN
         problem = "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"
         if mean is not term.value:
             problem = "has a method means that returns no mean over samples"
-        ours, theirs = (each[different].flatten()[0].item() for each in (together, apart))
+        ours, theirs = (value[different].flatten()[0].item() for value in (of_both, average))
         detail = f"{ours:.6g} for two samples, {theirs:.6g} on the average of one at a time"
         raise UserError(field, name, problem, "average a value of each sample, without random numbers", detail)
 

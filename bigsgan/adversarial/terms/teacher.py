@@ -25,7 +25,7 @@ from bigsgan.data import LabelledImages, ShownImages
 from bigsgan.data.autoencoders import naming_program
 from bigsgan.data.frozen import load_frozen, refuse_moving
 from bigsgan.errors import UserError
-from bigsgan.models.diff_augment import moved_alike
+from bigsgan.models.diff_augment import moved_as
 from bigsgan.models.precision import full
 from bigsgan.monitor import Statistics
 
@@ -80,7 +80,7 @@ class Teacher:
         if images.shape[2:] != size:
             images = F.interpolate(images, size, mode="bicubic", align_corners=False)
         for seed in seeds:
-            images = moved_alike(images, seed, self._policy, self._side)
+            images = moved_as(images, seed, self._policy, self._side)
         return images.to(self._dtype)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:

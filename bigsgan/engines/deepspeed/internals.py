@@ -360,10 +360,13 @@ def clip_with(engine: DeepSpeedEngine, clip: Callable[[], None]) -> None:
 
 
 def accumulate_gradients(engine: PipelineEngine) -> None:
-    """Add the gradients of a backward pass to the float32 ones, if there are any.
+    """Add the gradients of a backward pass to the float32 ones, if there are any; those of a placeholder are 0.
 
     An engine's own backward pass ends with this: for bf16 in bf16_optimizer.py, for fp16 in zero/stage_1_and_2.py.
     """
+    if (placeholder := getattr(engine.module, "placeholder", None)) is not None:
+        for parameter in placeholder.parameters():
+            parameter.grad = torch.zeros_like(parameter)  # without one, the norm in bf16_optimizer.py would fail
     if isinstance(engine.optimizer, BF16_Optimizer):
         engine.optimizer.update_hp_grads(clear_lp_grads=True)
     elif getattr(engine.optimizer, "use_grad_accum_attribute", False):

@@ -9,7 +9,7 @@ from typing import Any
 
 from bigsgan.config import RunPlan
 from bigsgan.engines.deepspeed import internals
-from bigsgan.engines.frozen import hold_frozen
+from bigsgan.engines.frozen import hold_frozen, tell_frozen
 from bigsgan.engines.initialization import initialize_engine
 from bigsgan.engines.pipeline.engine import PipelineEngine
 from bigsgan.engines.pipeline.layout import StageDivision, build_on_meta, divide_network, measure_layers, samples_of
@@ -50,5 +50,6 @@ def build_pipeline(
     group, parts = internals.replica_group(engine), plan.statistics_parts(network)
     join_replicas(part, placement.num_replicas, first, group, parts)
     hold_frozen(plan, network, part, placement.replica(rank), partial(comm.gather_parts, group=group), device)
+    tell_frozen(plan, network, part)
     channels = open_channels(placement, rank, device)
     return PipelineEngine(engine, part, placement, rank, division, channels), division

@@ -228,7 +228,8 @@ class PipelineEngine(DeepSpeedBacked):
             received = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]
         with self._frozen() if frozen else nullcontext():  # a checkpointed layer is recomputed
-            torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+            if pairs:  # none behind a stage of frozen layers alone, which reads no images of the other network
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not frozen:
             internals.accumulate_gradients(self._engine)
         leaves = _floating(carry)

@@ -55,7 +55,7 @@ class StageDivision:
         for stage in range(self.num_stages):
             own = self.of_stage(stage)
             text = f"  stage {stage}  layers {self.bounds[stage]}-{self.bounds[stage + 1] - 1}"
-            text += f"  {own.numel:,} parameters"
+            text += f"  {own.numel:,} parameters" + f", {own.frozen:,} frozen" * bool(own.frozen)
             if own.forward:
                 text += f"  forward {num_samples * 1e3 * own.forward:.2f} ms"
                 text += f"  backward {num_samples * 1e3 * own.backward:.2f} ms"
@@ -84,9 +84,9 @@ def divide_network(
 
 
 def divide_layers(layers: Sequence[LayerCost], partition: str, num_stages: int) -> list[int]:
-    """Return bounds of stages, see ``divide``. Each stage has a layer with parameters, as an engine needs some."""
+    """Return bounds of stages, see ``divide``. Each stage has a layer with parameters, maybe frozen ones alone."""
     # A layer without parameters, such as augmentation, goes with the one after it.
-    first = [0, *(i for i in range(1, len(layers)) if layers[i - 1].numel)]
+    first = [0, *(i for i in range(1, len(layers)) if layers[i - 1].numel + layers[i - 1].frozen)]
     costs = weights(layers, partition)
     joined = [sum(costs[start:stop]) for start, stop in itertools.pairwise([*first, len(layers)])]
     return [*(first[bound] for bound in divide(joined, num_stages)[:-1]), len(layers)]
@@ -127,7 +127,7 @@ def check_divisible(plan: RunPlan, network: str, layers: Sequence[LayerCost]) ->
     Raises:
         UserError: There are more stages.
     """
-    stages, num_layers = plan.placement(network).num_stages, sum(layer.numel > 0 for layer in layers)
+    stages, num_layers = plan.placement(network).num_stages, sum(layer.numel + layer.frozen > 0 for layer in layers)
     if stages > num_layers:
         field = f"engines.{network}.pipeline_stages"
         problem = f"must be at most {num_layers}, the number of layers of the {network}"

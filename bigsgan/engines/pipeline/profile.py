@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bigsgan.engines.pipeline.partition import Boundaries
+from bigsgan.models.frozen import num_frozen
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.runtime import comm
 
@@ -21,7 +22,8 @@ class LayerCost(NamedTuple):
     """The cost of one layer."""
 
     name: str  # class of the layer
-    numel: int  # number of parameters
+    numel: int  # number of parameters that are trained
+    frozen: int = 0  # number of others
     forward: float = 0.0  # seconds for one sample, as in `backward`; 0 if not measured
     backward: float = 0.0
     saved_bytes: int = 0  # bytes kept for the backward pass of one sample; 0 if not measured
@@ -30,7 +32,8 @@ class LayerCost(NamedTuple):
 def count(network: LayerStack) -> list[LayerCost]:
     """Count the parameters of each layer, without measuring."""
     return [
-        LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters())) for layer in network.layers.values()
+        LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters()), num_frozen(layer))
+        for layer in network.layers.values()
     ]
 
 

@@ -29,7 +29,7 @@ def check_networks(recipe: Any) -> None:
             problem, remedy = "needs discriminator.family=none", "set it so, or remove objective.flow"
             raise UserError("objective.flow", f"weight={recipe.objective.flow.weight}", problem, remedy)
     else:
-        _check_alone(recipe)
+        _check_without_discriminator(recipe)
     generator = recipe.generator
     if recipe.translates and (generator.reads_times or generator.num_steps > 1):
         field = "generator.times" if generator.reads_times else "generator.steps"
@@ -37,13 +37,14 @@ def check_networks(recipe: Any) -> None:
     if not recipe.has_discriminator and not recipe.objective.flow and generator.num_steps > 1:
         problem, remedy = "must be 1 without objective.flow and a discriminator", "remove it, or give objective.flow"
         raise UserError("generator.steps", generator.num_steps, problem, remedy)
+    if generator.num_steps > 1 and not generator.reads_times:
+        raise _needs_times("generator.steps")
     if not generator.reads_times or not (recipe.objective.flow or generator.num_steps > 1):
         what = "a generator that makes images in one step"
         keys = [key for key in ("sampler", "time_shift", "noised") if key in type(generator).model_fields]
         generator.refuse_changed("generator", keys, what)
-    if recipe.objective.flow and generator.simulates_steps:
-        problem, remedy = "must be reals with objective.flow", "remove it"
-        raise UserError("generator.noised", "samples", problem, remedy)
+    if recipe.objective.flow and getattr(generator, "noised", "reals") != "reals":
+        raise UserError("generator.noised", generator.noised, "must be reals with objective.flow", "remove it")
     if recipe.adds_noise or generator.simulates_steps:
         given = f"generator.steps={generator.num_steps}" if recipe.has_discriminator else "objective.flow"
         _check_noise(recipe, given)
@@ -57,7 +58,7 @@ def check_networks(recipe: Any) -> None:
         raise UserError("generator.latent_size", recipe.latent_size, problem, f"set generator.latent_size={needed}")
 
 
-def _check_alone(recipe: Any) -> None:
+def _check_without_discriminator(recipe: Any) -> None:
     objective, init = recipe.objective, recipe.init_from
     found = objective.changed("objective", _OF_BOTH)
     found += objective.orthogonal.changed("objective.orthogonal", ["discriminator"])
@@ -86,11 +87,15 @@ def overlaps_data(what: str) -> UserError:
     return UserError("objective.schedule", "overlapped", problem, remedy, detail)
 
 
+def _needs_times(field: str) -> UserError:
+    remedy = "set generator.times=true, of family dit or of a network of your own"
+    return UserError(field, None, "needs a generator that reads times", remedy)
+
+
 def _check_noise(recipe: Any, given: str) -> None:
     """Refuse what does not fit a generator that learns from images with noise."""
     if not recipe.generator.reads_times:
-        remedy = "set generator.times=true, of family dit or of a network of your own"
-        raise UserError(given.partition("=")[0], None, "needs a generator that reads times", remedy)
+        raise _needs_times(given)
     if recipe.generator.simulates_steps and recipe.objective.schedule == "overlapped":
         problem, remedy = "must be exact or generator_first with generator.noised=samples", "set it to one of these"
         raise UserError("objective.schedule", "overlapped", problem, remedy)

@@ -11,7 +11,7 @@ from bigsgan.doctor.losses import of_outputs
 from bigsgan.doctor.reference import Reference
 
 
-class GeneratorAlone(Reference):
+class WithoutDiscriminator(Reference):
     """Runs updates without a discriminator."""
 
     def _take_turns(self, update: int) -> None:
