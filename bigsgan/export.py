@@ -304,9 +304,19 @@ def _rounded(trained: TrainedNetwork, state: dict[str, Tensor], dtype: str) -> d
 def _write(state: dict[str, Tensor], header: dict[str, str], out: Path) -> None:
     try:
         with replacing(out) as unfinished:
-            save_file(state, unfinished, metadata=header)
+            save_file(_without_ties(state), unfinished, metadata=header)
     except (OSError, SafetensorError) as error:
         raise _unwritten(out, error) from None
+
+
+def _without_ties(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory with another tensor, as tied weights do, which safetensors refuses to write."""
+    found, written = dict[str, Tensor](), set[int]()
+    for name, tensor in state.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in written else tensor
+        written.add(place)
+    return found
 
 
 def _unwritten(out: Path, error: Exception) -> UserError:

@@ -22,6 +22,7 @@ from bigsgan.checkpoint import saved_buffers, universal
 from bigsgan.config import load_recipe
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
+from bigsgan.export import _write
 from bigsgan.images.grids import image_grid
 from bigsgan.inference.card import model_card
 from bigsgan.inference.trained import open_trained
@@ -466,3 +467,12 @@ def test_a_network_that_muon_trains_has_no_universal_checkpoint(tmp_path, monkey
     assert not os.path.exists("out")
     other = "discriminator" if network == "generator" else "generator"
     assert cli.main([*arguments[:-1], other]) == 0
+
+
+def test_tied_weights_are_written_under_each_of_their_names(tmp_path):
+    tied = torch.randn(3, 2)
+    _write({"a.weight": tied, "b.weight": tied, "row": tied[1]}, {"kind": "test"}, tmp_path / "g.safetensors")
+    found = load_file(tmp_path / "g.safetensors")
+    assert torch.equal(found["a.weight"], tied)
+    assert torch.equal(found["b.weight"], tied)
+    assert torch.equal(found["row"], tied[1])
