@@ -113,9 +113,11 @@ def test_a_directory_that_goes_after_a_rank_has_written_costs_this_checkpoint_al
     """Rank 0 waits for what the ranks tell in files of that directory."""
 
     def write(path: Path, text: str) -> None:
+        run, moved = tmp_path / "run", tmp_path / "moved"
+        if path.name.endswith(".written.json") and not moved.exists():  # before who waits may see the file
+            run.rename(moved)
+            path = moved / path.relative_to(run)
         write_text(path, text)
-        if path.name.endswith(".written.json") and not (tmp_path / "moved").exists():
-            (tmp_path / "run").rename(tmp_path / "moved")
 
     write_text = saver.write_text
     monkeypatch.setattr(saver, "write_text", write)

@@ -58,7 +58,8 @@ def test_defaults_are_filled_in(tmp_path):
     engine = {
         "ds_config": "ds_configs/zero0.json", "accumulation": None, "activation_checkpointing": False,
         "compile": "none", "cuda_graphs": False, "pipeline_stages": 1, "ranks": None,
-        "partition": "parameters", "frozen": {"precision": None, "sharded": None, "offload": None},
+        "partition": "parameters",
+        "frozen": dict.fromkeys(("precision", "sharded", "offload", "persistence_threshold")),
     }  # fmt: skip
     scale = {"width": 1.0, "depth": 1, "block": "standard", "groups": 8, "expansion": 4}
     assert yaml.safe_load(least(tmp_path).to_yaml()) == {

@@ -23,16 +23,16 @@ class LayerCost(NamedTuple):
 
     name: str  # class of the layer
     numel: int  # number of parameters that are trained
-    frozen: int = 0  # number of others
     forward: float = 0.0  # seconds for one sample, as in `backward`; 0 if not measured
     backward: float = 0.0
     saved_bytes: int = 0  # bytes kept for the backward pass of one sample; 0 if not measured
+    frozen: int = 0  # number of parameters that are not trained
 
 
 def count(network: LayerStack) -> list[LayerCost]:
     """Count the parameters of each layer, without measuring."""
     return [
-        LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters()), num_frozen(layer))
+        LayerCost(type(layer).__name__, sum(p.numel() for p in layer.parameters()), frozen=num_frozen(layer))
         for layer in network.layers.values()
     ]
 
