@@ -5,6 +5,7 @@ import os
 import pytest
 
 from bigsgan.config import NETWORKS
+from bigsgan.doctor.games import DMD2
 from tests.stand_in import build, cells, matrix, sanitizing
 from tests.stand_in.test_every_family import GATHERS
 
@@ -71,6 +72,25 @@ def test_no_two_streams_race_in_pipelines_of_any_family(on_ranks, layout, every)
 def test_no_two_streams_race_in_pipelines(on_ranks, layout):
     cell = ([*matrix.PIPELINES, *MICRO_BATCHES, matrix.R1], matrix.LAYOUTS[layout])
     on_ranks(2, cells.walk, {layout: cell}, layout in matrix.SHOWN, sanitizer=True)
+
+
+_OF_TEACHER = "engines.discriminator.frozen."
+_SHARED = [f"{_OF_TEACHER}sharded=true", f"{_OF_TEACHER}persistence_threshold=0"]
+DISTILLATIONS = {
+    "a teacher that ranks share": _SHARED,
+    "in bf16": [*_SHARED, f"{_OF_TEACHER}precision=bf16"],
+    "on the host": [*_SHARED, f"{_OF_TEACHER}offload=cpu"],
+    "a student that reads its own images": ["generator.steps=3", "generator.noised=samples"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_no_two_streams_race_in_distillation(on_ranks, name):
+    """Nor does the host wait for the device."""
+    cell = ([*DMD2, *matrix.ADAM, *DISTILLATIONS[name]], matrix.LAYOUTS["1-bf16-device"])
+    found = on_ranks(2, cells.walk, {name: cell}, False, sanitizer=True)
+    assert found[name]["waits"] == {}
 
 
 @pytest.mark.slow

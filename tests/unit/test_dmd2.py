@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from bigsgan.bench.variants import VARIANTS, plan_variants
 from bigsgan.config.families.dmd2 import name_in_generator
 from bigsgan.doctor.games import DMD2, FLOW
+from bigsgan.engines.frozen import hold_frozen, tell_frozen
 from bigsgan.errors import UserError
 from bigsgan.models import noise
-from bigsgan.models.build import build_network
+from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.frozen import convert, whole_frozen
 from bigsgan.models.network import initialize
 from bigsgan.plan import describe_networks
@@ -92,6 +93,25 @@ def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game
     network = "discriminator" if game is DMD2 else "generator"
     with pytest.raises(UserError, match=rf"engines\.{network}\.frozen\.{message}"):
         tiny_recipe(tmp_path, *game, *(f"engines.{network}.{each}" for each in changes))
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (["offload=cpu"], "no matrix has more than 100,000 numbers"),
+        (["sharded=true", "persistence_threshold=5000"], "no matrix has more than 5,000 numbers"),
+        (["sharded=true", "persistence_threshold=0"], ""),
+    ],
+)
+def test_a_teacher_that_stays_whole_though_asked_otherwise_is_told(tmp_path, caplog, changes, reason):
+    overrides = [f"engines.discriminator.frozen.{each}" for each in changes]
+    plan = tiny_plan(tmp_path, 2, [*DMD2, *overrides], both(1))
+    caplog.set_level("INFO")
+    stack = network_on_meta(plan.recipe, "discriminator")
+    hold_frozen(plan, "discriminator", stack, 1, lambda whole, own: None, torch.device("meta"))
+    tell_frozen(plan, "discriminator", stack)
+    told = [f"engines.discriminator.frozen.sharded and offload have no effect: {reason}"] if reason else []
+    assert caplog.messages == told
 
 
 @pytest.mark.parametrize(
