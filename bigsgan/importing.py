@@ -139,8 +139,8 @@ def import_exports(source: str, paths: Mapping[str, Path], config: Path | None, 
     if "generator" in networks:
         entries["average"] = _Entry(recipe, "average", networks["generator"].state)
     whole = {n: recipe.engine(n).model_copy(update={"pipeline_stages": 1, "ranks": None}) for n in NETWORKS}
-    alone = recipe.model_copy(update={"engines": recipe.engines.model_copy(update=whole)})
-    _write(recipe, plan_run(alone, 1, config.resolve().parent if config else None).engines, out, entries, source, 0)
+    single = recipe.model_copy(update={"engines": recipe.engines.model_copy(update=whole)})
+    _write(recipe, plan_run(single, 1, config.resolve().parent if config else None).engines, out, entries, source, 0)
     for name in NETWORKS:
         print(f"{out}: the {name} {_described(networks.get(name), getattr(recipe.optimizer, name))}")
     print("the EMA begins as a copy of the generator; images are counted from 0")
@@ -214,8 +214,8 @@ def make_recipe(found: Found, out: Path, nimg: int = 0) -> tuple[Recipe, str]:
     generator = found.sections["generator"]
     trees = {name: read_yaml(shipped.recipe(name)) for name in _RECIPES[generator["family"]]}
     form = (generator.get("bottleneck") or {}).get("kind")
-    alike = {n: tree for n, tree in trees.items() if (tree["generator"].get("bottleneck") or {}).get("kind") == form}
-    name = min(alike, key=lambda name: _distance(trees[name]["data"], found.data))
+    same = {n: tree for n, tree in trees.items() if (tree["generator"].get("bottleneck") or {}).get("kind") == form}
+    name = min(same, key=lambda name: _distance(trees[name]["data"], found.data))
     tree = trees[name]
     tree["out"], shipped_side = str(out), tree["data"]["resolution"]
     if "crop_from" in tree["data"]:
@@ -305,8 +305,8 @@ def _resume_schedules(tree: dict[str, Any], found: Found, nimg: int) -> None:
 def _distance(data: dict[str, Any], found: dict[str, Any]) -> tuple[float, bool, int]:
     """Distance of a recipe's images from the found ones: first by resolution, then by classes."""
     classes, found_classes = data.get("num_classes", 0), found.get("num_classes", 0)
-    apart = abs(math.log2(data["resolution"] / found["resolution"]))
-    return apart, bool(classes) != bool(found_classes), abs(classes - found_classes)
+    octaves = abs(math.log2(data["resolution"] / found["resolution"]))
+    return octaves, bool(classes) != bool(found_classes), abs(classes - found_classes)
 
 
 def _images_in_name(weights: Path) -> int:

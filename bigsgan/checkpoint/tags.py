@@ -166,13 +166,13 @@ def find_intact(
     Raises:
         UserError: There is no intact checkpoint, or the one at ``nimg`` is damaged.
     """
-    together = ranks or SingleProcess()
+    all_ranks = ranks or SingleProcess()
 
     def choose(passed_over: Collection[Path]) -> Checkpoint:
-        return by_rank_zero(together, lambda: find(run, nimg, passed_over))
+        return by_rank_zero(all_ranks, lambda: find(run, nimg, passed_over))
 
     def look(found: Checkpoint) -> str | None:
-        return damage(found, together, None if needed is None else by_rank_zero(together, lambda: needed(found)))
+        return damage(found, all_ranks, None if needed is None else by_rank_zero(all_ranks, lambda: needed(found)))
 
     return first_intact(choose, lambda found: found, look)
 

@@ -166,10 +166,11 @@ def _check_images_from_images(recipe: Any) -> None:
         if recipe.objective.flow:
             what, detail, remedy = "objective.flow", "it compares G's images with the real ones", "remove it"
         elif recipe.generator.num_steps > 1 and recipe.has_discriminator:
-            if recipe.adds_noise and name in recipe.objective.of_targets and not _compares_latents(recipe, name):
+            compares = name in recipe.objective.of_targets and not _compares_latents(recipe, name)
+            if recipe.adds_noise and compares:
                 continue  # the images that noise was added to
             what, detail, remedy = f"generator.steps={recipe.generator.num_steps}", "", "remove it"
-            if recipe.generator.simulates_steps:
+            if compares:
                 remedy = "remove it, or set generator.noised=reals"
             elif name in recipe.objective.of_targets:
                 what, detail = f"data.codec.kind={recipe.data.codec.kind}", "G's images are not pixels"
@@ -258,6 +259,11 @@ def _check_frozen_parts(recipe: Any) -> None:
     if recipe.generator.freezes and not (init and (init.run or init.generator)):
         problem, remedy = "must be none without init_from", "name the run whose weights it keeps, or remove it"
         raise UserError("generator.frozen", getattr(recipe.generator, "frozen", None), problem, remedy)
+    adaptive = recipe.objective.adversarial.adaptive
+    if adaptive and getattr(recipe.generator, "frozen", None) == "decoder":
+        problem, detail = "must be null with generator.frozen=decoder", "G's last parameters are not trained"
+        value = f"parameter={adaptive.parameter}"
+        raise UserError("objective.adversarial.adaptive", value, problem, "set it to null", detail)
     if recipe.discriminator.freezes and not (init and (init.run or init.discriminator)):
         problem = f"must be given with discriminator.family={recipe.discriminator.family}"
         remedy = "name the teacher's run, such as init_from.run=runs/digits_dit"
@@ -272,7 +278,9 @@ def _check_held(recipe: Any, network: str) -> None:
     for name, value in engine.frozen.model_dump(exclude_defaults=True).items():
         reason = ""
         if not (is_outside(section.family) or section.freezes):
-            reason = f"{network}.family={section.family}, which has no frozen parameters"
+            can = getattr(section, "frozen", None) == "none"
+            kind = f"{network}.frozen=none" if can else f"{network}.family={section.family}"
+            reason = f"{kind}, which has no frozen parameters"
         elif not getattr(section, "exact", True):
             reason = f"{network}.exact=false, whose code may change them"
         elif engine.compile != "none" and (name == "persistence_threshold" or value in (True, "cpu")):

@@ -13,12 +13,12 @@ Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 
 
 class FrozenParameters(Section):
-    """How an engine holds the parameters that it does not train: a teacher's, or a frozen encoder's."""
+    """How an engine holds parameters that it does not train: a teacher's, or those of a frozen encoder or decoder."""
 
     precision: Literal["fp32", "bf16"] | None = None
-    """Their type; by default that in which they are made, float32 in families of the package, whose layers compute in
-    it. Code from outside computes as before, with copies of all a layer's, or of one at a time if they are sharded or
-    offloaded. Codes stay float32."""
+    """Their type; by default that in which they are made, float32 in families of the package. Layers of the package
+    compute in this type. Code from outside computes as before, with a copy of all of a layer's frozen parameters, or of
+    one at a time if they are sharded or offloaded. Codes stay float32."""
     sharded: bool | None = None
     """Whether each rank holds a part of their matrices, which are gathered each time they are read; by default at ZeRO
     3."""

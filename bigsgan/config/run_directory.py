@@ -36,7 +36,7 @@ FROZEN = (
 )  # fmt: skip
 
 STEPS = {"generator.steps", "generator.time_shift", "generator.noised"}
-"""Keys of samples, but beside a discriminator also of what the generator learns."""
+"""Keys that are free without a discriminator; beside one they change what the generator learns."""
 _NOISED, _SAMPLER = "generator.noised", "generator.sampler"
 
 # Keys that may change when a run resumes: they do not affect what it has learnt so far.

@@ -77,8 +77,8 @@ def build_hdf5(data: Data) -> TableImages:
     """
     images = check_classes(read_hdf5(data), data)
     if isinstance(images.source, Hdf5File) and (num := images.source.num_in_chunk) > 1:
-        together = f"{counted(num, 'image')} are compressed together, and all are read for each"
-        warn_once(f"{data.root}: {together}; `bigsgan data prepare` makes files that are read faster")
+        reason = f"{counted(num, 'image')} are compressed together, and all are read for each"
+        warn_once(f"{data.root}: {reason}; `bigsgan data prepare` makes files that are read faster")
     return images
 
 

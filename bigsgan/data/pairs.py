@@ -217,10 +217,10 @@ def build_paired_folders(data: Data) -> FilePairs:
     """
     sources = _by_name("data.input_root", str(data.input_root), data.max_ignored)
     targets = _by_name("data.root", str(data.root), data.max_ignored)
-    alone = sorted(sources.keys() ^ targets.keys())
-    if alone:
-        field, root = ("data.input_root", data.input_root) if alone[0] in targets else ("data.root", data.root)
-        problem = f"has no counterpart for {counted(len(alone), 'image')}, such as {alone[0]}"
+    unpaired = sorted(sources.keys() ^ targets.keys())
+    if unpaired:
+        field, root = ("data.input_root", data.input_root) if unpaired[0] in targets else ("data.root", data.root)
+        problem = f"has no counterpart for {counted(len(unpaired), 'image')}, such as {unpaired[0]}"
         raise UserError(field, root, problem, "give input and target the same name")
     return FilePairs([(sources[name], targets[name]) for name in sorted(sources)], data)
 

@@ -24,14 +24,14 @@ class Distance:
         section = self._objective
         if not section.of_targets:  # other micro-batches, or images of several levels, have other shapes than targets
             return 0
-        apart, total = images - targets, images.new_zeros(())
+        error, total = images - targets, images.new_zeros(())
         if section.l1:
             total = total + section.l1 * F.l1_loss(images, targets)
         if section.l2:
-            total = total + section.l2 * (apart**2).mean()
+            total = total + section.l2 * (error**2).mean()
         if near := section.huber:
-            linear = near.delta * (apart.abs() - near.delta / 2)
-            total = total + near.weight * torch.where(apart.abs() < near.delta, apart**2 / 2, linear).mean()
+            linear = near.delta * (error.abs() - near.delta / 2)
+            total = total + near.weight * torch.where(error.abs() < near.delta, error**2 / 2, linear).mean()
         if section.perceptual:
             total = total + section.perceptual.weight * self._perceptual(images, targets)
         return total

@@ -92,11 +92,11 @@ def pipelines(subject: Subject) -> Finding:
     num = next((num for num in (2, 3) if comm.world_size() % num == 0), None)
     if num is None:
         return not_applicable(f"needs a number of ranks that 2 or 3 divides, got {comm.world_size()}")
-    again = [*stages(num, num), "pipeline.generator_phase=recompute"]
+    recomputed = [*stages(num, num), "pipeline.generator_phase=recompute"]
     games = [
         Game("both in stages", [*stages(num, num), _PARTS, _R1 % (_FINITE + _HALF)], both(1)),
         Game("both in stages, forward mode", [*stages(num, num), _PARTS, _R1 % _FORWARD], both(0)),
-        Game("recomputed", [*again, _PARTS], both(1)),
+        Game("recomputed", [*recomputed, _PARTS], both(1)),
         Game("G in stages", [*stages(num, 1), _R1 % ""], {"generator": zero(1), "discriminator": zero(3)}),
         Game("path length in stages", [*_STYLES, _PATHS % _FORWARD, *stages(num, num)], both(1)),
         Game("D in stages", [*stages(1, num), _PARTS], {"generator": zero(3), "discriminator": zero(0)}),

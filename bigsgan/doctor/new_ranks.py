@@ -96,7 +96,12 @@ def speed(subject: Subject) -> Finding:
             found.append(rates)
     by_rank, of_all = found[0], found[1][0]
     share = of_all / sum(by_rank)
-    numbers = {"images_per_second_by_rank": by_rank, "images_per_second": of_all, "share": share, "device": device}
+    numbers = {
+        "images_per_second_of_single_ranks": by_rank,
+        "images_per_second": of_all,
+        "share": share,
+        "device": device,
+    }
     text = f"{of_all:.3g} images/s on {len(by_rank)} ranks together, {share:.0%} of the sum of what each makes alone"
     return passed(f"{text} ({min(by_rank):.3g} to {max(by_rank):.3g})", numbers, -share)
 
@@ -131,8 +136,8 @@ def killed(subject: Subject) -> Finding:
             text = left if late else "a rank ended as if complete"
             return failed(text, remedy, numbers)
         total = 4 * batch + _newest(run)
-        again = on_new_ranks(subject, [*words, f"total_nimg={total}"], STARTING_SECONDS + 120)
-        resumed = subject.ranks.gather((again.status, again.last, "Resuming from" in again.errors))
+        ended = on_new_ranks(subject, [*words, f"total_nimg={total}"], STARTING_SECONDS + 120)
+        resumed = subject.ranks.gather((ended.status, ended.last, "Resuming from" in ended.errors))
         bad = [(rank, each) for rank, each in enumerate(resumed) if each[0] != 0]
         if bad or not resumed[0][2]:
             rank, (status, last, _) = bad[0] if bad else (0, resumed[0])

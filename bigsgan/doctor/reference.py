@@ -266,8 +266,8 @@ class Reference:
                 rest = rest + weight * (images.flatten(1) - inputs[0]).pow(2).mean()
             if near := self.recipe.objective.consistency:
                 *coarser, last = images.chunk(self.recipe.generator.images_per_sample, dim=1)
-                apart = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
-                rest = rest + near.weight * apart / len(coarser)
+                error = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
+                rest = rest + near.weight * error / len(coarser)
             if self.recipe.objective.feature_matching:
                 targets = self._targets(x), *self._conditions(y, inputs, seeds["real"])
                 pairs = zip(self._features(targets), self._features((images, *c)), strict=True)

@@ -18,8 +18,8 @@ _ASKING_SECONDS = 0.8
 
 def last_words(check: str, text: str) -> str:
     """The line with which the doctor ends in a check, or in the meeting of the ranks before the first."""
-    alone = f"; `--only {check}` runs this check alone" if "." in check else ""
-    return f"bigsgan doctor: {check}: {text}; the doctor ends here{alone}\n"
+    command = f"; `--only {check}` runs this check alone" if "." in check else ""
+    return f"bigsgan doctor: {check}: {text}; the doctor ends here{command}\n"
 
 
 class Watch:

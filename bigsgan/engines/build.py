@@ -221,9 +221,10 @@ def _build_initialized(plan: RunPlan, network: str, file: DeepSpeedFile, config:
 
 
 def _build_layer_by_layer(plan: RunPlan, network: str, file: DeepSpeedFile, config: dict[str, Any]) -> LayerStack:
-    """Construct each layer whole on every rank; at ZeRO 3 share it out before the next.
+    """Construct each layer whole on every rank; share out what ranks hold parts of before the next.
 
-    Code from outside fills its parameters where it constructs them, which it cannot do with shards.
+    Code from outside fills its parameters where it constructs them, which it cannot do with shards, and those that it
+    freezes become buffers before zero.Init would share them out.
     """
     stack = network_on_meta(plan.recipe, network)
     for number in range(len(stack.layers)):

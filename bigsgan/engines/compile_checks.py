@@ -64,8 +64,8 @@ def check_cuda_graphs(plan: RunPlan, network: str) -> None:
     if TorchVersion(torch.__version__) < GRAPHS_SINCE:
         problem = f"must be false with torch {torch.__version__}, before {GRAPHS_SINCE} graphs may be overwritten"
         raise UserError(field, True, problem, f"install torch {GRAPHS_SINCE}, or set {field}=false")
-    alone = file.stage == 0 and plan.placement(network).num_replicas == 1
-    if not (alone or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
+    needs_no_reduction = file.stage == 0 and plan.placement(network).num_replicas == 1
+    if not (needs_no_reduction or plan.engines[network].reduces_by_group or plan.engines[network].averages_by_group):
         if plan.engines[network].is_stock:
             problem = f"must be false with engines.stock_deepspeed={plan.recipe.engines.stock_deepspeed}"
             raise UserError(field, True, problem, f"set {field}=false, or engines.stock_deepspeed=neither")

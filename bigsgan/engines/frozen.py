@@ -87,8 +87,15 @@ def hold_frozen(plan: RunPlan, network: str, layers: LayerStack, rank: int, gath
 
 
 def tell_frozen(plan: RunPlan, network: str, layers: LayerStack) -> None:
-    """Say if all frozen parameters of these layers stay whole on the device although a recipe asks for another."""
+    """Say if all frozen parameters of these layers stay whole on the device although a recipe asks for something else.
+
+    ``layers`` are those of a rank, so that another stage may hold parts.
+    """
     asked, layout = plan.engines[network].section.frozen, frozen_layout(plan, network)
-    if (asked.sharded or asked.offload == "cpu") and has_frozen(layers) and not frozen_parts(layers):
-        reason = f"no matrix has more than {layout.threshold:,} numbers" if layout.is_gathered else "it has one replica"
-        _log.log(NOTICE, "engines.%s.frozen.sharded and offload have no effect: %s", network, reason)
+    given = [name for name, on in (("sharded", asked.sharded), ("offload", asked.offload == "cpu")) if on]
+    if not layout.is_gathered and asked.persistence_threshold is not None:
+        given.append("persistence_threshold")
+    if given and has_frozen(layers) and not frozen_parts(layers):
+        reason = f"no matrix has more than {layout.threshold:,} numbers" if layout.is_gathered else "each rank has all"
+        names = " and ".join(given)
+        _log.log(NOTICE, "engines.%s.frozen: no effect of %s on these layers: %s", network, names, reason)

@@ -125,8 +125,8 @@ def _enlarged(x: Tensor, lowpass: Tensor, dim: int) -> Tensor:
     """
     backwards = 2 * lowpass.flip(0)  # twice, as half of the taps add up to 1/2
     phases = torch.stack([F.pad(backwards[0::2], (0, 1)), F.pad(backwards[1::2], (1, 0))])
-    apart = _filtered(x, phases, dim).unflatten(1, (-1, 2))  # (N, C, phases, ...)
-    return apart.movedim(2, dim + 1).flatten(dim, dim + 1)
+    phased = _filtered(x, phases, dim).unflatten(1, (-1, 2))  # (N, C, phases, ...)
+    return phased.movedim(2, dim + 1).flatten(dim, dim + 1)
 
 
 def _filtered(x: Tensor, kernels: Tensor, dim: int, stride: int = 1) -> Tensor:

@@ -117,9 +117,9 @@ class BatchStatistics(RankAverages, TwiceDifferentiable):
         if self.segments == 1:
             return self._normalize(inputs, shift).to(x.dtype)
         n, c, h, w = x.shape
-        # Segments become channels, which batch norm keeps apart.
-        apart = inputs.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
-        normalized = self._normalize(apart, shift).view(-1, self.segments, c, h, w).transpose(0, 1)
+        # Segments become channels, which batch norm does not mix.
+        by_segment = inputs.view(self.segments, -1, c, h, w).transpose(0, 1).reshape(-1, self.segments * c, h, w)
+        normalized = self._normalize(by_segment, shift).view(-1, self.segments, c, h, w).transpose(0, 1)
         return normalized.reshape(n, c, h, w).to(x.dtype)
 
     def _normalize(self, x: Tensor, shift: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ def num_frozen(network: nn.Module) -> int:
 
 
 def whole_frozen(network: nn.Module) -> dict[str, Tensor]:
-    """Frozen tensors by name, but those of which a rank holds a part. Nothing copies them for a skipped update."""
+    """Return frozen tensors by name, except those of which a rank holds a part. Skipped updates do not restore them."""
     found: dict[str, Tensor] = {}
     for prefix, module in network.named_modules():
         whole = dict(module._buffers)  # without parts

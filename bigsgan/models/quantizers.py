@@ -48,7 +48,7 @@ class VectorQuantizer(Quantizer):
 
     Attributes:
         codebook: The codes (K, Z): a parameter, or a buffer if they follow averages, which a term moves.
-        is_float32: Codes are, also of a frozen encoder in another type.
+        is_float32: Codes are, also where frozen parameters have another type.
     """
 
     codebook: Tensor
@@ -87,7 +87,7 @@ class VectorQuantizer(Quantizer):
             log_shares = near.log_softmax(dim=2)
             shares = log_shares.exp()
             more = -(shares * log_shares).sum(dim=2).mean(dim=1), shares.mean(dim=1)
-        # What a carry holds has a gradient path, also of codes that have none.
+        # What a carry holds needs a gradient path; codes that do not learn have none of their own.
         of_codes = quantized if self._learns else passed
         return passed.mT.reshape(h.shape).to(h.dtype), encoded, of_codes, numbers, *more
 

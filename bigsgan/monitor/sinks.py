@@ -131,8 +131,8 @@ class Rows:
         if self.is_displaced:
             with writing(self._path):
                 if not self.is_replaced:
-                    with replacing(self._path) as again:
-                        again.write_bytes(self._written())
+                    with replacing(self._path) as unfinished:
+                        unfinished.write_bytes(self._written())
                 self._file.close()
                 self._file = self._path.open("a+b", buffering=0)
 

@@ -182,8 +182,8 @@ class Surveyor:
     def _num_layers(self) -> int:
         """Number of layers with parameters in the network that has fewer of them."""
         one_rank = [f"engines.{n}.ds_config={self._file(WITHOUT_STAGES[1], n)}" for n in self._recipe.networks]
-        alone = both_engines("pipeline_stages=1", "ranks=null")
-        plan = self.plan([*one_rank, *alone], ranks=1)
+        in_one_stage = both_engines("pipeline_stages=1", "ranks=null")
+        plan = self.plan([*one_rank, *in_one_stage], ranks=1)
         layers = [count(self.traces.network(plan, network)) for network in self._recipe.networks]
         return min(sum(layer.numel > 0 for layer in own) for own in layers)
 

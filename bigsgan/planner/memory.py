@@ -119,6 +119,10 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
         if is_here and (program := traces.program(plan.recipe, name)):
             buffers += program.held
 
+    if plan.recipe.generator.simulates_steps and parts["generator"].is_held:
+        num_made = plan.objective.d_steps + (not plan.objective.reuse_fakes)
+        num = num_made * plan.recipe.batch // plan.placement("generator").num_replicas
+        buffers += FLOAT * num * plan.recipe.latent_size  # images with noise, for a whole update
     codes = trace_codes(plan, makes_latents=parts["generator"].is_last)
     buffers += codes.held
     updates, kept = [], kept_images(plan, parts["discriminator"])

@@ -49,7 +49,7 @@ class PowerEMA:
 
 
 class ShardedEMA:
-    """Exponential moving average (EMA) of an engine's parameters, with copies of its buffers, but of frozen ones.
+    """Exponential moving average (EMA) of an engine's parameters, with copies of its buffers other than frozen ones.
 
     Attributes:
         shards: One flat tensor for each of the engine's shards, in their order.

@@ -143,8 +143,8 @@ def _merge(kept: Path, now: Path, nimg: int) -> None:
 
 
 def _write(path: Path, lines: list[bytes]) -> None:
-    with replacing(path) as again:
-        again.write_bytes(b"".join(lines))
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(b"".join(lines))
 
 
 def _nimg(line: bytes) -> float:

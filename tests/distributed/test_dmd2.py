@@ -98,6 +98,7 @@ ADAM = ["optimizer.generator={kind: adam, lr: 1e-3}", "optimizer.discriminator={
 RESUMED = {
     "ZeRO 3": ([], both(3, **BF16)),
     "several steps": ([*STEPS, "engines.generator.ranks=1"], both(1)),
+    "own images": ([*OWN_IMAGES, "generator.sampler=sde"], both(2)),
     "a teacher in a stage of its own": ([*stages(2, 2), OWN_STAGE, *ADAM], both(1, **BF16)),
     "the same at ZeRO 0": ([*stages(2, 2), OWN_STAGE, *ADAM], both(0)),
     "the same at ZeRO 0, bf16": ([*stages(2, 2), OWN_STAGE, *ADAM], both(0, **BF16)),
@@ -125,11 +126,17 @@ WIDE = [
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "stage, more", [(1, []), (3, []), (1, ["sharded=true"]), (1, ["offload=cpu", "precision=bf16"])]
+    "stage, more",
+    [
+        (1, []),
+        (3, []),
+        (1, [f"{OF_TEACHER}sharded=true"]),
+        (1, [f"{OF_TEACHER}offload=cpu", f"{OF_TEACHER}precision=bf16"]),
+        (1, OWN_IMAGES),
+    ],
 )
 def test_memory_is_that_of_a_plan(ranks, tmp_path, stage, more):
-    name = f"distribution matching, ZeRO {stage} {' '.join(more)}"
-    check(ranks, tmp_path, name, [*WIDE, *(OF_TEACHER + each for each in more)], zero(stage))
+    check(ranks, tmp_path, f"distribution matching, ZeRO {stage} {' '.join(more)}", [*WIDE, *more], zero(stage))
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def test_the_whole_report(tmp_path):
     assert {check["status"] for check in found.values()} == {"pass"}
     numbers = found["nccl.speed"]["ranks"][0]["numbers"]
     assert 0 < numbers["share"] < 1.5
-    assert len(numbers["images_per_second_by_rank"]) == 2
+    assert len(numbers["images_per_second_of_single_ranks"]) == 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bigsgan import plugins
 from bigsgan.bench.variants import VARIANTS, plan_variants
 from bigsgan.config.families.dmd2 import name_in_generator
 from bigsgan.doctor.games import DMD2, FLOW
-from bigsgan.engines.frozen import hold_frozen, tell_frozen
+from bigsgan.engines.frozen import check_frozen, hold_frozen, tell_frozen
 from bigsgan.errors import UserError
 from bigsgan.models import noise
 from bigsgan.models.build import build_network, network_on_meta
@@ -87,6 +88,11 @@ def test_a_teacher_in_bf16_computes_in_it(tmp_path):
         (DMD2, ["compile=layers", "frozen.offload=cpu"], "offload: must be unset with .*compile=layers, whose code"),
         (FLOW, ["frozen.precision=bf16"], "precision: must be unset with .*=dit, which has no frozen parameters"),
         (FLOW, ["frozen.persistence_threshold=0"], "persistence_threshold: must be unset with .* no frozen parameters"),
+        (
+            DMD2,
+            ["compile=layers", "frozen.persistence_threshold=0"],
+            "persistence_threshold: must be unset with .*=layers, whose code reads them whole",
+        ),
     ],
 )
 def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game, changes, message):
@@ -96,10 +102,30 @@ def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game
 
 
 @pytest.mark.parametrize(
+    "exact, message",
+    [
+        (True, "frozen.precision: must be unset, as the generator has no frozen parameters, got 'bf16'; remove it"),
+        (False, "frozen.precision: must be unset with generator.exact=false, whose code may change them, got 'bf16'"),
+    ],
+)
+def test_so_are_those_of_a_network_from_outside(tmp_path, exact, message):
+    family = "tests.outside:Generator"
+    plugins.give([family])
+    own = [f'generator={{family: "{family}", latent_size: 12, exact: {str(exact).lower()}}}']
+    with pytest.raises(UserError) as caught:
+        check_frozen(tiny_plan(tmp_path, 1, [*own, "engines.generator.frozen.precision=bf16"], both(1)), "generator")
+    assert str(caught.value).startswith(f"engines.generator.{message}")
+
+
+@pytest.mark.parametrize(
     "changes, reason",
     [
-        (["offload=cpu"], "no matrix has more than 100,000 numbers"),
-        (["sharded=true", "persistence_threshold=5000"], "no matrix has more than 5,000 numbers"),
+        (["offload=cpu"], "offload on these layers: no matrix has more than 100,000 numbers"),
+        (
+            ["sharded=true", "offload=cpu", "persistence_threshold=5000"],
+            "sharded and offload on these layers: no matrix has more than 5,000 numbers",
+        ),
+        (["persistence_threshold=0"], "persistence_threshold on these layers: each rank has all"),
         (["sharded=true", "persistence_threshold=0"], ""),
     ],
 )
@@ -110,8 +136,7 @@ def test_a_teacher_that_stays_whole_though_asked_otherwise_is_told(tmp_path, cap
     stack = network_on_meta(plan.recipe, "discriminator")
     hold_frozen(plan, "discriminator", stack, 1, lambda whole, own: None, torch.device("meta"))
     tell_frozen(plan, "discriminator", stack)
-    told = [f"engines.discriminator.frozen.sharded and offload have no effect: {reason}"] if reason else []
-    assert caplog.messages == told
+    assert caplog.messages == ([f"engines.discriminator.frozen: no effect of {reason}"] if reason else [])
 
 
 @pytest.mark.parametrize(
@@ -129,6 +154,16 @@ def test_a_teacher_that_stays_whole_though_asked_otherwise_is_told(tmp_path, cap
             [*DMD2, "objective.l1=1"],
             ["steps=2"],
             "objective.l1: must be 0 with generator.steps=2, got 1.0; remove it, or set generator.noised=reals",
+        ),
+        (
+            [*DMD2, "objective.feature_matching=1"],
+            ["steps=2"],
+            "objective.feature_matching: must be 0 with generator.steps=2, got 1.0; remove it",
+        ),
+        (
+            [*DMD2, "objective.perceptual={path: x.pt}", "data.codec={kind: dct}"],
+            ["steps=2"],
+            "objective.perceptual: must be null with data.codec.kind=dct, got 'weight=1.0' (G's images are not pixels)",
         ),
     ],
 )

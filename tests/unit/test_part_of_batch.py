@@ -36,7 +36,7 @@ PENALTIES = {
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_what_is_apart_comes_together(at):
+def test_join_inverts_split(at):
     """Of N real images 0 to 5 and fake ones 6 to 11, two of each are used, and all of what penalties add."""
     division, whole = Division(4, at, K), torch.arange(2 * N + 4)
     first, rest = division.split(whole)

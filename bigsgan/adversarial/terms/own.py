@@ -258,7 +258,7 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
         raise UserError(field, name, f"is {float(value)} for random samples", "keep it finite")
     of_both, by_sample = found.detach(), torch.stack(each).detach()
     average, largest = by_sample.mean(dim=0), torch.stack([of_both, *by_sample]).abs().amax(dim=0).clamp(min=_CLOSE)
-    if (different := ~((of_both - average).abs() <= _CLOSE * largest)).any():  # one may be NaN
+    if (different := ~((of_both - average).abs() <= _CLOSE * largest)).any():  # a sample's own value may be NaN
         problem = "is no mean over samples, so that it depends on how ranks and micro-batches share a batch"
         if mean is not term.value:
             problem = "has a method means that returns no mean over samples"

@@ -206,7 +206,8 @@ class TimedGenerator(NetworkSection):
     noise."""
     noised: Literal["reals", "samples"] = "reals"
     """What the noise of these images is added to, beside a discriminator: real images, or what G has made of noise by
-    the steps before (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5), as it is when an update begins."""
+    the steps before (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5). G is taken as it is when the update
+    begins."""
     sampler: Literal["ode", "sde"] = "ode"
     """How a step goes from an estimate to the next time: along its velocity (``ode``, Euler's method), or with fresh
     noise (``sde``, multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""

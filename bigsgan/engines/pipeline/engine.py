@@ -228,7 +228,7 @@ class PipelineEngine(DeepSpeedBacked):
             received = [torch.full_like(outputs[0], scale)]
         pairs = [(o, g) for o, g in zip(outputs, received, strict=True) if o.requires_grad]
         with self._frozen() if frozen else nullcontext():  # a checkpointed layer is recomputed
-            if pairs:  # none behind a stage of frozen layers alone, which reads no images of the other network
+            if pairs:  # none where a stage has frozen layers alone and its inputs need no gradient
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
         if not frozen:
             internals.accumulate_gradients(self._engine)
