@@ -56,7 +56,7 @@ class GeneratorInput(nn.Module):
     def forward(self, latents: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(N, Z), (N,) int64 -> (N, C, H, W), and (N, E + Z - first chunk) or (N,) int64."""
         first, rest = latents[:, : self.first_chunk], latents[:, self.first_chunk :]
-        h = self.linear(first).view(latents.shape[0], -1, *self.size)
+        h = self.linear(first).view(latents.shape[0], -1, self.size.height, self.size.width)
         if self.embedding is None:
             return h, labels
         embedding = self.embedding(labels)

@@ -40,7 +40,8 @@ class GeneratorInput(nn.Module):
         embedding = self.embedding(labels)
         # Latents arrive in float32; the condition has the network's type.
         condition = torch.cat([embedding, latents.to(embedding.dtype)], dim=1)
-        return self.linear(condition).view(latents.shape[0], -1, *self.size), condition
+        made = self.linear(condition).view(latents.shape[0], -1, self.size.height, self.size.width)
+        return made, condition
 
 
 class GeneratorBlock(nn.Module):

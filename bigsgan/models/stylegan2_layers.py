@@ -356,7 +356,7 @@ class SynthesisLayer(Modulated, Rectifying, Resampling):
         if self.stream is None:
             return None
         if self.noise_mode == "random":
-            return noise.normal(seeds, self.stream, (1, *self.size))
+            return noise.normal(seeds, self.stream, (1, self.size.height, self.size.width))
         return self.noise_const if self.noise_mode == "const" else None
 
 

@@ -286,5 +286,6 @@ def patches_of(images: Tensor, patch: int) -> Tensor:
 
 def images_of(tokens: Tensor, patch: int, size: Size) -> Tensor:
     """Put squares together, h x w: (N, h * w, patch^2 * C), pixel by pixel -> (N, C, h * patch, w * patch)."""
-    squares = tokens.unflatten(1, tuple(size)).unflatten(3, (patch, patch, -1))  # (N, h, w, patch, patch, C)
-    return squares.permute(0, 5, 1, 3, 2, 4).reshape(tokens.shape[0], -1, *size.times(patch))
+    height, width = size.height, size.width  # torch 2.11 cannot compile the iteration over a size
+    squares = tokens.unflatten(1, (height, width)).unflatten(3, (patch, patch, -1))  # (N, h, w, patch, patch, C)
+    return squares.permute(0, 5, 1, 3, 2, 4).reshape(tokens.shape[0], -1, height * patch, width * patch)
