@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 
@@ -16,6 +17,10 @@ from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.layers import RankAverages, SpectralLayer
 
+_log = logging.getLogger(__name__)
+
+COMPILED_SINCE = "2.14"
+"""The version of torch whose compiled updates were compared with plain PyTorch's in all families."""
 GRAPHS_SINCE = "2.15"
 """The version of torch whose lifetimes of results were studied; see replays.py."""
 
@@ -38,6 +43,10 @@ def check_compiler(plan: RunPlan, network: str) -> None:
             raise UserError(field, unit, problem, f"install one, name one in CXX, or set {field}=none")
     elif not has_triton():
         raise UserError(field, unit, "needs Triton for this device", f"install it, or set {field}=none")
+    if TorchVersion(torch.__version__) < COMPILED_SINCE:
+        text = "code compiled by 2.11 gave wrong updates of R3GAN, and of batch norm over several ranks, on a CPU"
+        remedy = f"install torch {COMPILED_SINCE} or later, or try `bigsgan doctor --only arithmetic.compiled`"
+        _log.warning("%s: torch is %s, and %s: %s", field, torch.__version__, text, remedy)
     if plan.engines[network].section.activation_checkpointing:
         # A pass moves state that it uses, and its recomputation does not. They are compiled separately, and would keep
         # different tensors.
