@@ -178,11 +178,11 @@ class AdversarialStep:
         weight = self._normalization or self._adaptive_weight(scheduled.adversarial)
         stale = self._sources.stale_images
         has_stale = stale is not None and stale.update == update
-        made = self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale)
-        for d_step in dict.fromkeys(each.d_step for each in made if isinstance(each, _MAKES)):
+        planned = self._phases(tuple(o.segments for o in objectives), regularizer is not None, has_stale)
+        for d_step in dict.fromkeys(each.d_step for each in planned if isinstance(each, _MAKES)):
             if prepare := inputs_of(d_step).prepare:
                 prepare()
-        for phase in made:
+        for phase in planned:
             if isinstance(phase, phases.MakesOwnImages):
                 own_inputs = inputs_of(phase.d_step)
                 own = self._make_images(phase, own_inputs, regularizer)

@@ -20,7 +20,7 @@ from bigsgan.engines.outcomes import Outcome, Outcomes
 from bigsgan.engines.phases import Phase
 from bigsgan.engines.replicas import partial_statistics, share
 from bigsgan.errors import UserError
-from bigsgan.models.frozen import whole_frozen
+from bigsgan.models.frozen import without_frozen
 from bigsgan.models.layers import SpectralLayer
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm
@@ -78,8 +78,7 @@ class DeepSpeedBacked:
         self._copies = (replica, num_replicas) if is_copied else (0, 1)
         keys = internals.keys(engine)
         spread_matrices(engine.basic_optimizer, network, keys, self._pieces, copied=is_copied, group=replicas)
-        frozen = whole_frozen(network)
-        self._buffers = [buffer for name, buffer in saved_buffers(network).items() if name not in frozen]
+        self._buffers = list(without_frozen(network, saved_buffers(network)).values())
         self._partial = partial_statistics(network)
         self._kept_buffers = [buffer.clone() for buffer in self._buffers]
         # Without an optimizer wrapper (ZeRO 0 in float32) DeepSpeed would apply NaN, where the others skip the update,

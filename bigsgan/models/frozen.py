@@ -65,6 +65,12 @@ def freeze_all(network: _Module) -> _Module:
     return network
 
 
+def without_frozen(network: nn.Module, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of a network's buffers, by name, that may change."""
+    frozen = whole_frozen(network)
+    return {name: buffer for name, buffer in buffers.items() if name not in frozen}
+
+
 def convert(network: LayerStack, dtype: torch.dtype) -> None:
     """Hold frozen floats in another type, in which layers of ours compute; code from outside reads them as before."""
     for layer in network.layers.values():

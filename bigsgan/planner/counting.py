@@ -53,8 +53,8 @@ def count_work(plan: RunPlan) -> dict[str, Any]:
     num_made = d_steps + made_for_g if plan.recipe.has_discriminator else 1
     heads, (program, distance) = count_heads(plan), (trace_program(plan.recipe, name) for name in PROGRAMS)
     trained = {network: _count_backward(plan, network) for network in NETWORKS}
-    num_simulated = (d_steps + (not plan.recipe.objective.reuse_fakes)) * (plan.recipe.generator.num_steps - 1)
-    update = num_simulated * plan.recipe.generator.simulates_steps * generator
+    num_before = plan.recipe.generator.num_steps - 1 if plan.recipe.generator.simulates_steps else 0
+    update = num_batches_made(plan) * num_before * generator
     update += num_made * generator + trained["generator"] + 3 * d_steps * heads
     update += 2 * d_steps * (discriminator + trained["discriminator"])
     update += segments * (discriminator + sum(count_layers(plan, "discriminator", judged=True)))
@@ -151,6 +151,11 @@ def stage_bounds(plan: RunPlan, network: str, whole: LayerStack) -> list[int]:
     check_divisible(plan, network, layers)
     by = "parameters" if partition == "profile" else partition
     return divide_layers(layers, by, plan.placement(network).num_stages)
+
+
+def num_batches_made(plan: RunPlan) -> int:
+    """Return of how many batches G makes images in an update: one for each of D's steps, and maybe one of its own."""
+    return plan.recipe.objective.d_steps + (not plan.recipe.objective.reuse_fakes)
 
 
 def count_frozen(plan: RunPlan, network: str) -> int:

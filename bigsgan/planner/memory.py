@@ -11,11 +11,11 @@ from bigsgan.config import NETWORKS, RunPlan
 from bigsgan.engines.connecting import num_communicators
 from bigsgan.engines.frozen import frozen_layout
 from bigsgan.engines.phases import game_of
-from bigsgan.models.frozen import frozen_parts, whole_frozen
+from bigsgan.models.frozen import frozen_parts, without_frozen
 from bigsgan.models.network import LayerStack, frozen_tensors
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.codes import trace_codes
-from bigsgan.planner.counting import stage_bounds
+from bigsgan.planner.counting import num_batches_made, stage_bounds
 from bigsgan.planner.phases import Part, build_phases, kept_images, order_turns
 from bigsgan.planner.states import FLOAT, States, build_states
 from bigsgan.planner.teaching import PROGRAMS
@@ -98,8 +98,7 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     start, stop = bounds[stage], bounds[stage + 1]
     layers = network.part(start, stop)
     sizes = [parameter.numel() for parameter in layers.parameters()]
-    whole = whole_frozen(layers)
-    buffers = sum(buffer.nbytes for name, buffer in saved_buffers(layers).items() if name not in whole)
+    buffers = sum(buffer.nbytes for buffer in without_frozen(layers, saved_buffers(layers)).values())
     computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
     frozen = sum(part.values.nbytes for part in frozen_parts(layers).values())
@@ -120,8 +119,7 @@ def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], comm
             buffers += program.held
 
     if plan.recipe.generator.simulates_steps and parts["generator"].is_held:
-        num_made = plan.objective.d_steps + (not plan.objective.reuse_fakes)
-        num = num_made * plan.recipe.batch // plan.placement("generator").num_replicas
+        num = num_batches_made(plan) * plan.recipe.batch // plan.placement("generator").num_replicas
         buffers += FLOAT * num * plan.recipe.latent_size  # images with noise, for a whole update
     codes = trace_codes(plan, makes_latents=parts["generator"].is_last)
     buffers += codes.held

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines import Engine
-from bigsgan.models.frozen import whole_frozen
+from bigsgan.models.frozen import without_frozen
 from bigsgan.training.power import power_decay
 
 SWAP_ELEMENTS = 1 << 24
@@ -62,9 +62,9 @@ class ShardedEMA:
         self._engine = engine
         self.power = PowerEMA(engine, widths)
         self.shards = [shard.master.clone() for shard in engine.shards()]
-        saved, frozen = saved_buffers(engine.network), whole_frozen(engine.network)
-        self._live_buffers = {name: buffer for name, buffer in saved.items() if name not in frozen}
-        self.buffers = {name: buffer if name in frozen else buffer.clone() for name, buffer in saved.items()}
+        saved = saved_buffers(engine.network)
+        self._live_buffers = without_frozen(engine.network, saved)
+        self.buffers = saved | {name: buffer.clone() for name, buffer in self._live_buffers.items()}
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
