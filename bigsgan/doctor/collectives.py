@@ -18,6 +18,7 @@ from bigsgan.engines.exchange import Route
 from bigsgan.engines.pipeline.transport import MESSAGES
 from bigsgan.errors import counted
 from bigsgan.runtime import comm
+from bigsgan.runtime.mean import mean_over_ranks
 
 SIZES = (1, 1000, 1 << 20)
 """Elements: a scalar, less than a ring's piece, and several pieces on each rank."""
@@ -133,7 +134,7 @@ def _cases(
         scattered = own.new_empty(part)
         dist.reduce_scatter_tensor(scattered, values(rank, num * part, dtype))
         yield "scattered sum", scattered, _total(num, part, rank * part)
-        yield "mean", comm.mean_over_ranks(own), total / num
+        yield "mean", mean_over_ranks(own), total / num
     if num > 1 and dtype == torch.float32:  # as images and gradients travel
         yield "send to the next rank", pass_on(own), values((rank - 1) % num, numel).double()
 

@@ -128,6 +128,8 @@ def _compiler(network: LayerStack, cuda_graphs: bool, fullgraph: bool = False) -
     num_graphs = _VARIANTS * len(network.layers)  # layers share code; torch stops compiling it after 8 graphs
     dynamo.recompile_limit = max(dynamo.recompile_limit, num_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 2 * num_graphs)
+    # With torch 2.11's default, code that was compiled for frozen parameters serves the same ones when they train.
+    dynamo.skip_tensor_guards_with_matching_dict_tags = False
     # CUDA graphs need a mode, and torch takes a mode with no other backend than inductor by name.
     options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {"backend": _compile_in_turn}
     return lambda function: torch.compile(function, dynamic=False, fullgraph=fullgraph, **options)

@@ -14,6 +14,7 @@ from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.layers import RankAverages
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm, division
+from bigsgan.runtime.mean import mean_over_ranks
 
 Kind = TypeVar("Kind", bound=RankAverages)
 
@@ -48,7 +49,7 @@ def join_replicas(
 def _average_over(network: LayerStack, kind: type[Kind], num: int, group: dist.ProcessGroup | None) -> list[Kind]:
     layers = [module for module in network.modules() if isinstance(module, kind)]
     for layer in layers:
-        layer.average_over_ranks = partial(comm.mean_over_ranks, group=group) if num > 1 else None
+        layer.average_over_ranks = partial(mean_over_ranks, group=group) if num > 1 else None
         layer.num_ranks = num
     return layers
 
@@ -62,5 +63,5 @@ def partial_statistics(network: LayerStack) -> list[Tensor]:
 @torch.no_grad()
 def share(statistics: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     """Replace running statistics by their mean over all replicas, in one message. Every replica calls this."""
-    flat = comm.mean_over_ranks(torch.cat(list(statistics)), group)
+    flat = mean_over_ranks(torch.cat(list(statistics)), group)
     torch._foreach_copy_(list(statistics), flat.split([len(each) for each in statistics]))

@@ -259,35 +259,6 @@ def total(value: float) -> float:
     return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device())))
 
 
-def mean_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None, known: Tensor | None = None) -> Tensor:
-    """Average a tensor over all ranks, or those of a group; differentiable any number of times.
-
-    No message is sent if the mean is ``known`` on all of these ranks.
-    """
-    return _Mean.apply(tensor, group, known)
-
-
-class _Mean(torch.autograd.Function):
-    """The mean is its own adjoint: d(sum over ranks of loss)/dx averages the incoming gradients.
-
-    Each rank's loss is a mean over its own samples and the engines average gradients over ranks, which this
-    function's backward must agree with: the averaged gradient of the averaged losses is the global one.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup | None, known: Tensor | None) -> Tensor:
-        ctx.group = group
-        if known is not None:
-            return known.clone()
-        result = tensor.contiguous().clone()
-        dist.all_reduce(result, group=group)
-        return result.div_(dist.get_world_size(group))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Mean.apply(grad, ctx.group, None), None, None
-
-
 def open_board(name: str) -> dist.Store:
     """Connect once more to the store that the ranks met at, as the main connection may hang.
 

@@ -17,7 +17,7 @@ from bigsgan.doctor import ranks as doctor_ranks
 from bigsgan.doctor.checks import Subject
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.draws import Draws
-from bigsgan.engines import compiling
+from bigsgan.engines import compiling, replicas
 from bigsgan.engines.deepspeed.averaged_gradients import AveragedGradients
 from bigsgan.engines.exchange import Exchange
 from bigsgan.models.batch_norm import BatchStatistics
@@ -77,7 +77,7 @@ def stale_gather():
 
 def own_statistics():
     """Layers that average over ranks take what this rank has."""
-    return mock.patch.object(comm, "mean_over_ranks", lambda tensor, group=None, known=None: tensor * 1)
+    return mock.patch.object(replicas, "mean_over_ranks", lambda tensor, group=None, known=None: tensor * 1)
 
 
 def inexact_kernel():
