@@ -30,6 +30,7 @@ from bigsgan.config.deepspeed_keys import FILE, Rule
 from bigsgan.config.deepspeed_keys import Section as DeepSpeedSection
 from bigsgan.config.from_data import OrAuto, SizeOrAuto
 from bigsgan.config.recipe import Recipe
+from bigsgan.config.reconstruction import PerceptualNetwork
 from bigsgan.config.sections import LARGEST_INT, Section
 from bigsgan.images.size import Size
 
@@ -161,6 +162,7 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
     """A row for each key, with those of sections inside."""
     rows: list[Row] = []
     shown: dict[type[Section], str] = {}
+    below: dict[str, list[str]] = {}  # links to sections with tables of their own, by default
     for name, field in section.model_fields.items():
         nested = sections_in(field.annotation)
         if name == "family" or (nested and name in NETWORKS and not is_top):
@@ -172,7 +174,9 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
                 type_ = type_.removesuffix(", or `null`")
             rows.append((f"`{prefix}{name}`", type_, default, meaning(section, name)))
         elif is_top:
-            rows.append((f"`{name}`", "section", default, f"[below](#{ANCHORS.get(name, name)})"))
+            below.setdefault(default, []).append(f"[`{name}`](#{ANCHORS.get(name, name)})")
+        elif nested[0] is PerceptualNetwork:
+            rows.append((f"`{prefix}{name}`", "section", default, meaning(section, name)))
         elif nested[0] in shown:
             rows.append((f"`{prefix}{name}`", "section", default, f"the keys of `{shown[nested[0]]}`"))
         else:
@@ -183,7 +187,7 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
             text = said(inspect.getdoc(nested[0]) or "") if is_alone else meaning(section, name)
             rows.append((f"`{prefix}{name}`", type_, default, text))
             rows += keys(nested[0], f"{prefix}{name}[]." if is_list else f"{prefix}{name}.")
-    return rows
+    return rows + [(", ".join(links), "section", default, "below") for default, links in below.items()]
 
 
 def joined(rows: list[Row]) -> list[Row]:

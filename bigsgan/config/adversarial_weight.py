@@ -10,24 +10,23 @@ from bigsgan.config.sections import NaturalFloat, NaturalInt, PositiveFloat, Sec
 
 
 class Adaptive(Section):
-    """Weighs the adversarial loss by |gradient of the rest| / (|gradient of it| + 1e-4) at one of G's parameters.
+    """Multiplies the weight by |gradient of the terms of images| / (|gradient of the loss on logits| + 1e-4).
 
-    The rest is what terms of images add, such as ``l1`` (Esser et al. 2021, arXiv 2012.09841, equation 7).
+    Both gradients are at one of G's parameters (Esser et al. 2021, arXiv 2012.09841, equation 7).
     """
 
     parameter: Annotated[str, Field(min_length=1)]
     """End of the parameter's name, such as ``decoder.conv_out.weight``."""
     largest: PositiveFloat = 1e4
-    """The ratio is at most this."""
+    """Largest ratio."""
     over: Literal["batch", "micro_batch"] = "batch"
     """Gradients of the whole batch; or of each rank's micro-batch, as in public trainers."""
 
 
 class Normalize(Section):
-    """Divides the gradient of the loss on logits at G's images by a moving average of its size.
+    """The gradient g_i of the loss on logits at each of G's images becomes g_i / (sqrt(v) + 1e-8).
 
-    g_i becomes g_i / (sqrt(v) + 1e-8), where v moves to C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv
-    2511.22475).
+    v is the moving average of C * H * W * E[|g_i|^2] over the batch (Lin et al. 2025, arXiv 2511.22475).
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -38,11 +37,11 @@ class Adversarial(Section):
     """The weight of the loss on logits in G's loss."""
 
     weight: NaturalFloat = 1.0
-    """Factor, times the ratio if it is adaptive."""
+    """Factor."""
     from_nimg: NaturalInt = 0
     """Images before which it is 0."""
     ramp_nimg: NaturalInt = 0
-    """Images, after these, over which it rises linearly to its value."""
+    """Further images over which it rises linearly."""
     adaptive: Adaptive | None = None
     normalize: Normalize | None = None
 

@@ -51,7 +51,8 @@ class Augmentation(Section):
     """
 
     kind: Literal["ada", "diffaugment"] = "ada"
-    """ADA, or DiffAugment."""
+    """``ada`` applies each transformation with probability p (Karras et al. 2020, arXiv 2006.06676), ``diffaugment``
+    all to every image (Zhao et al. 2020, arXiv 2006.10738)."""
     pipeline: Literal[
         "b", "geom", "color", "filter", "noise", "cutout", "bg", "bgc", "bgcf", "bgcfn", "bgcfnc", "r3gan"
     ] = "bgc"
@@ -59,16 +60,16 @@ class Augmentation(Section):
     policy: list[Literal["color", "latent_color", "translation", "cutout", "flip"]] = Field(
         default=["color", "translation", "cutout"], min_length=1, max_length=5
     )
-    """DiffAugment's groups in the order in which they act. ``latent_color`` recolours half of the samples around the
-    means of a sample's last image, ``flip`` mirrors four of ten (GAT, arXiv 2509.24935)."""
+    """DiffAugment's groups, in order. ``latent_color`` recolours half of the samples around the means of a sample's
+    last image, ``flip`` mirrors four of ten (GAT, arXiv 2509.24935)."""
     p: Share = 0.0
-    """ADA's probability at the start; constant without ``target`` and ``final_p``."""
+    """Probability p at the start, or throughout without ``target`` and ``final_p``."""
     target: Sign | None = None
-    """Adjust p until the mean sign of D's logits at real images is this; 0.6 as published."""
+    """Mean sign of D's logits at real images to which p is adjusted; 0.6 as published."""
     interval: PositiveInt = 4
-    """Updates between two adjustments of p with ``target``."""
+    """Updates between two adjustments of p."""
     final_p: Share | None = None
-    """Probability after ``ramp_nimg`` images, along half a cosine, as in R3GAN."""
+    """Probability p after ``ramp_nimg`` images, along half a cosine, as in R3GAN."""
     ramp_nimg: PositiveInt = 500_000
     """Images over which p goes from ``p`` to ``final_p``, or with ``target`` can rise from 0 to 1."""
 

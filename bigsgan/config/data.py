@@ -87,15 +87,15 @@ class Codec(Section):
     """The form in which networks see and make images."""
 
     kind: Literal["pixels", "dct", "diffusers", "torchscript"] = "pixels"
-    """``pixels``; ``dct``, the discrete cosine transform (type II, orthonormal) of each block of pixels; or an
-    autoencoder's latents, which it decodes (``data.kind=latents``)."""
+    """``dct`` is the orthonormal discrete cosine transform (type II) of each block of pixels. ``diffusers`` and
+    ``torchscript`` decode an autoencoder's latents (``data.kind: latents``)."""
     block: Literal[2, 4, 8] = 2
     """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
     path: PathText | None = None
-    """Folder of ``diffusers``' AutoencoderKL, or file of ``torchscript``'s decoder from latents to images (n, C, H, W)
-    in [-1, 1]."""
+    """Folder of ``diffusers``' AutoencoderKL, or ``torchscript``'s decoder from latents to images (n, C, H, W) in [-1,
+    1]."""
     factor: Annotated[int, Field(gt=0, le=64)] = 8
-    """Sides of images over those of latents."""
+    """Side of an image divided by that of its latents."""
     channels: Width = 4
     """Channels of the latents."""
     scale: PositiveFloat | None = None
@@ -124,63 +124,61 @@ class Data(Section):
     """The source of real images. Images reach the networks as float32 in [-1, 1]."""
 
     kind: _Kind | outside_name("data") = "digits"  # type: ignore[valid-type]
-    """Source of images, below; or code such as ``mypackage.data:Faces``, [a data set](../how-to/own-data.md)."""
+    """Source of images, listed below, or [your code](../how-to/own-data.md), such as ``mypackage.data:Faces``."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of your code."""
     root: PathText | None = None
-    """Directory of images, shards, latents or ``huggingface``; file of ``zip``, ``hdf5``, the only shard, zipped
-    latents or parquet; ``root`` of ``torchvision``; of two folders, the targets."""
+    """Directory or file of the data; with two folders, of the targets."""
     input_root: PathText | None = None
-    """Directory of the inputs of ``paired_folders``, with the targets' names, or of ``unpaired_folders``."""
+    """Directory of the inputs of ``paired_folders`` and ``unpaired_folders``."""
     input_side: Literal["left", "right"] = "left"
     """Side of the input in images of ``side_by_side``."""
     input_channels: PositiveInt = 3
-    """Channels of the inputs of pairs, or of the first domain: 1 or 3."""
+    """Channels of the inputs: 1 or 3."""
     dataset: str | None = None
     """Class in ``torchvision.datasets``, such as CIFAR10."""
     resolution: Annotated[ImageSize, SizeOrAuto()] = Size(16, 16)
-    """Pixels a side, or height and width, such as ``[128, 256]``. ``auto 64`` takes one near the images' that the
-    networks can have, of no more pixels than 64x64; 64 if 1,000 images have several proportions, or several sizes
-    within 64x64."""
+    """Pixels a side, or height and width, such as ``[128, 256]``. ``auto 64`` takes a size near the images' that the
+    networks can have, with at most the pixels of 64x64; 64 if 1,000 images differ in proportions, or in size within
+    64x64."""
     fit: Fit = "crop"
     """Images of other proportions lose their edges, get black ones, or are stretched."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
-    """1 for grey, 3 for colour; with ``range``, and of ``synthetic`` images, up to 16. ``auto`` takes 1 if 1,000 images
-    are all grey, else 3; with ``range``, what all of them have."""
+    """1 for grey, 3 for colour; up to 16 with ``range`` or ``synthetic``. ``auto`` takes 1 if 1,000 images are grey,
+    else 3; with ``range``, what all of them have."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
-    """Values of black and white, such as ``[0, 4095]``, [of any type and up to 16
-    channels](../tutorials/your-images.md#more-than-8-bits-and-other-channels). Without it, 0 is black in 8 and 16 bits.
-    ``auto`` takes the lowest and the highest of 1,000 images."""
+    """Values of black and white, such as ``[0, 4095]``, [in images of any
+    type](../tutorials/your-images.md#more-than-8-bits-and-other-channels). ``auto`` takes the lowest and the highest of
+    1,000 images."""
     num_classes: Annotated[int, Field(ge=0, lt=2**31), OrAuto(0)] = 10
-    """0 trains without classes. ``auto`` takes those of the data, and 0 if there is only one."""
+    """0 trains without classes. ``auto`` counts those of the data; a single one counts as 0."""
     multi_label: bool = False
     """An image's label is a 0 or 1 for each class."""
     condition_size: (
         Annotated[int, Field(ge=0, le=2**16)] | Annotated[list[Width], Field(min_length=2, max_length=2)]
     ) = 0
-    """Numbers of a label besides the classes, such as attributes; or ``[T, W]`` for [up to T tokens of W
-    numbers](../how-to/latents.md#captions) without classes, in ``tar``, ``latents``, ``synthetic`` or your code."""
+    """Numbers of a label besides the classes, or ``[T, W]`` for [up to T tokens of W
+    numbers](../how-to/latents.md#captions)."""
     condition_dropout: Fraction = 0.0
-    """Probability that an image's label is null, all 0, while both networks train. A class needs ``missing_labels:
-    accept``."""
+    """Probability that an image's label is replaced by zeros, while both networks train."""
     missing_labels: Literal["refuse", "accept"] = "refuse"
     """Refuse images without a label, or give them zeros."""
     labels_file: PathText | None = None
-    """File of labels (.csv, .tsv or .json), instead of dataset.json or class folders
-    ([form](../tutorials/your-images.md#other-labels-than-one-class))."""
+    """[File of labels](../tutorials/your-images.md#other-labels-than-one-class), instead of dataset.json or class
+    folders."""
     class_names: Annotated[list[ClassName], Field(max_length=MOST_NAMES)] | None = None
-    """Names of the classes by number, up to 5,000; by default those of the data."""
+    """Names of the classes by number; by default those of the data."""
     split: _Name | None = None
     """Split of ``huggingface``; by default the only one."""
     image_key: _Name | None = None
-    """Column of images in ``huggingface`` (by default the only one), or data set in ``hdf5`` (``imgs``)."""
+    """Images: column of ``huggingface`` (by default the only one), or data set of ``hdf5`` (``imgs``)."""
     label_key: _Name | None = None
-    """Where classes stand: column of ``huggingface`` (by default the only ``ClassLabel``, else ``label``), data set of
-    ``hdf5``, or key in JSON files of ``tar``."""
+    """Classes: column of ``huggingface`` (by default the only ``ClassLabel``, else ``label``), data set of ``hdf5``
+    (``labels``), or key in JSON files of ``tar`` (``label``)."""
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
-    """Size of the ``synthetic`` data set."""
+    """Size of the synthetic data sets."""
     crop_from: ImageSize | None = None
-    """Pixels a side, or height and width, before a random crop of ``resolution`` in training."""
+    """Size of images before a random crop to ``resolution`` in training."""
     horizontal_flip: bool = False
     """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
@@ -188,12 +186,12 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Files that may be images and are not read, at most; by default as many as the images."""
+    """Ignored files that may be images, above which the data set is refused; by default the number of images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Unreadable images that a rank skips before the run stops, or their share. By default 10, or one in a thousand
-    images if that is more."""
+    """Unreadable images that a rank skips before the run stops, or their share; by default 10, or 0.001 of the images
+    if that is more."""
     truncated: Literal["skip", "accept"] = "skip"
-    """Skip images that are cut off, or decode what is there: the rest is grey in JPEG, black or missing in others."""
+    """Skip images that are cut off, or decode what is there."""
     codec: Codec = Codec()
     """Form in which networks see images."""
 

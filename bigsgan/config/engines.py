@@ -13,19 +13,18 @@ Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 
 
 class FrozenParameters(Section):
-    """How an engine holds parameters that it does not train: a teacher's, or those of a frozen encoder or decoder."""
+    """How an engine holds parameters that it does not train: a teacher's, or a frozen encoder's or decoder's."""
 
     precision: Literal["fp32", "bf16"] | None = None
-    """Their type; by default that in which they are made, float32 in families of the package. Layers of the package
-    compute in this type. Code from outside computes as before, with a copy of all of a layer's frozen parameters, or of
-    one at a time if they are sharded or offloaded. Codes stay float32."""
+    """Type in which they are kept, and in which layers of the package compute; by default that in which they are made,
+    float32 in the package. Code from outside computes as before, with a copy of a layer's frozen parameters: of all at
+    once, or of one at a time if they are sharded or offloaded. Codes stay float32."""
     sharded: bool | None = None
-    """Whether each rank holds a part of their matrices, which are gathered each time they are read; by default at ZeRO
-    3."""
+    """Each rank holds a part of their matrices, gathered at each use; by default at ZeRO 3."""
     offload: Literal["none", "cpu"] | None = None
-    """``cpu`` keeps their matrices in the host's memory; by default as the DeepSpeed file's ``offload_param``."""
+    """``cpu`` keeps their matrices in host memory; by default as the DeepSpeed file's ``offload_param``."""
     persistence_threshold: NaturalInt | None = None
-    """Matrices of at most so many numbers stay whole on each device; by default 100,000, or at ZeRO 3
+    """Largest matrix, in numbers, that stays whole on each device; by default 100,000, or at ZeRO 3
     ``stage3_param_persistence_threshold``."""
 
 
@@ -35,7 +34,7 @@ class Engine(Section):
     ds_config: PathText = "ds_configs/zero0.json"
     """DeepSpeed file: ZeRO stage, offload, buckets, precision, communication."""
     accumulation: PositiveInt | None = None
-    """Micro-batches of this network, if other than the recipe's."""
+    """Micro-batches of this network; by default the recipe's."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more time."""
     compile: Literal["none", "layers", "whole"] = "none"
@@ -45,8 +44,8 @@ class Engine(Section):
     pipeline_stages: PositiveInt = 1
     """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
     ranks: Ranks | None = None
-    """[Ranks of this network alone](../how-to/separate-ranks.md): their number, or share of all; ``auto`` divides for
-    the shortest updates. By default each rank holds a part of both networks."""
+    """[Ranks of this network alone](../how-to/separate-ranks.md): their number or share; ``auto`` divides for the
+    shortest updates. By default each rank holds a part of both networks."""
     partition: Literal["parameters", "uniform", "profile"] = "parameters"
     """What stages share equally: parameters, layers, or time, measured once on this machine."""
     frozen: FrozenParameters = FrozenParameters()
@@ -58,7 +57,7 @@ class Engines(Section):
     generator: Engine = Engine()
     discriminator: Engine = Engine()
     stock_deepspeed: Literal["neither", "generator", "discriminator", "both"] = "neither"
-    """Engines that keep DeepSpeed's own reductions, updates and prefetching, to compare."""
+    """Engines that keep DeepSpeed's own reductions, updates and prefetching, for comparison."""
 
 
 class Pipeline(Section):

@@ -109,12 +109,12 @@ class FeatureNetwork(Section):
     """The network that computes the features of images."""
 
     network: PathText = "auto"
-    """``inception`` (as published for FID), ``digits`` (a classifier trained on the spot), ``torchvision:NAME`` or the
-    path of a TorchScript file. ``auto`` is ``digits`` for the digits, else ``inception``."""
+    """``inception`` (as published for FID), ``digits`` (a classifier trained on the spot), ``torchvision:NAME`` or a
+    TorchScript file. ``auto`` is ``digits`` for the digits, else ``inception``."""
     weights: PathText | None = None
     """Weights of ``inception`` or ``torchvision:NAME``; by default in the usual cache."""
     resizer: Literal["tensorflow", "antialiased"] = "tensorflow"
-    """How images reach ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic and antialiased as in
+    """Resizing to ``inception``'s 299 pixels: bilinear as in the original graph, or bicubic and antialiased as in
     clean-fid (Parmar et al. 2022, arXiv 2104.11222)."""
 
     def resolved(self, kind: str) -> str:
@@ -134,15 +134,14 @@ class Metrics(Section):
     names: Annotated[list[str], Field(min_length=1)]
     """[Metrics](metrics.md), such as fid10k, or of your code, such as ``mypackage.metrics:Sharpness``."""
     every_nimg: PositiveInt
-    """Images between two measurements; the end of the run is measured too."""
+    """Images between two measurements; the run's end is measured too."""
     reference: PathText | None = None
-    """``.npz`` file of images or their statistics to compare with instead of the data. ``data.kind=latents`` needs
-    it."""
+    """``.npz`` file of images or statistics to compare with instead of the data; ``data.kind: latents`` needs it."""
     features: FeatureNetwork = FeatureNetwork()
     lpips: PerceptualNetwork | None = None
-    """The network of ``lpips``; that of ``objective.perceptual`` unless given."""
+    """Network of ``lpips``: ``path`` and ``heads`` as in ``objective.perceptual``, whose network is the default."""
     num: Annotated[int, Field(ge=LEAST_IMAGES, le=MOST_IMAGES)] = DEFAULT_NUM
-    """Samples, and real images, that metrics of your code see."""
+    """Samples, and real images, for metrics of your code."""
     arguments: dict[str, dict[str, Any]] = Field(default={})
     """Arguments of metrics of your code, by their names in ``names``."""
 

@@ -39,12 +39,12 @@ class Penalty(Section):
     final_weight: NaturalFloat | None = None
     """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight``; ``total_nimg`` unless given."""
+    """Images until ``final_weight``; by default ``total_nimg``."""
     every: PositiveInt = 1
-    """Steps of D of which it is in one."""
+    """Steps of D from one penalty to the next."""
     batch_shrink: PositiveInt = 1
-    """Use one of so many images, N: [those at positions 0, N, 2 N,
-    ...](../explanation/penalties.md#on-a-part-of-the-batch) of the whole batch. The mean is over them."""
+    """Use [one of so many images](../explanation/penalties.md#on-a-part-of-the-batch) of the batch; the mean is over
+    these."""
     form: Literal["exact", "finite_difference"] = "exact"
     """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal (Lin et al. 2025, arXiv
     2501.08316)."""
@@ -52,7 +52,7 @@ class Penalty(Section):
     """How an exact penalty is computed; ``auto`` [depends on the
     layout](../explanation/penalties.md#which-way-is-taken)."""
     sigma: PositiveFloat | None = None
-    """For images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's layers is bf16, fp16 or
+    """Step, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's layers is bf16, fp16 or
     float32."""
     antithetic: bool = False
     """From x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
@@ -66,7 +66,7 @@ class GradientPenalty(Section):
     weight: PositiveFloat = 10.0
     """Factor above."""
     batch_shrink: PositiveInt = 1
-    """As for R1, whose it must be."""
+    """As for R1."""
     method: Method = "auto"
     """As for R1."""
 
@@ -130,13 +130,13 @@ class PathLength(Section):
     weight: PositiveFloat = 2.0
     """Factor above."""
     every: PositiveInt = 4
-    """Updates of G of which it is in one."""
+    """Updates of G from one penalty to the next."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Weight of a new mean in the mean length."""
     batch_shrink: PositiveInt = 1
     """Use one of so many samples (2 in NVlabs' code)."""
     method: Method = "auto"
-    """As for R1, with the generator's layout."""
+    """As for R1, for the generator."""
     ahead: ClassVar[int] = 1  # layers of G that make the styles
 
     def check_micro_batch(self, size: int) -> None:
@@ -146,10 +146,10 @@ class PathLength(Section):
 
 
 class Teacher(Section):
-    """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images only.
+    """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images.
 
     Cosines of a frozen network's features with those that D predicts (GAT, arXiv 2509.24935), in a CAT of the image at
-    its full size.
+    full size.
     """
 
     path: PathText
@@ -158,11 +158,11 @@ class Teacher(Section):
     weight: PositiveFloat = 1.0
     """Factor above."""
     resolution: Pixels = 224
-    """Pixels a side of the images that it is given."""
+    """Pixels a side of the images that it reads."""
     width: Width = 768
     """Features of the teacher's tokens; 768 in DINOv2's ViT-B."""
     hidden: Width = 2048
-    """Features of both hidden layers of D's perceptron for it."""
+    """Features of both hidden layers of D's perceptron that predicts them."""
 
 
 class Orthogonal(Section):
@@ -185,7 +185,7 @@ class OwnLoss(Section):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the class."""
     pairs: bool = False
-    """Whether G's loss reads ``real_logits`` too, so that D judges both."""
+    """G's loss reads ``real_logits`` too."""
 
 
 class OwnTerm(Section):
@@ -200,7 +200,7 @@ class OwnTerm(Section):
     weight: float = 1.0
     """Factor."""
     every: PositiveInt = 1
-    """Steps of D, or updates of G, of which it is in one, so many times as strongly."""
+    """Steps of D, or updates of G, from one use to the next; each counts so many times."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
     """Images at which it takes gradients of D's logits."""
     arguments: dict[str, Any] = Field(default={})
@@ -232,18 +232,19 @@ class Objective(Section):
     d_steps: Annotated[int, Field(gt=0, le=1000)] = 1
     """Updates of D before each of G, each with a batch of its own."""
     schedule: Literal["exact", "generator_first", "overlapped"] = "exact"
-    """D's steps first (``exact``), or G's update; with ``overlapped``, another game, each network learns from the other
+    """D's steps first (``exact``), or G's update. With ``overlapped``, another game, each network learns from the other
     [as it was an update ago](../how-to/separate-ranks.md#let-updates-overlap)."""
     reuse_fakes: bool = False
-    """G's update and D's last step (with ``generator_first`` the first) share latents and images."""
+    """G's update and D's last step (with ``generator_first`` the first) [share latents and
+    images](../how-to/speed-up.md#reuse-the-fakes)."""
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
-    """Labels of G's images: uniform, as often as in the data, or those of the real images beside them, as a
-    relativistic loss needs (with ``reuse_fakes``). Images made of real ones with noise have theirs."""
+    """Labels of G's images: uniform, as frequent as in the data, or those of the real images beside them, as a
+    relativistic loss needs (with ``reuse_fakes``). Images made of real ones with noise keep theirs."""
     l1: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of G's images from their targets: pairs', or the images that G reads, also
-    with noise."""
+    """Weight of the mean absolute difference of G's images from their targets: those of pairs, or the images that G
+    reads, also with noise."""
     l2: NaturalFloat = 0.0
     """Weight of their mean squared difference."""
     huber: Huber | None = None
@@ -251,14 +252,14 @@ class Objective(Section):
     feature_matching: NaturalFloat = 0.0
     """Weight of the mean absolute difference of D's features of G's images from the targets'."""
     kl: NaturalFloat = 0.0
-    """Weight of the divergence of latents from a standard normal distribution, summed over latents, by G's output
-    ``moments``: means and log variances, side by side."""
+    """Weight of the divergence of latents from a standard normal distribution, summed over latents. G's output
+    ``moments`` has their means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of images from G's output ``again``, their translations back, summed over
+    """Weight of the mean absolute difference of images from their translations back, G's output ``again``, summed over
     both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
-    """Weight of the same difference from G's output ``same``, translations of images of the target domain."""
+    """Weight of the same difference for G's output ``same``, translations of images of the target domain."""
     consistency: Consistency | None = None
     r1: Penalty | None = None
     r2: Penalty | None = None

@@ -60,11 +60,11 @@ class Recipe(Section):
     batch: BatchSize
     """Images in a batch, over all ranks and micro-batches."""
     accumulation: PositiveInt = 1
-    """Micro-batches in a batch, computed one after the other."""
+    """Micro-batches in a batch."""
     report_nimg: PositiveInt
     """Images between two reports."""
     monitor: list[Literal["tensorboard", "wandb", "csv"]] = Field(default=["tensorboard"])
-    """Where reports go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, ``metrics.csv``, or nowhere."""
+    """Where reports go besides ``metrics.jsonl``; ``csv`` is ``metrics.csv``."""
     sample_nimg: PositiveInt
     """Images between two sample grids."""
     sample_statistics: Literal["running", "batch"] = "running"
@@ -74,16 +74,18 @@ class Recipe(Section):
     checkpoints: Checkpoints = Checkpoints()
     statistics: Literal["every_update", "every_pass"] = "every_update"
     """When batch norm's running statistics, spectral norm's vectors and ``w_avg`` move: in the first micro-batch of a
-    network's update, or, as in public trainers, in each of its passes."""
+    network's update, or in each of its passes, as in public trainers."""
     batch_statistics: Literal["global", "host"] = "global"
-    """Ranks over which batch norm takes its statistics: all that share the micro-batch, or those on one host, whose
-    number then changes the model."""
+    """Ranks that share batch norm's statistics: all of a micro-batch, or those on one host, whose number then changes
+    the model."""
     max_rollbacks: NaturalInt = 10
     """Returns to a checkpoint after non-finite updates before the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
-    """Seconds in which no rank begins a task of an update, a report or a sample grid, after which the run ends."""
+    """Seconds in which no rank begins a new task, after which the run ends
+    ([exceptions](../how-to/diagnose.md#a-run-hangs))."""
     deterministic: bool = False
-    """Use deterministic kernels, which may be slower."""
+    """Use deterministic kernels, which may be slower. A resumed run on a GPU then equals an uninterrupted one bit for
+    bit."""
     data: Data
     generator: AnyGenerator
     discriminator: AnyDiscriminator

@@ -13,24 +13,24 @@ class Huber(Section):
     weight: PositiveFloat
     """Weight."""
     delta: PositiveFloat = 1.0
-    """From here on it grows linearly."""
+    """Difference above which it grows linearly."""
 
 
 class PerceptualNetwork(Section):
     """The frozen network of a [perceptual distance](../how-to/image-games.md#perceptual-distance)."""
 
     path: PathText
-    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16 or of torchvision's VGG-16; or a program (.pt2, or of
-    torch.jit.save)."""
+    """State dict (.pth, .pt or .safetensors) of LPIPS with VGG-16, or of torchvision's VGG-16; or a program (.pt2, or
+    of torch.jit.save)."""
     heads: PathText | None = None
     """State dict of LPIPS' linear heads, which torchvision's VGG-16 needs."""
 
 
 class Perceptual(PerceptualNetwork):
-    """weight * E[sum over layers of the mean squared distance of unit features], of G's images and the targets.
+    """weight * E[sum over layers of the mean squared distance of unit features] of G's images and the targets.
 
-    LPIPS (Zhang et al. 2018, arXiv 1801.03924, equation 1), or like it: a [perceptual
-    distance](../how-to/image-games.md#perceptual-distance).
+    LPIPS (Zhang et al. 2018, arXiv 1801.03924, equation 1), or a [perceptual
+    distance](../how-to/image-games.md#perceptual-distance) like it.
     """
 
     weight: PositiveFloat = 1.0
@@ -50,19 +50,19 @@ class CodeEntropy(Section):
 
 
 class Transport(Section):
-    """weight * E[(x - z)^2], the squared distance of G's images to their latents, which have the same shape (Lin et al.
-    2025, arXiv 2511.22475)."""
+    """weight * E[(x - z)^2], the squared distance of G's images to their latents (Lin et al. 2025, arXiv
+    2511.22475)."""
 
     weight: PositiveFloat = 0.2
     """Weight."""
     final_weight: NaturalFloat | None = None
-    """Weight at ``decay_nimg`` images, along a cosine."""
+    """As for R1."""
     decay_nimg: PositiveInt | None = None
-    """Images until ``final_weight``; ``total_nimg`` unless given."""
+    """As for R1."""
 
 
 class Flow(Section):
-    """weight * E[((x - G((1 - t) x + t z, t)) / t)^2], the error of the velocity z - x; needs a G that reads times.
+    """weight * E[((x - G((1 - t) x + t z, t)) / t)^2], the error of the velocity z - x.
 
     It is flow matching along straight lines (Lipman et al. 2023, arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
     """
@@ -75,7 +75,7 @@ class Flow(Section):
 
 
 class DistributionMatching(Section):
-    """weight * E[(x - stop(x - d))^2] / 2, d the direction in which a teacher's estimate differs from a fake score's.
+    """weight * E[(x - stop(x - d))^2] / 2, where d = (fake score's estimate - teacher's) / mean |x - teacher's|.
 
     It is D's output ``matching`` (Yin et al. 2024, arXiv 2311.18828, equations 7 and 8; DMD2: arXiv 2405.14867).
     """
@@ -96,5 +96,5 @@ class Codebook(Section):
     weight: PositiveFloat = 1.0
     """Weight."""
     commitment: NaturalFloat = 0.25
-    """Weight of the distance by which latents move."""
+    """Weight of the part that moves latents."""
     entropy: CodeEntropy | None = None

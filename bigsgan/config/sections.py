@@ -105,8 +105,8 @@ class Muon(Section):
     nesterov: bool = True
     """Use the momentum after the next step with the same gradient."""
     adjust_lr_fn: Literal["match_rms_adamw", "original", "spectral_unclamped"] = "match_rms_adamw"
-    """Factor on the rate of a matrix of A rows and B columns: 0.2 sqrt(max(A, B)), for updates as large as AdamW's;
-    sqrt(max(1, A / B)), torch's default; or sqrt(A / B)."""
+    """Factor on the rate of an A x B matrix: 0.2 sqrt(max(A, B)), for updates as large as AdamW's; sqrt(max(1, A / B)),
+    torch's default; or sqrt(A / B)."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     """Steps of the Newton-Schulz iteration."""
     ns_coefficients: list[float] = Field(default=[3.4445, -4.775, 2.0315], min_length=3, max_length=3)
@@ -140,35 +140,34 @@ class Optimizer(Section):
     lr: PositiveFloat
     """Learning rate."""
     reference_width: Width | None = None
-    """Width for which ``lr`` and ``final_lr`` are given; they are multiplied by it and divided by this network's (GAT,
-    arXiv 2509.24935)."""
+    """Width for which ``lr`` and ``final_lr`` are given: they are multiplied by it and divided by this network's width
+    (GAT, arXiv 2509.24935)."""
     betas: list[Fraction] = Field(default=[0.0, 0.999], min_length=2, max_length=2)
-    """Adam's decay rates. rmsprop takes the second as its ``alpha``."""
+    """Adam's decay rates; the second is ``alpha`` of ``rmsprop``."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator of Adam, also in ``muon``, and of ``rmsprop``."""
+    """Added to the denominator by Adam, also in ``muon``, and ``rmsprop``."""
     momentum: Fraction = 0.0
     """Momentum of ``sgd`` and ``rmsprop``."""
     muon: Muon | None = None
     """Needs ``kind: muon``, for which the defaults hold without it."""
     weight_decay: NaturalFloat = 0.0
-    """Added to the gradient, but for ``adamw`` and ``muon``."""
+    """Added to the gradient, except by ``adamw`` and ``muon``."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """``matrices`` have two or more dimensions, with embeddings and learned constants, without biases, gains and
-    scalars."""
+    """``matrices`` are parameters of two or more dimensions, with embeddings and learned constants."""
     clip_norm: PositiveFloat | None = None
     """Norm to which larger gradients are scaled down."""
     warmup_nimg: NaturalInt = 0
-    """Images, below ``total_nimg``, over which the learning rate rises to ``lr``."""
+    """Images over which the learning rate rises to ``lr``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Curve of the rate from ``lr`` at ``decay_from_nimg`` to ``final_lr`` at ``decay_nimg``."""
+    """Curve of the learning rate from ``lr`` to ``final_lr``."""
     final_lr: NaturalFloat = 0.0
-    """Needs a ``decay``."""
+    """Learning rate at ``decay_nimg``."""
     final_beta2: Fraction | None = None
     """Adam's second decay rate at ``decay_nimg``, along the same curve."""
     decay_from_nimg: NaturalInt | None = None
-    """Images at the decay's beginning; the end of the warm-up unless given."""
+    """Images at the decay's beginning; by default the end of the warm-up."""
     decay_nimg: PositiveInt | None = None
-    """Images at the decay's end; ``total_nimg`` unless given."""
+    """Images at the decay's end; by default ``total_nimg``."""
     groups: list[ParameterGroup] = Field(default=[])
     """Parameters with learning rates of their own."""
 
@@ -250,9 +249,9 @@ class PowerEMA(Section):
     """sigma_rel of each: the standard deviation of its profile divided by the images averaged over. Each takes the
     EMA's memory."""
     snapshot_nimg: PositiveInt
-    """Images between two snapshots; there is one at the end too."""
+    """Images between two snapshots; the run's end has one too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
-    """4 or 2 bytes for each parameter and width."""
+    """4 or 2 bytes a parameter and width."""
 
     @model_validator(mode="after")
     def _check(self) -> PowerEMA:
@@ -273,10 +272,9 @@ class EMA(Section):
     warmup_nimg: NaturalInt = 0
     """Images over which the half-life rises from 0 to ``half_life_nimg``, along a cosine."""
     reset_nimg: PositiveInt | None = None
-    """Images between two restarts of G from the EMA, with its optimizer as it is (Lin et al. 2025, arXiv
-    2511.22475)."""
+    """Images between two restarts of G from the EMA; its optimizer goes on (Lin et al. 2025, arXiv 2511.22475)."""
     reset_from_nimg: NaturalInt = 0
-    """Images before which G keeps its weights."""
+    """Images before which G is not restarted."""
     power: PowerEMA | None = None
     """Keep further averages, from which an EMA of any width can be made after training. Off unless given."""
 
@@ -294,21 +292,21 @@ class EMA(Section):
 
 
 class KeepBest(Section):
-    """Which checkpoint is the best so far."""
+    """Also keep the best checkpoint by a reported metric."""
 
     metric: str
-    """A name in metrics.jsonl, such as loss/generator; its last value before a checkpoint counts."""
+    """Name in metrics.jsonl, such as loss/generator; its last value before a checkpoint counts."""
     goal: Literal["min", "max"] = "min"
-    """Whether a smaller or a larger value is better."""
+    """Whether smaller or larger values are better."""
 
 
 class Checkpoints(Section):
     """Which checkpoints stay, and how they are written."""
 
     keep: PositiveInt = 3
-    """How many of the newest checkpoints stay."""
+    """Newest checkpoints that stay."""
     keep_every_nimg: PositiveInt | None = None
-    """Also keep the first checkpoint at or after each multiple, rather not that of a stop."""
+    """Also keep the first checkpoint at or after each multiple."""
     keep_best: KeepBest | None = None
     """Also keep the best checkpoint by a reported metric."""
     background: bool = True
@@ -319,17 +317,17 @@ class InitFrom(Section):
     """Weights that this run begins with, for fine-tuning: another run's, or exports of one network or both."""
 
     run: PathText | None = None
-    """The other run's directory, or one that `bigsgan import` made."""
+    """The other run's directory, or one of ``bigsgan import``."""
     generator: PathText | None = None
     """Instead of ``run``, a generator of ``bigsgan export``: a safetensors file or folder for the Hub."""
     discriminator: PathText | None = None
     """The same for a discriminator."""
     nimg: NaturalInt | None = None
-    """Images of the checkpoint to use; by default the newest."""
+    """Images of the checkpoint; by default the newest."""
     weights: Literal["ema", "live"] = "ema"
-    """Begin with the generator's EMA, or with its live weights."""
+    """The generator's EMA, or its live weights."""
     backbone: bool = False
-    """Let D begin with the generator's weights in the layers that both have, such as a transformer's blocks."""
+    """D begins with the generator's weights in the layers that both have, such as a transformer's blocks."""
     freeze_discriminator: NaturalInt = 0
     """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 

@@ -20,12 +20,14 @@ class Revival(Section):
     below: Annotated[float, Field(gt=0, lt=1)] = 0.03
     """Average uses below which a code is replaced, as a share of even use."""
     most: PositiveInt = 1024
-    """Codes replaced after one update at most, those used least; at most the pixels of a batch's latents."""
+    """Most codes replaced after an update; the least used come first."""
 
 
 class CodebookAverages(Section):
-    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use (van
-    den Oord et al. 2017, appendix A.1)."""
+    """Codes follow moving averages of the latents nearest to them, over the whole batch.
+
+    The averages begin with even use (van den Oord et al. 2017, appendix A.1).
+    """
 
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
@@ -36,24 +38,22 @@ class Bottleneck(Section):
     """How the encoder's output becomes latents."""
 
     kind: Literal["kl", "vq", "fsq", "lfq", "none"] = "kl"
-    """``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114) and needs
-    ``objective.kl``; ``vq`` takes the nearest of learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq``
-    rounds each channel to a few levels (Mentzer et al. 2023, arXiv 2309.15505), ``lfq`` to its sign (Yu et al. 2023,
-    arXiv 2310.05737); ``vq`` and ``lfq`` need ``objective.codebook``."""
+    """``kl`` draws them from normal distributions (Kingma and Welling 2014, arXiv 1312.6114), ``vq`` takes the nearest
+    of learned codes (van den Oord et al. 2017, arXiv 1711.00937), ``fsq`` rounds each channel to a few levels (Mentzer
+    et al. 2023, arXiv 2309.15505), ``lfq`` to its sign (Yu et al. 2023, arXiv 2310.05737)."""
     num_codes: Annotated[int, Field(gt=1, le=2**20)] = 16384
     """Codes of ``vq``."""
     normalized: bool = True
     """Divide ``vq``'s codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
     ema: CodebookAverages | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Steps of k-means (Lloyd 1982) over the latents of the first batch, whose centres ``vq``'s codes are after its
-    update, unless they are imported. It begins at random latents; a centre that no latent is near stays, as do the
-    moments of codes that learn by gradients."""
+    """Steps of k-means (Lloyd 1982) over the first batch's latents, whose centres replace ``vq``'s codes after its
+    update, unless these are imported. It begins at random latents; a centre that no latent is near stays."""
     temperature: PositiveFloat | None = None
-    """Of the softmax of minus the squared distances to the codes of ``vq`` or ``lfq``, for
-    ``objective.codebook.entropy`` (of ``lfq`` by up to nine channels: Zhao et al. 2024, arXiv 2406.07548)."""
+    """Of the softmax of minus the squared distances to ``vq``'s or ``lfq``'s codes, for ``objective.codebook.entropy``.
+    With ``lfq``, up to nine channels count together (Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
-    """Levels of each channel of ``fsq``, ``latent_channels`` of them."""
+    """Levels of each channel of ``fsq``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -89,21 +89,20 @@ class AutoencoderGenerator(NetworkSection):
     channels: Width = 128
     """Channels of the finest feature map."""
     multipliers: list[Annotated[int, Field(gt=0, le=64)]] = Field(default=[1, 2, 4, 4], min_length=1, max_length=8)
-    """Channels of each level from fine to coarse, divided by ``channels``; each but the first halves the sides."""
+    """Channels of each level, fine to coarse, divided by ``channels``; each but the first halves the sides."""
     num_blocks: Depth = 2
-    """Residual blocks of an encoder's level; the decoder has one more."""
+    """Residual blocks of a level of the encoder; the decoder has one more."""
     attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])
-    """Levels with self-attention after each block, 0 the finest; the middle has one anyway."""
+    """Levels with self-attention after each block, 0 the finest; the middle always has one."""
     norm_groups: Width = 32
     """Groups of channels that are normalized together."""
     latent_channels: Width = 4
     """Channels of the latents."""
     encoder_channels: Width | None = None
-    """Channels between the encoder and the map to latents, and behind the latents; ``latent_channels`` unless given."""
+    """Channels between the encoder and the map to latents, and behind the latents; by default ``latent_channels``."""
     bottleneck: Bottleneck = Bottleneck()
     frozen: Literal["none", "encoder", "decoder"] = "none"
-    """Part that keeps the weights of ``init_from``, with the codes if there are any; see ``engines.generator.frozen``
-    for its precision."""
+    """Part that keeps the weights of ``init_from``, and the codes."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -199,23 +199,22 @@ class TimedGenerator(NetworkSection):
     """Keys of a generator that may read times, and then make images in several steps."""
 
     times: bool = False
-    """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; 1
-    stands for noise z alone."""
+    """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; at t =
+    1 from noise z alone."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
-    """Steps from noise to an image in samples. Beside a discriminator G learns at their times, from images with
+    """Steps from noise to an image in samples. With a discriminator, G learns at their times, from images with
     noise."""
     noised: Literal["reals", "samples"] = "reals"
-    """What the noise of these images is added to, beside a discriminator: real images, or what G has made of noise by
-    the steps before (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5). G is taken as it is when the update
-    begins."""
+    """To what this noise is added: real images, or what G makes by the steps before, as it is when the update begins
+    (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5)."""
     sampler: Literal["ode", "sde"] = "ode"
-    """How a step goes from an estimate to the next time: along its velocity (``ode``, Euler's method), or with fresh
-    noise (``sde``, multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""
+    """A step goes from an estimate along its velocity (``ode``, Euler's method), or adds fresh noise (``sde``,
+    multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""
     time_shift: PositiveFloat = 1.0
     """Times t of steps become s t / (1 + (s - 1) t) (Esser et al. 2024, arXiv 2403.03206, section 5.3.2)."""
     guidance: Guidance = 1.0
-    """Factor on the distance of samples' estimates from those without a label (Ho and Salimans 2022, arXiv 2207.12598);
-    needs ``data.condition_dropout``. Unless 1, a step takes two passes."""
+    """Scale of classifier-free guidance in samples (Ho and Salimans 2022, arXiv 2207.12598). Unless 1, a step takes two
+    passes."""
 
     @property
     def reads_times(self) -> bool:

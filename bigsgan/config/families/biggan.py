@@ -49,11 +49,11 @@ class ScaledSection(BlockSection):
     channels: Width = 96
     """Width: layers have multiples of it."""
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
-    """Factor of all channels; unless 1, they are rounded to multiples of 8, at least 8."""
+    """Factor of all channels; unless 1, they are rounded to multiples of 8."""
     depth: Depth = 1
-    """Blocks a step; those after the first keep resolution and channels."""
+    """Blocks for each change of resolution; those after the first keep resolution and channels."""
     attention: list[int] = Field(default=[])
-    """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
+    """Resolutions (shorter sides) of feature maps that self-attention follows."""
 
     def widths(self, multipliers: Sequence[int]) -> list[int]:
         """Return the channels of feature maps, given their multiples of ``channels``."""
@@ -68,7 +68,7 @@ class NormSection(Section):
     norm_eps: PositiveFloat = 1e-5
     """Added to the variance by the blocks' batch norm (``BN_eps`` of BigGAN-PyTorch)."""
     output_norm_eps: PositiveFloat = 1e-5
-    """The same of the last batch norm; 1e-5 in BigGAN-PyTorch with any ``BN_eps``."""
+    """The same in the last batch norm; always 1e-5 in BigGAN-PyTorch."""
 
 
 class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
@@ -84,8 +84,8 @@ class BigGANGenerator(ScaledSection, NormSection, GeneratorSection):
     shared_embedding: bool = True
     """Batch norm's gains and biases are linear in one embedding; otherwise each has its own."""
     multiples: Annotated[list[PositiveInt], Field(max_length=16)] | None = None
-    """Channels of the feature maps from 4x4 on, divided by ``channels``; by default the published ones. StudioGAN's at
-    64x64 are [16, 8, 4, 2, 1]."""
+    """Channels of the feature maps from 4x4 on, divided by ``channels``; by default as published. StudioGAN has [16, 8,
+    4, 2, 1] at 64x64."""
 
     def steps(self, resolution: int) -> list[int]:
         """Return the channels of the feature maps from 4x4 on, by a square's resolution. Others have as many."""

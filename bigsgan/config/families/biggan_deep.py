@@ -34,9 +34,9 @@ class DeepSection(Section):
     channels: Width = 128
     """Width: layers have multiples of it."""
     depth: Depth = 2
-    """Blocks a step, one of which changes the resolution."""
+    """Blocks for each change of resolution, one of which makes it."""
     attention: list[int] = Field(default=[])
-    """Resolutions (of the shorter side) of the feature maps that self-attention follows."""
+    """Resolutions (shorter sides) of feature maps that self-attention follows."""
 
 
 class BigGANDeepGenerator(DeepSection, NormSection, GeneratorSection):

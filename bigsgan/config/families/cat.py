@@ -27,7 +27,7 @@ class CATGenerator(CATNetwork, TransformerGenerator):
 
     family: Literal["cat"] = "cat"
     shift: bool = True
-    """Blocks and heads also shift each feature, computed from w, as the published sizes suggest."""
+    """Blocks and heads also shift features by w, as the published sizes suggest."""
 
 
 class CATDiscriminator(CATNetwork):

@@ -24,9 +24,9 @@ class CycleGANGenerator(Pix2PixGenerator):
     architecture: Literal["unet", "resnet"] = "resnet"
     """U-Net, or the paper's network of residual blocks."""
     norm: _Norm = "instance"
-    """Norm of the layers; only convolutions before an instance norm have a bias."""
+    """Norm of the layers."""
     dropout: bool = False
-    """Drop half the features, in training, of a U-Net's coarsest enlarging layers, or inside each residual block."""
+    """As in ``pix2pix``."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -47,4 +47,4 @@ class CycleGANDiscriminator(Pix2PixDiscriminator):
     has_statistics: ClassVar[bool] = False
     family: Literal["cyclegan"] = "cyclegan"  # type: ignore[assignment]
     norm: _Norm = "instance"
-    """Norm of the layers; only convolutions before an instance norm have a bias."""
+    """Norm of the layers."""

@@ -33,7 +33,7 @@ class DiTGenerator(DiTNetwork, TimedGenerator, GeneratorSection):
 
     family: Literal["dit"] = "dit"
     time_scale: PositiveFloat = 1000.0
-    """Factor of times before the cosines and sines that embed them; 1 in SiT."""
+    """Factor of times before their sinusoidal embedding; 1 in SiT."""
 
     def check(self, data: Data) -> None:
         """Raise UserError as for both networks, or if latents do not have the shape of images."""
@@ -49,5 +49,4 @@ class DiTDiscriminator(DiTNetwork):
 
     family: Literal["dit"] = "dit"
     times: bool = False
-    """Embed time 0 with the labels, as for images without noise, so that it may begin with a generator's weights
-    (``init_from.backbone``)."""
+    """Embed time 0 with the labels, so that D may begin with a generator's weights (``init_from.backbone``)."""

@@ -32,12 +32,12 @@ class DMD2Discriminator(DiTNetwork):
     time_scale: PositiveFloat = 1000.0
     """As in the generator."""
     first_time: Time = 0.02
-    """Least time t of images with noise (1 - t) x + t z, drawn uniformly up to ``last_time``."""
+    """Least time t of images with noise, (1 - t) x + t z; t is uniform."""
     last_time: Time = 0.98
-    """Greatest."""
+    """Greatest time."""
     guidance: Guidance = 1.0
-    """Factor on the distance of the teacher's estimates from those without a label (Ho and Salimans 2022, arXiv
-    2207.12598). Other factors than 1 take two passes of the teacher."""
+    """Scale of classifier-free guidance of the teacher (Ho and Salimans 2022, arXiv 2207.12598). Unless 1, it takes two
+    passes."""
 
     @property
     def freezes(self) -> bool:

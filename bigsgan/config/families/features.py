@@ -19,10 +19,10 @@ class FeaturesNetwork(NetworkSection):
 
     has_tangents: ClassVar[bool] = False
     path: PathText
-    """A program (.pt2, or of torch.jit.save) from images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n, C, h,
-    w). It computes in float32, and is never trained."""
+    """A frozen program (.pt2, or of torch.jit.save) from images (n, 3, H, W) in [-1, 1] to a tuple of feature maps (n,
+    C, h, w). It computes in float32."""
     maps: list[Annotated[list[Width], Field(min_length=3, max_length=3)]] = Field(min_length=1, max_length=64)
-    """Channels, height and width of each of its maps, such as `[[384, 28, 28], [384, 28, 28]]`."""
+    """Channels, height and width of each map, such as ``[[384, 28, 28], [384, 28, 28]]``."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the program cannot read the data's images, or they come with labels."""
@@ -56,7 +56,7 @@ class FeaturesGenerator(TransformerBlocks, FeaturesNetwork):
     hidden: Width = 3072
     """Features inside a block's perceptron."""
     noise: NaturalFloat = 0.8
-    """In training, add normal noise to the map, of a deviation that is drawn uniformly up to this for each image."""
+    """Largest deviation of normal noise on the map in training; each image's is drawn uniformly from 0 on."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
@@ -82,9 +82,9 @@ class FeaturesDiscriminator(FeaturesNetwork):
 
     family: Literal["features"] = "features"
     kernel: PositiveInt = 9
-    """Pixels that the second convolution of a head reads together, along the rows of a map; odd."""
+    """Odd size of the second convolution of a head, along the rows of a map."""
     norm: Literal["instance", "batch"] = "instance"
-    """Norm in the heads, over the pixels of an image, or over those of the batch."""
+    """Norm in the heads, over the pixels of an image or of the batch."""
 
     def check(self, data: Data) -> None:
         """Raise UserError as for both networks, or if the kernel is even or longer than a map."""

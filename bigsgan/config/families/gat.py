@@ -38,7 +38,7 @@ class GATDiscriminator(GATNetwork):
     min_info: Fraction = 0.125
     """Share of the image that noise leaves in the coarsest level."""
     noise_floor: Fraction = 0.01
-    """Share of noise in the finest level; each coarser level has more."""
+    """Share of noise in the finest level; coarser levels have more."""
 
     def shares_of_noise(self) -> list[float]:
         """Return each level's share of noise, coarse to fine: 1 - min_info^(1 - i / (levels - 1)) + noise_floor."""

@@ -31,10 +31,10 @@ class _Outside(NetworkSection):
     arguments: dict[str, JsonValue] = Field(default={})
     """Its arguments, besides those that the recipe gives."""
     seeds: bool = False
-    """Give it a seed for each sample, (N,) integers, as its last input."""
+    """Its last input is a seed for each sample, (N,) integers."""
     exact: bool = True
-    """``false`` allows networks that draw from torch's generators, change buffers or compare samples; then no layout
-    equals another."""
+    """``false`` allows networks that draw from torch's generators, change buffers or compare samples. Layouts then
+    differ."""
 
     @property
     def compares_images(self) -> bool:
@@ -55,9 +55,9 @@ class OutsideGenerator(_Outside, TimedGenerator):
 
     network: ClassVar[str] = "generator"
     latent_size: Width | None = None
-    """Numbers in a latent; needed by a generator from latents."""
+    """Numbers in a latent, if it reads latents."""
     reads: Literal["latents", "images"] = "latents"
-    """Whether it makes images from latents or from the real images."""
+    """It makes images from latents, or from the real images."""
     outputs: Names = Field(default=[])
     """Names of what it returns after the images, for terms of G."""
 
@@ -69,4 +69,4 @@ class OutsideDiscriminator(_Outside):
     """
 
     outputs: Names = Field(default=[])
-    """Names of what it returns after the logits, which terms read as ``fake_NAME`` and ``real_NAME``."""
+    """Names of what it returns after the logits; terms read ``fake_NAME`` and ``real_NAME``."""

@@ -34,10 +34,10 @@ class Pix2PixGenerator(NetworkSection):
     num_blocks: Depth = 9
     """Residual blocks of ``resnet``; CycleGAN has 9 from 256 pixels on, else 6."""
     norm: Norm = "batch"
-    """Norm of the layers; only convolutions before an instance norm have a bias."""
+    """Norm of the layers."""
     dropout: bool = True
-    """Drop half the features, in training, of a U-Net's coarsest enlarging layers, or inside each residual block, in
-    place of a latent."""
+    """Drop half the features, in training, in a U-Net's coarsest enlarging layers or in each residual block. It takes
+    the place of a latent."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
@@ -68,7 +68,7 @@ class Pix2PixDiscriminator(NetworkSection):
     depth: Depth = 3
     """Halvings with ``patches``: 3 give patches of 70 x 70 pixels."""
     norm: Norm = "batch"
-    """Norm of the layers; only convolutions before an instance norm have a bias."""
+    """Norm of the layers."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""

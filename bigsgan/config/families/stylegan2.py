@@ -27,16 +27,15 @@ class _StyleGAN2(NetworkSection):
     without_half = "half_resolutions=0"
     family: Literal["stylegan2"] = "stylegan2"
     channel_base: PositiveInt = 32_768
-    """Channels times resolution; 32768 as published, and half of it at 256."""
+    """Channels times resolution; as published 32768, and half of it at 256."""
     channel_max: Width = 512
     """Largest number of channels of a feature map."""
     mapping_lr_multiplier: PositiveFloat = 0.01
-    """Relative learning rate of the mapping network, part of its layers' scale."""
+    """Relative learning rate of the mapping network."""
     conv_clamp: PositiveFloat | None = 256.0
     """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
-    """Highest resolutions in half precision, whatever the weights' type, or all above 4x4 if there are fewer; 4 as
-    published."""
+    """Number of highest resolutions, above 4x4, in half precision; 4 as published."""
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions; as published fp16, without a loss scale."""
     filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)
@@ -76,9 +75,9 @@ class StyleGAN2Generator(_StyleGAN2, GeneratorSection):
     truncates_w: ClassVar[bool] = True
     latent_size: Width = 512
     mapping_layers: Depth0 = 8
-    """Layers of the mapping network. With 0, w is the normalized latent, without classes."""
+    """Layers of the mapping network. With 0, w is the normalized latent."""
     relu: list[Literal["mapping", "blocks"]] = Field(default=[])
-    """Parts with ReLU instead of the published leaky one."""
+    """Parts with ReLU instead of leaky ReLU."""
     noise: bool = True
     """Add noise with a learned strength."""
     architecture: Literal["skip", "orig", "resnet"] = "skip"
@@ -113,10 +112,9 @@ class StyleGAN2Discriminator(_StyleGAN2):
     projection_size: Width | None = None
     """Features that D projects on the mapped label; by default the channels at 4x4."""
     relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
-    """Parts with ReLU instead of the published leaky one."""
+    """Parts with ReLU instead of leaky ReLU."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images over which a minibatch deviation is taken; divides a rank's micro-batch. null takes all, and
-    needs the whole batch on one rank at once."""
+    """Consecutive images over which a minibatch deviation is taken; null takes the whole batch."""
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps with the deviation; 0 leaves it out."""
 

@@ -27,14 +27,14 @@ class TransformerBlocks(NetworkSection):
     is_transformer = True
     sizes: ClassVar[Mapping[str, tuple[int, int, int]]] = {}
     depth: Depth = 12
-    """Transformer blocks; in G of a GAT or CAT a multiple of ``levels``."""
+    """Transformer blocks."""
     width: Width = 768
     """Features of a token."""
     heads: Width = 12
-    """Heads of each block's attention."""
+    """Attention heads of a block."""
     bf16: bool = False
-    """Matrix products in bf16 with float32 weights; sums, norms and logits in float32, as published. Without effect in
-    a bf16 or fp16 engine."""
+    """Matrix products in bf16 with float32 weights; all else in float32, as published. Without effect in a bf16 or fp16
+    engine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class LeveledTransformer(TransformerNetwork):
     """Keys of both networks where G makes several images of a sample, and D judges them together."""
 
     levels: Annotated[int, Field(ge=2, le=16)] = 4
-    """Images that G makes of a sample, coarse to fine, after equal shares of its blocks; D judges them together."""
+    """Images of a sample, coarse to fine, which G makes after equal shares of its blocks."""
 
     @property
     def images_per_sample(self) -> int:
