@@ -168,15 +168,11 @@ def keys(section: type[Section], prefix: str, is_top: bool = False) -> list[Row]
         if name == "family" or (nested and name in NETWORKS and not is_top):
             continue
         default = default_of(field)
-        if not nested:
-            type_ = type_of(field.annotation, field.metadata)
-            if field.default is None:
-                type_ = type_.removesuffix(", or `null`")
+        if not nested or nested[0] is PerceptualNetwork:  # whose keys the objective has
+            type_ = type_of(field.annotation, field.metadata).removesuffix(", or `null`" * (field.default is None))
             rows.append((f"`{prefix}{name}`", type_, default, meaning(section, name)))
         elif is_top:
             below.setdefault(default, []).append(f"[`{name}`](#{ANCHORS.get(name, name)})")
-        elif nested[0] is PerceptualNetwork:
-            rows.append((f"`{prefix}{name}`", "section", default, meaning(section, name)))
         elif nested[0] in shown:
             rows.append((f"`{prefix}{name}`", "section", default, f"the keys of `{shown[nested[0]]}`"))
         else:

@@ -90,7 +90,7 @@ class Codec(Section):
     """``dct`` is the orthonormal discrete cosine transform (type II) of each block of pixels. ``diffusers`` and
     ``torchscript`` decode an autoencoder's latents (``data.kind: latents``)."""
     block: Literal[2, 4, 8] = 2
-    """Pixels a side of ``dct``'s blocks. A channel becomes ``block`` squared, with sides ``block`` times shorter."""
+    """Pixels a side of ``dct``'s blocks; one channel becomes ``block`` squared."""
     path: PathText | None = None
     """Folder of ``diffusers``' AutoencoderKL, or ``torchscript``'s decoder from latents to images (n, C, H, W) in [-1,
     1]."""
@@ -178,7 +178,7 @@ class Data(Section):
     num_images: Annotated[int, Field(gt=0, le=10**8)] = 50_000
     """Size of the synthetic data sets."""
     crop_from: ImageSize | None = None
-    """Size of images before a random crop to ``resolution`` in training."""
+    """Size before a random crop to ``resolution`` in training."""
     horizontal_flip: bool = False
     """Mirror each image with probability 1/2."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
@@ -186,7 +186,7 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 4
     """Micro-batches that a loading process prepares ahead."""
     max_ignored: NaturalInt | None = None
-    """Ignored files that may be images, above which the data set is refused; by default the number of images."""
+    """Ignored files that may be images, above which the data is refused; by default the number of images."""
     max_corrupt: NaturalInt | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Unreadable images that a rank skips before the run stops, or their share; by default 10, or 0.001 of the images
     if that is more."""

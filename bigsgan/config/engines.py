@@ -13,12 +13,13 @@ Ranks = PositiveInt | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"]
 
 
 class FrozenParameters(Section):
-    """How an engine holds parameters that it does not train: a teacher's, or a frozen encoder's or decoder's."""
+    """How an engine holds parameters that it does not train: [a
+    teacher's](../how-to/distill.md#what-is-exact-and-what-it-costs), or a frozen encoder's or decoder's."""
 
     precision: Literal["fp32", "bf16"] | None = None
     """Type in which they are kept, and in which layers of the package compute; by default that in which they are made,
-    float32 in the package. Code from outside computes as before, with a copy of a layer's frozen parameters: of all at
-    once, or of one at a time if they are sharded or offloaded. Codes stay float32."""
+    float32 in the package. Code from outside computes as before, with a copy of all of a layer's frozen parameters, or
+    of one at a time if sharded or offloaded. Codes stay float32."""
     sharded: bool | None = None
     """Each rank holds a part of their matrices, gathered at each use; by default at ZeRO 3."""
     offload: Literal["none", "cpu"] | None = None
@@ -42,7 +43,7 @@ class Engine(Section):
     cuda_graphs: bool = False
     """Replay compiled code as CUDA graphs: less work for the host, more GPU memory."""
     pipeline_stages: PositiveInt = 1
-    """Stages of layers, each on its own ranks; ranks / stages replicas share the batch."""
+    """Stages of layers, each on its own ranks."""
     ranks: Ranks | None = None
     """[Ranks of this network alone](../how-to/separate-ranks.md): their number or share; ``auto`` divides for the
     shortest updates. By default each rank holds a part of both networks."""

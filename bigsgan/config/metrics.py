@@ -109,7 +109,7 @@ class FeatureNetwork(Section):
     """The network that computes the features of images."""
 
     network: PathText = "auto"
-    """``inception`` (as published for FID), ``digits`` (a classifier trained on the spot), ``torchvision:NAME`` or a
+    """``inception`` as published for FID, ``digits`` (a classifier trained on the spot), ``torchvision:NAME`` or a
     TorchScript file. ``auto`` is ``digits`` for the digits, else ``inception``."""
     weights: PathText | None = None
     """Weights of ``inception`` or ``torchvision:NAME``; by default in the usual cache."""

@@ -35,7 +35,7 @@ class Penalty(Section):
     """
 
     weight: PositiveFloat
-    """Factor above."""
+    """Factor."""
     final_weight: NaturalFloat | None = None
     """Weight at ``decay_nimg`` images, along a cosine."""
     decay_nimg: PositiveInt | None = None
@@ -64,7 +64,7 @@ class GradientPenalty(Section):
     """weight * E[(|grad of D's logit| - 1)^2] between real and fake (Gulrajani et al. 2017, arXiv 1704.00028)."""
 
     weight: PositiveFloat = 10.0
-    """Factor above."""
+    """Factor."""
     batch_shrink: PositiveInt = 1
     """As for R1."""
     method: Method = "auto"
@@ -118,7 +118,7 @@ class Consistency(Section):
     """
 
     weight: PositiveFloat = 0.1
-    """Weight."""
+    """Factor."""
 
 
 class PathLength(Section):
@@ -128,7 +128,7 @@ class PathLength(Section):
     """
 
     weight: PositiveFloat = 2.0
-    """Factor above."""
+    """Factor."""
     every: PositiveInt = 4
     """Updates of G from one penalty to the next."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.01
@@ -148,15 +148,14 @@ class PathLength(Section):
 class Teacher(Section):
     """weight * E[(1 - cosine at the class token) + mean over patches of (1 - cosine there)], on real images.
 
-    Cosines of a frozen network's features with those that D predicts (GAT, arXiv 2509.24935), in a CAT of the image at
-    full size.
+    Cosines of a frozen network's features with D's prediction of them (GAT, arXiv 2509.24935), in a CAT at full size.
     """
 
     path: PathText
     """Program (.pt2, or of torch.jit.save) with [DINOv2's
     interface](../how-to/latents.md#a-teacher-for-the-discriminator)."""
     weight: PositiveFloat = 1.0
-    """Factor above."""
+    """Factor."""
     resolution: Pixels = 224
     """Pixels a side of the images that it reads."""
     width: Width = 768
@@ -240,8 +239,8 @@ class Objective(Section):
     pool: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Earlier images kept for each sample; D sees one of these half the time (CycleGAN)."""
     fake_labels: Literal["uniform", "frequencies", "data"] = "uniform"
-    """Labels of G's images: uniform, as frequent as in the data, or those of the real images beside them, as a
-    relativistic loss needs (with ``reuse_fakes``). Images made of real ones with noise keep theirs."""
+    """Labels of G's images: uniform, as frequent as in the data, or those of the real images beside them, which a
+    relativistic loss needs. Images made of real ones with noise keep theirs."""
     l1: NaturalFloat = 0.0
     """Weight of the mean absolute difference of G's images from their targets: those of pairs, or the images that G
     reads, also with noise."""
@@ -250,13 +249,13 @@ class Objective(Section):
     huber: Huber | None = None
     perceptual: Perceptual | None = None
     feature_matching: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of D's features of G's images from the targets'."""
+    """Weight of the mean absolute difference of D's features of G's images and the targets."""
     kl: NaturalFloat = 0.0
     """Weight of the divergence of latents from a standard normal distribution, summed over latents. G's output
     ``moments`` has their means and log variances, side by side."""
     codebook: Codebook | None = None
     cycle: NaturalFloat = 0.0
-    """Weight of the mean absolute difference of images from their translations back, G's output ``again``, summed over
+    """Weight of the mean absolute difference of images and their translations back, G's output ``again``, summed over
     both domains (Zhu et al. 2017, arXiv 1703.10593, equation 2)."""
     identity: NaturalFloat = 0.0
     """Weight of the same difference for G's output ``same``, translations of images of the target domain."""
@@ -276,7 +275,7 @@ class Objective(Section):
     orthogonal: Orthogonal = Orthogonal()
     adversarial: Adversarial = Adversarial()
     discriminator_from_nimg: NaturalInt = 0
-    """Images before which D's loss is 0; ``orthogonal`` and weight decay go on."""
+    """Images before which D's loss is 0, except ``orthogonal`` and weight decay."""
     terms: list[OwnTerm] = Field(default=[])
     """Parts of the losses from your own code."""
 

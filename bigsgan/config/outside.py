@@ -29,8 +29,8 @@ class Callback(Section):
     """What is told of a run's reports and checkpoints, on rank 0. The name alone is short for ``{use: NAME}``."""
 
     use: outside_name("callbacks")  # type: ignore[valid-type]
-    """``package.module:attribute``, a class or function that returns an object with some of the methods
-    ``on_start(recipe, nimg)``, ``on_report(nimg, metrics)``, ``on_save(nimg, path)`` and ``on_end(nimg, complete)``."""
+    """``package.module:attribute``, a class or function that returns an object with some of [four
+    methods](../how-to/train-from-python.md#one-call)."""
     arguments: dict[str, Any] = Field(default={})
     """Its arguments."""
 

@@ -81,11 +81,9 @@ class Recipe(Section):
     max_rollbacks: NaturalInt = 10
     """Returns to a checkpoint after non-finite updates before the run ends."""
     hang_timeout_seconds: Annotated[int, Field(gt=0, le=10**8)] = 300
-    """Seconds in which no rank begins a new task, after which the run ends
-    ([exceptions](../how-to/diagnose.md#a-run-hangs))."""
+    """Seconds without a new task on any rank before [the run ends](../how-to/diagnose.md#a-run-hangs)."""
     deterministic: bool = False
-    """Use deterministic kernels, which may be slower. A resumed run on a GPU then equals an uninterrupted one bit for
-    bit."""
+    """Use deterministic kernels, maybe slower: a resumed run on a GPU equals an uninterrupted one bit for bit."""
     data: Data
     generator: AnyGenerator
     discriminator: AnyDiscriminator

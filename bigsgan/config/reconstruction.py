@@ -11,7 +11,7 @@ class Huber(Section):
     """weight * E[x^2 / 2 where |x| < delta, else delta (|x| - delta / 2)], x the difference from the targets."""
 
     weight: PositiveFloat
-    """Weight."""
+    """Factor."""
     delta: PositiveFloat = 1.0
     """Difference above which it grows linearly."""
 
@@ -34,7 +34,7 @@ class Perceptual(PerceptualNetwork):
     """
 
     weight: PositiveFloat = 1.0
-    """Weight."""
+    """Factor."""
 
 
 class CodeEntropy(Section):
@@ -44,7 +44,7 @@ class CodeEntropy(Section):
     """
 
     weight: PositiveFloat = 0.1
-    """Weight."""
+    """Factor."""
     diversity: NaturalFloat = 1.0
     """Weight of the second part."""
 
@@ -54,7 +54,7 @@ class Transport(Section):
     2511.22475)."""
 
     weight: PositiveFloat = 0.2
-    """Weight."""
+    """Factor."""
     final_weight: NaturalFloat | None = None
     """As for R1."""
     decay_nimg: PositiveInt | None = None
@@ -68,7 +68,7 @@ class Flow(Section):
     """
 
     weight: PositiveFloat = 1.0
-    """Weight."""
+    """Factor."""
     times: Literal["uniform", "logit_normal"] = "uniform"
     """Distribution of t in (0, 1]; ``logit_normal`` is the logistic function of a standard normal number (Esser et al.
     2024, arXiv 2403.03206)."""
@@ -83,18 +83,18 @@ class DistributionMatching(Section):
     weight: PositiveFloat = 1.0
     """Weight in G's loss."""
     denoising: PositiveFloat = 100.0
-    """Weight in D's loss of the fake score's error for G's images, D's output ``denoising``."""
+    """Weight in D's loss of the fake score's error, D's output ``denoising``."""
 
 
 class Codebook(Section):
     """weight * (E[(code - latent)^2] + commitment * the same), whose first part moves codes and the second latents.
 
-    The means are over all numbers of G's outputs ``encoded`` and ``quantized`` (van den Oord et al. 2017, arXiv
-    1711.00937, equation 3). Codes without a gradient have no first part.
+    Means are over all numbers of G's outputs ``encoded`` and ``quantized`` (van den Oord et al. 2017, arXiv 1711.00937,
+    equation 3). Codes without a gradient have no first part.
     """
 
     weight: PositiveFloat = 1.0
-    """Weight."""
+    """Factor."""
     commitment: NaturalFloat = 0.25
     """Weight of the part that moves latents."""
     entropy: CodeEntropy | None = None

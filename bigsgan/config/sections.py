@@ -246,8 +246,8 @@ class PowerEMA(Section):
     """Power function averages of the generator's weights (Karras et al. 2024, arXiv 2312.02696, section 3)."""
 
     widths: list[Sigma] = Field(default=[0.05, 0.1], min_length=1, max_length=8)
-    """sigma_rel of each: the standard deviation of its profile divided by the images averaged over. Each takes the
-    EMA's memory."""
+    """sigma_rel of each average, [defined here](../how-to/sample.md#choose-the-width-of-the-ema-after-training). Each
+    takes the EMA's memory."""
     snapshot_nimg: PositiveInt
     """Images between two snapshots; the run's end has one too."""
     snapshot_precision: Literal["fp32", "fp16"] = "fp32"
@@ -310,7 +310,7 @@ class Checkpoints(Section):
     keep_best: KeepBest | None = None
     """Also keep the best checkpoint by a reported metric."""
     background: bool = True
-    """Write a copy of the state while training continues; it takes host memory."""
+    """Write checkpoints while training continues, from a copy in host memory."""
 
 
 class InitFrom(Section):
@@ -327,7 +327,7 @@ class InitFrom(Section):
     weights: Literal["ema", "live"] = "ema"
     """The generator's EMA, or its live weights."""
     backbone: bool = False
-    """D begins with the generator's weights in the layers that both have, such as a transformer's blocks."""
+    """D begins with the generator's weights in the layers that both have."""
     freeze_discriminator: NaturalInt = 0
     """D's first layers that keep their weights (Mo, Cho and Shin 2020, arXiv 2002.10964)."""
 

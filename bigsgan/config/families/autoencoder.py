@@ -24,9 +24,9 @@ class Revival(Section):
 
 
 class CodebookAverages(Section):
-    """Codes follow moving averages of the latents nearest to them, over the whole batch.
+    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use.
 
-    The averages begin with even use (van den Oord et al. 2017, appendix A.1).
+    (van den Oord et al. 2017, appendix A.1.)
     """
 
     decay: Fraction = 0.99
@@ -93,7 +93,7 @@ class AutoencoderGenerator(NetworkSection):
     num_blocks: Depth = 2
     """Residual blocks of a level of the encoder; the decoder has one more."""
     attention: list[Annotated[int, Field(ge=0, lt=8)]] = Field(default=[])
-    """Levels with self-attention after each block, 0 the finest; the middle always has one."""
+    """Levels with self-attention after each block, 0 the finest; the middle always has it."""
     norm_groups: Width = 32
     """Groups of channels that are normalized together."""
     latent_channels: Width = 4

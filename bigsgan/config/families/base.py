@@ -199,8 +199,7 @@ class TimedGenerator(NetworkSection):
     """Keys of a generator that may read times, and then make images in several steps."""
 
     times: bool = False
-    """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z; at t =
-    1 from noise z alone."""
+    """Read a time t in (0, 1] for each sample, behind the labels, and estimate the image x from (1 - t) x + t z."""
     steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 1
     """Steps from noise to an image in samples. With a discriminator, G learns at their times, from images with
     noise."""

@@ -19,7 +19,7 @@ class CATNetwork(LeveledTransformer):
 
     sizes = SIZES
     size: Literal["B", "M", "H"] | None = None
-    """Published depth, width and heads: 12 x 768 x 12, 24 x 768 x 12 or 32 x 1280 x 16. The published D is always B."""
+    """Published depth, width and heads: 12x768x12, 24x768x12 or 32x1280x16. The published D is always B."""
 
 
 class CATGenerator(CATNetwork, TransformerGenerator):

@@ -18,7 +18,7 @@ class GATNetwork(LeveledTransformer):
 
     sizes = SIZES
     size: Literal["S", "B", "L", "XL"] | None = None
-    """Published depth, width and heads: 12 x 384 x 6, 12 x 768 x 12, 24 x 1024 x 16 or 28 x 1152 x 16."""
+    """Published depth, width and heads: 12x384x6, 12x768x12, 24x1024x16 or 28x1152x16."""
 
 
 class GATGenerator(GATNetwork, TransformerGenerator):

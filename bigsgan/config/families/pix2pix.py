@@ -36,8 +36,8 @@ class Pix2PixGenerator(NetworkSection):
     norm: Norm = "batch"
     """Norm of the layers."""
     dropout: bool = True
-    """Drop half the features, in training, in a U-Net's coarsest enlarging layers or in each residual block. It takes
-    the place of a latent."""
+    """Drop half the features, in training, in a U-Net's coarsest enlarging layers or in each residual block, in place
+    of a latent."""
 
     def check(self, data: Data) -> None:
         """Raise UserError if the section does not fit the data."""
@@ -66,7 +66,7 @@ class Pix2PixDiscriminator(NetworkSection):
     channels: Width = 64
     """Channels of the finest feature map; coarser ones have up to eight times as many."""
     depth: Depth = 3
-    """Halvings with ``patches``: 3 give patches of 70 x 70 pixels."""
+    """Halvings with ``patches``: 3 give patches of 70x70 pixels."""
     norm: Norm = "batch"
     """Norm of the layers."""
 

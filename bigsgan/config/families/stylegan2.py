@@ -114,7 +114,7 @@ class StyleGAN2Discriminator(_StyleGAN2):
     relu: list[Literal["mapping", "blocks", "head"]] = Field(default=[])
     """Parts with ReLU instead of leaky ReLU."""
     mbstd_group: PositiveInt | None = 4
-    """Consecutive images over which a minibatch deviation is taken; null takes the whole batch."""
+    """Consecutive images that share a minibatch deviation; null takes the whole batch."""
     mbstd_channels: Annotated[int, Field(ge=0, le=64)] = 1
     """Feature maps with the deviation; 0 leaves it out."""
 
