@@ -12,7 +12,8 @@ from bigsgan.config.sections import NaturalFloat, NaturalInt, PositiveFloat, Sec
 class Adaptive(Section):
     """Multiplies the weight by |gradient of the terms of images| / (|gradient of the loss on logits| + 1e-4).
 
-    Both gradients are at one of G's parameters (Esser et al. 2021, arXiv 2012.09841, equation 7).
+    Both are [at one of G's parameters](../how-to/image-games.md#when-and-how-much-d-counts) (Esser et al. 2021, arXiv
+    2012.09841, equation 7).
     """
 
     parameter: Annotated[str, Field(min_length=1)]

@@ -144,8 +144,8 @@ class Data(Section):
     fit: Fit = "crop"
     """Images of other proportions lose their edges, get black ones, or are stretched."""
     image_channels: Annotated[PositiveInt, OrAuto(3)] = 1
-    """1 for grey, 3 for colour; up to 16 with ``range`` or ``synthetic``. ``auto`` takes 1 if 1,000 images are grey,
-    else 3; with ``range``, what all of them have."""
+    """1 for grey, 3 for colour; up to 16 with ``range`` or ``synthetic``. ``auto`` takes what 1,000 images have: 1 if
+    all are grey, else 3, or with ``range`` their number."""
     range: Annotated[Annotated[list[float], Field(min_length=2, max_length=2)] | None, OrAuto((0, 1))] = None
     """Values of black and white, such as ``[0, 4095]``, [in images of any
     type](../tutorials/your-images.md#more-than-8-bits-and-other-channels). ``auto`` takes the lowest and the highest of

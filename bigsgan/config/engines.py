@@ -17,9 +17,9 @@ class FrozenParameters(Section):
     teacher's](../how-to/distill.md#what-is-exact-and-what-it-costs), or a frozen encoder's or decoder's."""
 
     precision: Literal["fp32", "bf16"] | None = None
-    """Type in which they are kept, and in which layers of the package compute; by default that in which they are made,
-    float32 in the package. Code from outside computes as before, with a copy of all of a layer's frozen parameters, or
-    of one at a time if sharded or offloaded. Codes stay float32."""
+    """Type in which they are kept, and in which layers of the package compute; by default that in which they are made.
+    Code from outside computes as before, with a copy of a layer's frozen parameters, or of one at a time if they are
+    sharded or offloaded. Codes stay float32."""
     sharded: bool | None = None
     """Each rank holds a part of their matrices, gathered at each use; by default at ZeRO 3."""
     offload: Literal["none", "cpu"] | None = None

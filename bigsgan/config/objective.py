@@ -46,16 +46,16 @@ class Penalty(Section):
     """Use [one of so many images](../explanation/penalties.md#on-a-part-of-the-batch) of the batch; the mean is over
     these."""
     form: Literal["exact", "finite_difference"] = "exact"
-    """The gradient itself, or (D(x + sigma e) - D(x))^2 / sigma^2 with e standard normal (Lin et al. 2025, arXiv
-    2501.08316)."""
+    """The gradient itself, or a [finite difference](../explanation/penalties.md#finite-differences) (Lin et al. 2025,
+    arXiv 2501.08316)."""
     method: Method = "auto"
     """How an exact penalty is computed; ``auto`` [depends on the
     layout](../explanation/penalties.md#which-way-is-taken)."""
     sigma: PositiveFloat | None = None
-    """Step, for images in [-1, 1]. By default 0.1, 0.03 or 0.01, where the coarsest type of D's layers is bf16, fp16 or
-    float32."""
+    """Step of a finite difference. By default 0.1 in bf16, 0.03 in fp16 and 0.01 in float32, by the coarsest type of
+    D's layers."""
     antithetic: bool = False
-    """From x - sigma e to x + sigma e: more exact, one more segment in D's batch."""
+    """Take the difference from both sides: more exact, one more segment in D's batch."""
     check_every: NaturalInt = 64
     """Penalized steps between two comparisons with the exact penalty; 0 for none."""
 
@@ -199,7 +199,7 @@ class OwnTerm(Section):
     weight: float = 1.0
     """Factor."""
     every: PositiveInt = 1
-    """Steps of D, or updates of G, from one use to the next; each counts so many times."""
+    """It is in one of so many steps of D, or updates of G, times this number."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
     """Images at which it takes gradients of D's logits."""
     arguments: dict[str, Any] = Field(default={})

@@ -24,10 +24,8 @@ class Revival(Section):
 
 
 class CodebookAverages(Section):
-    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use.
-
-    (van den Oord et al. 2017, appendix A.1.)
-    """
+    """Codes follow moving averages of the latents nearest to them, over the whole batch, which begin with even use (van
+    den Oord et al. 2017, appendix A.1)."""
 
     decay: Fraction = 0.99
     """Share of the old averages that an update keeps."""
@@ -47,8 +45,8 @@ class Bottleneck(Section):
     """Divide ``vq``'s codes and latents by their norms (Yu et al. 2021, arXiv 2110.04627)."""
     ema: CodebookAverages | None = None
     kmeans_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Steps of k-means (Lloyd 1982) over the first batch's latents, whose centres replace ``vq``'s codes after its
-    update, unless these are imported. It begins at random latents; a centre that no latent is near stays."""
+    """Steps of k-means (Lloyd 1982) over the first batch's latents, whose [centres](../how-to/image-games.md#codes)
+    replace ``vq``'s codes after its update. A centre that no latent is near stays."""
     temperature: PositiveFloat | None = None
     """Of the softmax of minus the squared distances to ``vq``'s or ``lfq``'s codes, for ``objective.codebook.entropy``.
     With ``lfq``, up to nine channels count together (Zhao et al. 2024, arXiv 2406.07548)."""
@@ -102,7 +100,7 @@ class AutoencoderGenerator(NetworkSection):
     """Channels between the encoder and the map to latents, and behind the latents; by default ``latent_channels``."""
     bottleneck: Bottleneck = Bottleneck()
     frozen: Literal["none", "encoder", "decoder"] = "none"
-    """Part that keeps the weights of ``init_from``, and the codes."""
+    """Part that keeps the weights of ``init_from``; codes then stay too."""
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -204,8 +204,8 @@ class TimedGenerator(NetworkSection):
     """Steps from noise to an image in samples. With a discriminator, G learns at their times, from images with
     noise."""
     noised: Literal["reals", "samples"] = "reals"
-    """To what this noise is added: real images, or what G makes by the steps before, as it is when the update begins
-    (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5)."""
+    """Images that this noise is added to: real ones, or those that G makes by the steps before, as it is when the
+    update begins (``samples``; Yin et al. 2024, arXiv 2405.14867, section 4.5)."""
     sampler: Literal["ode", "sde"] = "ode"
     """A step goes from an estimate along its velocity (``ode``, Euler's method), or adds fresh noise (``sde``,
     multistep sampling of Song et al. 2023, arXiv 2303.01469, algorithm 1)."""

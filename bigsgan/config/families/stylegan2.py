@@ -35,7 +35,7 @@ class _StyleGAN2(NetworkSection):
     conv_clamp: PositiveFloat | None = 256.0
     """Clamp activations to plus or minus this, as fp16 needs."""
     half_resolutions: Annotated[int, Field(ge=0, le=16)] = 0
-    """Number of highest resolutions, above 4x4, in half precision; 4 as published."""
+    """Number of highest resolutions, above 4x4, in half precision, whatever the weights' type; 4 as published."""
     half_type: Literal["bf16", "fp16"] = "bf16"
     """Type of these resolutions; as published fp16, without a loss scale."""
     filter: list[Tap] = Field(default=[1.0, 3.0, 3.0, 1.0], min_length=1, max_length=16)

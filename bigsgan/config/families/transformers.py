@@ -33,8 +33,8 @@ class TransformerBlocks(NetworkSection):
     heads: Width = 12
     """Attention heads of a block."""
     bf16: bool = False
-    """Matrix products in bf16 with float32 weights; all else in float32, as published. Without effect in a bf16 or fp16
-    engine."""
+    """Matrix products in bf16 with float32 weights; sums, norms and logits in float32, as published. Without effect in
+    a bf16 or fp16 engine."""
 
     @model_validator(mode="before")
     @classmethod
