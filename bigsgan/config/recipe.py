@@ -150,21 +150,20 @@ class Recipe(Section):
         """Return a network's number of micro-batches: its engine's own, or the recipe's."""
         return self.engine(network).accumulation or self.accumulation
 
-    def rate_factor(self, network: str) -> float:
-        """Return the factor of a network's learning rates, which follows from its optimizer's ``reference_width``."""
-        reference, own = getattr(self.optimizer, network).reference_width, getattr(self, network).own_width
-        return reference / own if reference and own else 1.0
-
     @property
     def inputs_from_data(self) -> bool:
         """Whether G's inputs depend on the real images that D sees: the inputs of pairs, images, or labels."""
         return self.translates or self.adds_noise or self.objective.fake_labels == "data"
 
     @property
+    def reads_noise(self) -> bool:
+        """Whether G reads images with noise: by flow matching, or in several steps."""
+        return self.objective.flow is not None or self.generator.num_steps > 1
+
+    @property
     def adds_noise(self) -> bool:
-        """Whether G learns from real images with noise: by flow matching, or in several steps."""
-        several = self.generator.num_steps > 1 and not self.generator.simulates_steps
-        return self.objective.flow is not None or several
+        """Whether G learns from real images with noise."""
+        return self.reads_noise and not self.generator.simulates_steps
 
     @property
     def translates(self) -> bool:

@@ -39,7 +39,7 @@ def check_networks(recipe: Any) -> None:
         raise UserError("generator.steps", generator.num_steps, problem, remedy)
     if generator.num_steps > 1 and not generator.reads_times:
         raise _needs_times("generator.steps")
-    if not generator.reads_times or not (recipe.objective.flow or generator.num_steps > 1):
+    if not generator.reads_times or not recipe.reads_noise:
         what = "a generator that makes images in one step"
         keys = [key for key in ("sampler", "time_shift", "noised") if key in type(generator).model_fields]
         generator.refuse_changed("generator", keys, what)

@@ -59,7 +59,7 @@ def set_steps(trained: TrainedNetwork, steps: int | None, guidance: float | None
         UserError: The generator has learnt to make images in one step, or the number of steps is out of range.
     """
     recipe = trained.recipe
-    if steps is not None and not (recipe.objective.flow or recipe.generator.num_steps > 1):
+    if steps is not None and not recipe.reads_noise:
         problem = "needs a generator by flow matching, or with generator.steps"
         raise UserError("--steps", steps, problem, "remove the option")
     if steps is not None and not 1 <= steps <= MOST_STEPS:

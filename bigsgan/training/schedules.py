@@ -23,7 +23,10 @@ def scheduled(recipe: Recipe, nimg: int) -> Scheduled:
 
     def rates(network: str) -> Rates:
         section = getattr(recipe.optimizer, network)
-        lr = recipe.rate_factor(network) * learning_rate(section, nimg, total_nimg)
+        lr = learning_rate(section, nimg, total_nimg)
+        own_width = getattr(recipe, network).own_width
+        if section.reference_width and own_width:
+            lr *= section.reference_width / own_width
         factors = tuple(group.lr_multiplier * (not group.is_frozen(nimg)) for group in section.groups)
         return Rates(lr, beta2(section, nimg, total_nimg), factors)
 

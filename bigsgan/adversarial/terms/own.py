@@ -188,8 +188,7 @@ def _offered(recipe: Recipe, section: OwnTerm) -> tuple[str, ...]:
     if section.network == "discriminator":
         return (*_judged(recipe), *GRADIENTS)
     other = "latents" if recipe.translates else "input_images"
-    noisy = recipe.objective.flow or recipe.generator.num_steps > 1  # latents are images with noise then
-    others = (other, "latents") if noisy else (other,)
+    others = (other, "latents") if recipe.reads_noise else (other,)
     images = [name for name in IMAGES if name not in others]
     return (*images, *recipe.outputs, *_judged(recipe)[:: 1 if recipe.objective.pairs else 2])
 
