@@ -54,7 +54,8 @@ LIKE = {
 
 AS = {
     "bigsgan evaluate": "bigsgan sample", "bigsgan export": "bigsgan sample",
-    "bigsgan data prepare": "bigsgan data encode",
+    "bigsgan data prepare": "bigsgan data encode", "bigsgan bench profile": "bigsgan bench train",
+    "bigsgan bench comm": "bigsgan bench train",
 }  # fmt: skip
 """Commands whose tables only name the options that another one has alike, which is `train` for all others."""
 
