@@ -7,12 +7,15 @@ among all ranks of the job all the same, but for those inside ``within_part``.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 
 class _Division(NamedTuple):
@@ -38,7 +41,20 @@ def partition(parts: Sequence[Sequence[int]], description: str | None = None) ->
     meet in the store. ``dist.split_group`` does the first alone.
     """
     (own,) = (part for part in parts if dist.get_rank() in part)
+    if TorchVersion(torch.__version__) < "2.14":
+        dist.distributed_c10d._hash_ranks_to_str = _name
     return dist.new_group(list(own), use_local_synchronization=True, group_desc=description)
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """Name a group by its ranks and the number of groups so far, as torch does from 2.14 on.
+
+    An older torch takes the number that there are, and so the name of a group that has ended, whose ranks' addresses
+    are still in the store; and names that differ between ranks which have different numbers.
+    """
+    world = dist.distributed_c10d._world
+    world.group_count += 1
+    return hashlib.sha1(f"{list(ranks)} {world.group_count}".encode(), usedforsecurity=False).hexdigest()
 
 
 def divide(parts: Sequence[Sequence[int]]) -> None:
